@@ -1,0 +1,8 @@
+"""`python -m edl_torch`: the command line."""
+
+import sys
+
+from edl_torch.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

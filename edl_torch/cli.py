@@ -1,0 +1,121 @@
+"""The command line: `edl-torch master` and `edl-torch status`.
+
+Reads arguments and prints; what a command does lives elsewhere and is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import math
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from edl_torch.errors import EdlError, InvalidArgument
+from edl_torch.shard import TaskType
+
+DEFAULT_ADDRESS = "127.0.0.1:50001"
+STATUS_TIMEOUT_S = 5.0
+INTERRUPTED = 130
+
+_DATASETS = (
+    ("training", "training_data", TaskType.TRAINING),
+    ("evaluation", "validation_data", TaskType.EVALUATION),
+    ("prediction", "prediction_data", TaskType.PREDICTION),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    options = build_parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `edl-torch status | head`
+        sys.stderr.close()
+        return 1
+    except EdlError as error:
+        print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidArgument) else 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(prog="edl-torch", description="Elastic dataset sharding for PyTorch.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
+    _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
+    return parser
+
+
+def _add_master(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=run_master)
+    _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="where to listen; port 0 picks one")
+    _option(parser, "--address_file", type=Path, metavar="PATH", help="write the address there once it serves")
+    _option(parser, "--insecure", action="store_true", help="allow an address that other machines can reach")
+    _option(parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead")
+    _option(parser, "--grace_s", type=_seconds, default=1.0, help="time to come back after a broken connection")
+    data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
+    for _, option, kind in _DATASETS:
+        _option(data, f"--{option}", metavar="PATH", help=f"data for {kind.name.lower()}")
+    _option(data, "--records_per_task", type=int, metavar="N", help="records in a shard (default: 8 batches)")
+    _option(data, "--num_epochs", type=int, default=1, metavar="N", help="epochs of training; 0 is endless")
+    _option(data, "--shuffle", action="store_true", help="shuffle all training records")
+    _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
+    _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
+    _option(data, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(data, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=show_status)
+    _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
+    _option(parser, "--json", action="store_true", help="print JSON")
+
+
+def _option(parser: argparse._ActionsContainer, name: str, **settings: object) -> None:
+    """Both spellings: `--records_per_task` as ElasticDL has it, and `--records-per-task`."""
+    names = dict.fromkeys((name, "--" + name[2:].replace("_", "-")))
+    parser.add_argument(*names, **settings)  # type: ignore[arg-type]
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
+# Master -----------------------------------------------------------------------------------------------
+
+
+def run_master(options: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    from edl_torch.core.dispatcher import Dispatcher
+    from edl_torch.master.server import serve, write_address_file
+    from edl_torch.rpc.address import HostPort
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    dispatcher = Dispatcher(
+        ledger_id=uuid.uuid4().hex, lease_timeout_s=options.lease_timeout_s, grace_s=options.grace_s
+    )
+    define_datasets(dispatcher, options)
+
+    def announce(address: HostPort) -> None:
+        if options.address_file is not None:
+            write_address_file(options.address_file, address)
+        print(f"ready on {address}", flush=True)
+
+    asyncio.run(serve(dispatcher, options.addr, insecure=options.insecure, on_ready=announce))
+    return 0
+
+
+def define_datasets(dispatcher: Dispatcher, options: argparse.Namespace) -> None:
+    """Make the datasets that the command line names."""

@@ -1,0 +1,137 @@
+"""One session's presence: a stream that stands as long as the process does, and a heartbeat beside it.
+
+Two threads of its own, so that neither depends on the training loop. It must not know leases; what the
+master wants is handed to a callback.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import grpc
+
+from edl_torch.rpc import edl_torch_pb2 as pb
+
+log = logging.getLogger("edl_torch.client")
+
+DEFAULT_TIMEOUT_S = 30.0  # until the master has said its own
+LONGEST_TIMEOUT_S = 3600.0
+BEATS_PER_TIMEOUT = 3
+BEAT_LIMIT_S = 5.0
+JOIN_S = 2.0
+
+
+class Door(Protocol):
+    """The two calls of the grpc stub that attendance needs."""
+
+    Attend: Callable[..., Any]
+    Heartbeat: Callable[..., Any]
+
+
+def backoff(longest_s: float = 1.0) -> Iterator[float]:
+    """Endless jittered pauses in seconds: short at first, then at most `longest_s`."""
+    pause = 0.05
+    while True:
+        yield random.uniform(0.5, 1.0) * pause
+        pause = min(longest_s, 2 * pause)
+
+
+class Attendance:
+    """Keeps a session alive from `start()` to `close()`."""
+
+    def __init__(
+        self, door: Door, session: str, on_wanted: Callable[[str], None], *, before_connect: Callable[[], None]
+    ) -> None:
+        self._door = door
+        self._session = session
+        self._on_wanted = on_wanted
+        self._before_connect = before_connect
+        self._lock = threading.Lock()
+        self._stream: Any = None
+        self._stop = threading.Event()
+        self._retime = threading.Event()  # the rhythm has changed, or the end has come
+        self._attending = threading.Event()
+        self._timeout_s = DEFAULT_TIMEOUT_S
+        self._threads = [
+            threading.Thread(target=self._attend, name=f"edl-attend-{session[:8]}", daemon=True),
+            threading.Thread(target=self._beat, name=f"edl-beat-{session[:8]}", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Open the stream in the background."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def attending(self) -> bool:
+        """Whether the stream stands."""
+        return self._attending.is_set()
+
+    def close(self) -> None:
+        """End both threads. The master hears the stream break, unless the session has left before."""
+        self._stop.set()
+        self._retime.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.cancel()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_S)
+
+    # The stream -----------------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        pauses = backoff()
+        while not self._stop.is_set():
+            try:
+                self._before_connect()
+                for event in self._open():
+                    if self._heard(event):
+                        pauses = backoff()
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
+                log.debug("stream of session %s ended: %s", self._session, error)
+            except Exception:  # the top of a thread: a failing callback must not end the session
+                log.exception("stream of session %s failed; it is opened again", self._session)
+            self._attending.clear()
+            self._stop.wait(next(pauses))
+
+    def _open(self) -> Iterator[pb.AttendEvent]:
+        with self._lock:
+            if self._stop.is_set():
+                return iter(())
+            self._stream = self._door.Attend(pb.AttendRequest(session=self._session))
+            stream: Iterator[pb.AttendEvent] = self._stream
+        return stream
+
+    def _heard(self, event: pb.AttendEvent) -> bool:
+        """Act on an event; True for the first one of a stream."""
+        kind = event.WhichOneof("event")
+        if kind == "attending":
+            self._timeout_s = event.attending.lease_timeout_s
+            self._retime.set()
+            self._attending.set()
+            return True
+        if kind == "wanted":
+            self._on_wanted(event.wanted.dataset)
+        return False
+
+    # The heartbeat --------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        while not self._stop.is_set():
+            every_s = min(self._timeout_s, LONGEST_TIMEOUT_S) / BEATS_PER_TIMEOUT
+            if self._retime.wait(every_s):
+                self._retime.clear()
+                continue
+            try:
+                self._door.Heartbeat(pb.HeartbeatRequest(session=self._session), timeout=min(BEAT_LIMIT_S, every_s))
+            except (grpc.RpcError, ValueError) as error:
+                log.debug("heartbeat of session %s: %s", self._session, error)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._stop.is_set() else "attending" if self.attending else "connecting"
+        return f"<Attendance {self._session} {state}>"

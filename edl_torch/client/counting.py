@@ -1,0 +1,133 @@
+"""What a plain DataLoader's reports prove: a batch does not say where it came from, so only records that
+must have been consumed under any order of workers count as trained on.
+
+Arithmetic only. With one stream of records it is exact; with more it is late, never early.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from edl_torch.core.calls import Grant
+from edl_torch.errors import InvalidArgument
+
+
+@dataclass(slots=True)
+class _Run:
+    task: int
+    position: int
+    stop: int
+    holes: set[int] = field(default_factory=set)
+
+
+class _Stream:
+    """The records that one loader worker was granted in this pass, in order."""
+
+    def __init__(self) -> None:
+        self.granted = 0  # samples: quarantined records are none
+        self.counted = 0
+        self._runs: deque[_Run] = deque()
+
+    def grant(self, grant: Grant) -> None:
+        self._runs.append(_Run(grant.task, grant.slice.skip, grant.slice.stop))
+        self.granted += grant.slice.limit
+
+    def fail(self, task: int, position: int) -> None:
+        for run in self._runs:
+            if run.task == task and run.position <= position < run.stop and position not in run.holes:
+                run.holes.add(position)
+                self.granted -= 1
+
+    def count_up_to(self, samples: int) -> list[tuple[int, int, int]]:
+        """Move on to `samples` in all; returns (task, position, position after) for what that passes."""
+        passed = []
+        while self.counted < samples:
+            run = self._runs[0]
+            first = run.position
+            self._move(run, samples)
+            passed.append((run.task, first, run.position))
+            if run.position >= run.stop:
+                self._runs.popleft()
+        return passed
+
+    def _move(self, run: _Run, samples: int) -> None:
+        while run.position < run.stop and (self.counted < samples or run.position in run.holes):
+            if not run.holes:
+                step = min(samples - self.counted, run.stop - run.position)
+                run.position += step
+                self.counted += step
+                return
+            self.counted += run.position not in run.holes
+            run.holes.discard(run.position)
+            run.position += 1
+
+
+class StreamCounts:
+    """The counts of one pass: H_w records granted to worker w, k batches or r records reported."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._streams: dict[str, _Stream] = {}
+        self._default_reports = 0
+        self._explicit_reports = 0
+        self._explicit_records = 0
+
+    def __repr__(self) -> str:
+        return f"<StreamCounts streams={len(self._streams)} unreported={self.unreported}>"
+
+    @property
+    def exact(self) -> bool:
+        """Whether reports say precisely which records were trained on."""
+        return len(self._streams) <= 1
+
+    @property
+    def unreported(self) -> int:
+        """Samples granted whose training no report has proved."""
+        return sum(stream.granted - stream.counted for stream in self._streams.values())
+
+    def grant(self, stream: str, grant: Grant) -> None:
+        """A worker drew a lease."""
+        self._streams.setdefault(stream, _Stream()).grant(grant)
+
+    def fail(self, task: int, position: int) -> None:
+        """A record went to quarantine: it will not be in a batch."""
+        for stream in self._streams.values():
+            stream.fail(task, position)
+
+    def report(self, batch_size: int | None) -> list[tuple[int, int, int]]:
+        """One batch was trained on, of the default size or of `batch_size` records.
+
+        Returns runs (task, position, position after) that are proved by it.
+        """
+        self._count(batch_size)
+        passed = []
+        for stream in self._streams.values():
+            if self.exact:
+                # What exceeds the records granted is a partial batch's, not credit for the records to come.
+                proved = stream.counted + (self._batch_size if batch_size is None else batch_size)
+            else:
+                proved = self._proved(stream)
+            passed += stream.count_up_to(min(stream.granted, max(stream.counted, proved)))
+        return passed
+
+    def _count(self, batch_size: int | None) -> None:
+        if batch_size is None:
+            self._default_reports += 1
+        else:
+            self._explicit_reports += 1
+            self._explicit_records += batch_size
+        if self._default_reports and self._explicit_reports and not self.exact:
+            raise InvalidArgument(
+                "with several loader workers give report_batch_done() a batch_size always or never; "
+                "ElasticDataLoader needs no reports"
+            )
+
+    def _proved(self, stream: _Stream) -> int:
+        others = [other for other in self._streams.values() if other is not stream]
+        if self._explicit_reports:
+            return self._explicit_records - sum(other.granted for other in others)
+        return self._batch_size * (self._default_reports - sum(self._batches_of(other) for other in others))
+
+    def _batches_of(self, stream: _Stream) -> int:
+        return -(-stream.granted // self._batch_size)

@@ -1,0 +1,101 @@
+"""What a service knows of its dataset, and how that is told to a master that may know it already.
+
+Registers nothing itself: it turns arguments into a `Registration`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from edl_torch.core.calls import Registration
+from edl_torch.errors import InvalidArgument
+from edl_torch.readers.base import AbstractDataReader, reader_sources
+from edl_torch.shard import Source, TaskType
+
+
+@dataclass(slots=True, kw_only=True)
+class Description:
+    """The arguments of a `DataShardService` that describe its dataset.
+
+    `reader` is the service's own; `fallback_reader` that of the dataset object around the service, asked
+    only where the master does not know the name. `in_shard` is None until a dataset object has said it.
+    """
+
+    name: str
+    batch_size: int
+    reader: AbstractDataReader | None = None
+    dataset_size: int | None = None
+    task_type: TaskType = TaskType.TRAINING
+    num_epochs: int = 1
+    records_per_shard: int | None = None
+    num_minibatches_per_shard: int | None = None
+    shuffle: bool = False
+    shuffle_shards: bool = False
+    seed: int = 0
+    epoch_barrier: bool = True
+    max_bad_records: int = 0
+    fallback_reader: AbstractDataReader | None = None
+    in_shard: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "dataset_size", "records_per_shard", "num_minibatches_per_shard"):
+            _check_count(name, getattr(self, name))
+        if self.reader is not None and self.dataset_size is not None:
+            raise InvalidArgument("give reader or dataset_size, not both: a reader says its size itself")
+        if self.records_per_shard is not None and self.num_minibatches_per_shard is not None:
+            raise InvalidArgument("give records_per_shard or num_minibatches_per_shard, not both")
+
+    @property
+    def shard_size(self) -> int | None:
+        """Records in a shard, where the user fixed them."""
+        if self.num_minibatches_per_shard is not None:
+            return self.num_minibatches_per_shard * self.batch_size
+        return self.records_per_shard
+
+    def by_name(self) -> Registration:
+        """A registration that follows what the master knows, but for what was set to other than the default."""
+        defaults = {f.name: f.default for f in fields(self)}
+        chosen = {
+            name: getattr(self, name)
+            for name in ("seed", "shuffle", "shuffle_shards", "num_epochs", "epoch_barrier", "max_bad_records")
+            if getattr(self, name) != defaults[name]
+        }
+        return Registration(
+            name=self.name, records_per_shard=self.shard_size, shuffle_in_shard=self.in_shard, **chosen
+        )
+
+    def in_full(self, sources: tuple[Source, ...]) -> Registration:
+        """A registration with the plan; job options that are defaults still follow what is registered."""
+        named = self.by_name()
+        return Registration(
+            name=self.name,
+            sources=sources,
+            records_per_shard=self.shard_size,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            shuffle_shards=self.shuffle_shards,
+            shuffle_in_shard=bool(self.in_shard),
+            task_type=self.task_type,
+            num_epochs=named.num_epochs,
+            epoch_barrier=named.epoch_barrier,
+            max_bad_records=named.max_bad_records,
+        )
+
+    def sources(self) -> tuple[Source, ...] | None:
+        """The plan that the service was given, if it was."""
+        if self.dataset_size is not None:
+            return (Source(name="", count=self.dataset_size),)
+        return None if self.reader is None else reader_sources(self.reader, self.task_type)
+
+    def fallback_sources(self) -> tuple[Source, ...] | None:
+        """The plan of the dataset object's reader."""
+        return None if self.fallback_reader is None else reader_sources(self.fallback_reader, self.task_type)
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be an int, not {value!r}")
+    if value < 1:
+        raise InvalidArgument(f"{name} must be 1 or more, not {value}")

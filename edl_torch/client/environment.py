@@ -1,0 +1,64 @@
+"""What the environment says about the master and about this trainer.
+
+Reads variables and judges them; opens nothing, and must not import grpc.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+from edl_torch.errors import InvalidArgument
+from edl_torch.rpc.address import parse_address
+
+
+def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | None:
+    """The master's `host:port`, or None where one process trains alone and an embedded master will do.
+
+    `EDL_MASTER_ADDR` first; then `MASTER_ADDR`, but only with a port, because torchrun puts the host of its
+    own rendezvous there. Raises InvalidArgument for an unusable address, and for several ranks without any.
+    """
+    env = os.environ if environ is None else environ
+    given = env.get("EDL_MASTER_ADDR", "").strip()
+    if given:
+        return _checked(given)
+    borrowed = env.get("MASTER_ADDR", "").strip()
+    if borrowed and _has_port(borrowed):
+        return borrowed
+    if _world_size(env) > 1:
+        raise InvalidArgument(
+            f"WORLD_SIZE is {env['WORLD_SIZE']}, so several trainers share the data, but no master is named: start "
+            f"`edl-torch master --addr HOST:PORT` once and set EDL_MASTER_ADDR=HOST:PORT in every trainer"
+        )
+    return None
+
+
+def default_worker_id(environ: Mapping[str, str] | None = None) -> str:
+    """`WORKER_ID`, else a name made of host, rank and process."""
+    env = os.environ if environ is None else environ
+    return env.get("WORKER_ID") or f"{socket.gethostname()}-{env.get('RANK') or 0}-{os.getpid()}"
+
+
+def _checked(address: str) -> str:
+    try:
+        parse_address(address, least_port=1)
+    except InvalidArgument as exc:
+        raise InvalidArgument(f"EDL_MASTER_ADDR: {exc}") from exc
+    return address
+
+
+def _has_port(address: str) -> bool:
+    try:
+        parse_address(address, least_port=1)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def _world_size(env: Mapping[str, str]) -> int:
+    text = env.get("WORLD_SIZE", "").strip() or "1"
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgument(f"WORLD_SIZE is {text!r}: it must be the number of trainers") from None

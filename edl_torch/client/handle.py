@@ -1,0 +1,217 @@
+"""How loader workers reach their trainer: a picklable address, and a link that asks for slices.
+
+A local authenticated socket carries JSON, so that fork, spawn and forkserver all work and no worker ever
+touches grpc. Neither end knows what a record is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+from dataclasses import asdict, dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any, Protocol
+
+from edl_torch import errors
+from edl_torch.client.leases import Mode
+from edl_torch.core.calls import Grant
+from edl_torch.core.plan import Plan
+from edl_torch.errors import EdlError, ServiceClosed
+from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+
+
+class Link(Protocol):
+    """What a dataset asks of its trainer while it iterates."""
+
+    def begin(self, mode: Mode) -> Plan:
+        """A stream of records begins; returns the dataset's plan."""
+        ...
+
+    def next(self) -> Grant | None:
+        """The next lease to read; None when there is nothing more to fetch now."""
+        ...
+
+    def fail(self, task: int, position: int, reason: str) -> None:
+        """The record at `position` cannot be read: quarantine it."""
+        ...
+
+
+class Host(Protocol):
+    """What the trainer's side of the links needs of the service."""
+
+    def begin_stream(self, stream: str, mode: Mode) -> tuple[int, Plan]:
+        """A worker begins to iterate; returns the pass's number and the dataset."""
+        ...
+
+    def next_grant(self, stream: str, number: int) -> Grant | None:
+        """A worker asks for its next lease."""
+        ...
+
+    def fail_record(self, task: int, position: int, reason: str) -> None:
+        """A worker could not read a record."""
+        ...
+
+
+class DirectLink:
+    """The link of a dataset that is read in the trainer's own process."""
+
+    def __init__(self, host: Host, stream: str = "main") -> None:
+        self._host = host
+        self._stream = stream
+        self._pass = 0
+
+    def begin(self, mode: Mode) -> Plan:
+        self._pass, plan = self._host.begin_stream(self._stream, mode)
+        return plan
+
+    def next(self) -> Grant | None:
+        return self._host.next_grant(self._stream, self._pass)
+
+    def fail(self, task: int, position: int, reason: str) -> None:
+        self._host.fail_record(task, position, reason)
+
+
+class SocketLink:
+    """The link of a loader worker. One connection per process, made at first use."""
+
+    def __init__(self, handle: Handle, stream: str) -> None:
+        self._handle = handle
+        self._stream = stream
+        self._pass = 0
+        self._connection = handle.connect()
+
+    def begin(self, mode: Mode) -> Plan:
+        answer = self._ask(op="begin", stream=self._stream, mode=mode.value)
+        self._pass = answer["pass"]
+        return Plan(_spec(answer["spec"]))
+
+    def next(self) -> Grant | None:
+        return _grant(self._ask(op="next", stream=self._stream, number=self._pass))
+
+    def fail(self, task: int, position: int, reason: str) -> None:
+        self._ask(op="fail", task=task, position=position, reason=reason)
+
+    def _ask(self, **question: Any) -> Any:
+        try:
+            self._connection.send_bytes(json.dumps(question).encode())
+            reply = json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as exc:
+            raise ServiceClosed("the trainer closed its DataShardService while a loader worker was reading") from exc
+        if "error" in reply:
+            raise getattr(errors, reply["error"], EdlError)(reply["message"])
+        return reply["answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Where a trainer's link server listens. Picklable; the key stays inside the trainer and its workers."""
+
+    address: str | tuple[str, int]
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.address}>"
+
+    def connect(self) -> Connection[Any, Any]:
+        """Open a connection. Raises ServiceClosed when nobody listens any more."""
+        try:
+            return Client(self.address, authkey=self.key)
+        except (OSError, EOFError, AuthenticationError) as exc:
+            raise ServiceClosed(
+                "a loader worker cannot reach its trainer's DataShardService: it was closed, or the trainer ended"
+            ) from exc
+
+
+class LinkServer:
+    """Serves the links of one trainer's loader workers; one thread per connection."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._key = secrets.token_bytes(32)
+        self._listener = Listener(backlog=64, authkey=self._key)
+        self._connections: set[Connection[Any, Any]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._accept, name="edl-links", daemon=True)
+        self._thread.start()
+
+    @property
+    def handle(self) -> Handle:
+        """What loader workers need to connect."""
+        return Handle(self._listener.address, self._key)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection = self._listener.accept()
+            except (OSError, EOFError, AuthenticationError):
+                continue  # closed, or a stranger: `_closed` tells
+            with self._lock:
+                self._connections.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="edl-link", daemon=True).start()
+
+    def _serve(self, connection: Connection[Any, Any]) -> None:
+        try:
+            while True:
+                reply = self._reply(json.loads(connection.recv_bytes()))
+                connection.send_bytes(json.dumps(reply).encode())
+        except (EOFError, OSError):
+            pass  # the worker ended
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _reply(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"answer": self._answer(question)}
+        except (EdlError, UserWarning) as exc:  # warnings may be errors
+            return {"error": type(exc).__name__, "message": str(exc)}
+
+    def _answer(self, question: dict[str, Any]) -> Any:
+        match question["op"]:
+            case "begin":
+                number, plan = self._host.begin_stream(question["stream"], Mode(question["mode"]))
+                return {"pass": number, "spec": asdict(plan.spec)}
+            case "next":
+                grant = self._host.next_grant(question["stream"], question["number"])
+                return None if grant is None else asdict(grant)
+            case "fail":
+                self._host.fail_record(question["task"], question["position"], question["reason"])
+        return None
+
+    def close(self) -> None:
+        """Stop listening and hang up; workers that still read get ServiceClosed."""
+        if self._pid != os.getpid():
+            return  # a forked child must not tear down its parent's server
+        self._closed = True
+        _wake(self.handle)
+        self._listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
+        self._thread.join(1.0)
+
+
+def _wake(handle: Handle) -> None:
+    """Make a blocked `accept` return."""
+    try:
+        handle.connect().close()
+    except ServiceClosed:
+        pass
+
+
+def _grant(value: dict[str, Any] | None) -> Grant | None:
+    if value is None:
+        return None
+    return Grant(task=value["task"], attempt=value["attempt"], slice=Slice(**value["slice"]), bundle=value["bundle"])
+
+
+def _spec(value: dict[str, Any]) -> DatasetSpec:
+    sources = tuple(Source(**source) for source in value.pop("sources"))
+    return DatasetSpec(**{**value, "sources": sources, "task_type": TaskType(value["task_type"])})

@@ -1,0 +1,282 @@
+"""Fetches leases for the passes of one trainer over one dataset, and deals them to its loader workers.
+
+Leases are asked for only while a pass is open; a few are fetched ahead where the master is another process.
+It does not know what a record is, nor when one has been trained on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+from edl_torch.client.port import MasterPort
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseCall, PassState
+from edl_torch.errors import EdlError
+
+POLL_S = 1.0  # the longest single wait: so a closed pass or Ctrl-C is noticed soon
+
+
+class Mode(Enum):
+    """Who ends a pass: `ElasticDataLoader`, which waits for the epoch's verdict, or the one who fetches."""
+
+    ELASTIC = "elastic"
+    PLAIN = "plain"
+
+
+class LeaseSource:
+    """The leases of the pass that is open. `holds()` says whether the trainer has unacknowledged records."""
+
+    def __init__(
+        self,
+        port: MasterPort,
+        session: str,
+        dataset: str,
+        *,
+        on_grant: Callable[[Grant], None],
+        on_unwanted: Callable[[list[Grant]], None],
+        holds: Callable[[], bool],
+    ) -> None:
+        self.lineage = 0
+        self._port = port
+        self._session = session
+        self._dataset = dataset
+        self._on_grant = on_grant
+        self._on_unwanted = on_unwanted
+        self._holds = holds
+        self._changed = threading.Condition()
+        self._ready: deque[Grant] = deque()
+        self._reserved: dict[str, deque[Grant]] = {}  # the rest of a bundle, for the stream that began it
+        self._streams: set[str] = set()
+        self._pass = 0
+        self._open = False
+        self._mode = Mode.PLAIN
+        self._epoch = NEW_PASS
+        self._state = PassState.OPEN
+        self._granted = 0  # leases of this pass
+        self._asking = False
+        self._answers = 0
+        self._dry_answers = 0  # of those, the ones without a lease
+        self._request = 0
+        self._ahead = not port.in_process
+        self._error: EdlError | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        state = f"open epoch={self._epoch}" if self._open else "closed"
+        return f"<LeaseSource pass={self._pass} {state} ready={len(self._ready)}>"
+
+    @property
+    def pass_number(self) -> int:
+        """The number of the pass that is open, or was last."""
+        return self._pass
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a pass is open."""
+        return self._open
+
+    @property
+    def read_nothing(self) -> bool:
+        """Whether the pass has had no lease at all."""
+        return not self._granted
+
+    # Passes ---------------------------------------------------------------------------------------------
+
+    def open(self, mode: Mode) -> int:
+        """Begin a pass; one that is open is closed first. Returns its number."""
+        self.close_pass()
+        with self._changed:
+            self._pass += 1
+            self._open, self._mode = True, mode
+            self._epoch, self._state, self._granted = NEW_PASS, PassState.OPEN, 0
+            self._ahead = not self._port.in_process
+            self._streams.clear()
+            return self._pass
+
+    def close_pass(self) -> None:
+        """End the pass: leases that nobody drew go back, and waiting streams get None."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+        self.return_undrawn()
+
+    def return_undrawn(self) -> None:
+        """Give back what was fetched and not drawn."""
+        with self._changed:
+            undrawn = list(self._ready)
+            self._ready.clear()
+            for reserved in self._reserved.values():
+                undrawn += reserved
+            self._reserved.clear()
+        if undrawn:
+            self._on_unwanted(undrawn)
+
+    def yield_to_others(self) -> None:
+        """Another trainer waits: give back what is not drawn and fetch nothing ahead in this pass any more."""
+        with self._changed:
+            self._ahead = False
+        self.return_undrawn()
+
+    def wait_for_more(self) -> bool:
+        """With no batch left to hand out, wait for the master's verdict: True when there is more to read.
+
+        Raises what the master or the transport raise.
+        """
+        number = self._pass
+        while self._open and self._pass == number:
+            with self._changed:
+                if self._ready:
+                    return True
+                if self._is_over():
+                    return False
+                mine = self._begin_ask()
+            if mine:
+                self._ask(POLL_S, drained=True)
+                if self._epoch == NEW_PASS and not self._ready and self._state is PassState.OPEN and self._holds():
+                    return False  # what is missing is held by this trainer itself
+        return False
+
+    def _is_over(self) -> bool:
+        if self._state is PassState.EPOCH_OVER and not self._granted:
+            self._epoch, self._state = NEW_PASS, PassState.OPEN  # nothing was read: join the epoch that runs now
+        return self._state is not PassState.OPEN
+
+    # Leases ---------------------------------------------------------------------------------------------
+
+    def next(self, stream: str, number: int) -> Grant | None:
+        """The next lease for a stream of pass `number`; None when it has nothing more to fetch now.
+
+        Waits only while nothing is to be had, the epoch is not over, and this trainer holds nothing.
+        """
+        self._start_thread()
+        while True:
+            with self._changed:
+                self._streams.add(stream)
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+                grant = self._draw(stream, number)
+                if grant is not None or not self._may_get_more(number):
+                    self._changed.notify_all()
+                    return grant
+                patient = self._mode is Mode.PLAIN and not self._holds()
+                dry = self._dry_answers
+                mine = self._begin_ask()
+            if mine:
+                self._ask(POLL_S if patient else 0.0)
+            if not patient and self._dry_answers != dry:
+                return None
+
+    def _draw(self, stream: str, number: int) -> Grant | None:
+        if number != self._pass or not self._open:
+            return None
+        reserved = self._reserved.get(stream)
+        if reserved:
+            return reserved.popleft()
+        if not self._ready:
+            return None
+        grant = self._ready.popleft()
+        while grant.bundle and self._ready and self._ready[0].bundle == grant.bundle:
+            self._reserved.setdefault(stream, deque()).append(self._ready.popleft())
+        return grant
+
+    def _may_get_more(self, number: int) -> bool:
+        return self._open and number == self._pass and not self._closed and not self._is_over()
+
+    def _await_answer(self) -> None:
+        seen = self._answers
+        self._changed.wait_for(lambda: self._answers != seen or not self._open or self._closed)
+
+    # Asking ---------------------------------------------------------------------------------------------
+
+    def _begin_ask(self) -> bool:
+        """Take the right to ask: one call at a time. The condition is held."""
+        if self._asking:
+            self._await_answer()
+            return False
+        self._asking = True
+        return True
+
+    def _ask(self, wait_s: float, *, drained: bool = False) -> None:
+        with self._changed:
+            number = self._pass
+            self._request += 1
+            call = LeaseCall(
+                session=self._session,
+                dataset=self._dataset,
+                lineage=self.lineage,
+                request=self._request,
+                epoch=self._epoch,
+                count=max(1, len(self._streams) - len(self._ready)) if self._ahead else 1,
+                drained=drained,
+            )
+        unwanted: list[Grant] = []
+        try:
+            answer = self._port.lease(call, wait_s)
+            with self._changed:
+                for grant in answer.grants:
+                    self._on_grant(grant)
+                if number == self._pass and self._open:
+                    self._epoch, self._state = answer.epoch, answer.state
+                    self._granted += len(answer.grants)
+                    self._ready += answer.grants
+                    self._dry_answers += not answer.grants
+                else:
+                    unwanted += answer.grants
+        finally:
+            with self._changed:
+                self._asking = False
+                self._answers += 1
+                self._changed.notify_all()
+        if unwanted:
+            self._on_unwanted(unwanted)
+
+    # Fetching ahead ---------------------------------------------------------------------------------------
+
+    def _start_thread(self) -> None:
+        if self._thread is None and not self._port.in_process:
+            self._thread = threading.Thread(target=self._fetch_ahead, name="edl-leases", daemon=True)
+            self._thread.start()
+
+    def _fetch_ahead(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._wants_ahead())
+                if self._closed:
+                    return
+                self._asking = True
+            try:
+                self._ask(0.0)
+            except EdlError as exc:
+                with self._changed:
+                    self._error, self._ahead = exc, False
+                    self._changed.notify_all()
+            else:
+                self._rest_when_dry()
+
+    def _wants_ahead(self) -> bool:
+        return (
+            self._open
+            and self._ahead
+            and not self._asking
+            and bool(self._granted)
+            and self._state is PassState.OPEN
+            and len(self._ready) < max(1, len(self._streams))
+        )
+
+    def _rest_when_dry(self) -> None:
+        with self._changed:
+            if not self._ready:
+                self._ahead = False  # the rest of the pass is fetched when it is asked for
+
+    def close(self, timeout_s: float) -> None:
+        """End the pass and the thread."""
+        self.close_pass()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)

@@ -1,0 +1,80 @@
+"""The port through which a trainer speaks to a master, whatever lies behind it.
+
+An embedded master, a server over grpc and the fake of `edl_torch.testing` all answer these calls. Every
+method may be called from several threads, and every call may be repeated safely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from edl_torch.core.calls import (
+    DatasetStatus,
+    LeaseAnswer,
+    LeaseCall,
+    MasterStatus,
+    RegisterAnswer,
+    RegisterCall,
+    ReportAnswer,
+    ReportCall,
+)
+
+
+class MasterPort(Protocol):
+    """What `DataShardService(master_client=…)` takes.
+
+    Methods raise EdlError subclasses as the dispatcher raised them, and MasterUnavailable when the master
+    did not answer within the client's `master_timeout_s`.
+    """
+
+    @property
+    def worker_id(self) -> str:
+        """The label under which this trainer appears in status and logs."""
+        ...
+
+    @property
+    def in_process(self) -> bool:
+        """Whether calls are plain function calls: then fetching ahead gains nothing."""
+        ...
+
+    def register(self, call: RegisterCall) -> RegisterAnswer:
+        """Join a dataset."""
+        ...
+
+    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+        """Keep the session alive until `leave`. `on_wanted(dataset)` is called, from any thread, when another
+        trainer waits for records of the dataset."""
+        ...
+
+    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+        """Ask for leases; with `wait_s` wait so long for the first grant, or for the end of the epoch."""
+        ...
+
+    def report(self, call: ReportCall) -> ReportAnswer:
+        """Tell outcomes and give back."""
+        ...
+
+    def snapshot(self, dataset: str) -> str:
+        """The dataset's token."""
+        ...
+
+    def restore(self, dataset: str, token: str | None) -> int:
+        """Take the dataset back to a token; returns the new lineage."""
+        ...
+
+    def dataset_status(self, dataset: str) -> DatasetStatus:
+        """One dataset's progress."""
+        ...
+
+    def status(self) -> MasterStatus:
+        """The master's whole state."""
+        ...
+
+    def leave(self, session: str) -> None:
+        """Say goodbye: what the session holds goes to others at once."""
+        ...
+
+    def close(self) -> None:
+        """Free threads and sockets."""
+        ...

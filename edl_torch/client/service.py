@@ -1,0 +1,307 @@
+"""`DataShardService`: what a training script holds of a dataset.
+
+The public face of a `Session`; it does not know torch, and decides nothing about accounting.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from edl_torch.client.default_master import default_master
+from edl_torch.client.description import Description
+from edl_torch.client.handle import DirectLink, Handle, LinkServer
+from edl_torch.client.leases import Mode
+from edl_torch.client.port import MasterPort
+from edl_torch.client.session import Session
+from edl_torch.core.calls import DatasetStatus
+from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.shard import Shard, TaskType
+
+
+class SteppingOptimizer(Protocol):
+    """What `attach` needs: torch.optim.Optimizer has it."""
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """Call `hook(optimizer, args, kwargs)` after each step."""
+        ...
+
+
+class DataShardService:
+    """Fetches shards from the master and tells it which records were trained on.
+
+    Without `master_client` the master's address comes from `EDL_MASTER_ADDR`; without that a master is
+    embedded in this process. The plan comes from `reader`, or is `dataset_size` records without a name;
+    where the master knows `dataset_name` already, neither is needed. The dataset is registered at first use.
+
+    Args:
+        batch_size: records in a batch of this trainer.
+        master_client: a `MasterClient`, a `LocalMaster`, or a master of `edl_torch.testing`.
+        reader: gives names and sizes of the sources through `create_shards()`.
+        dataset_size: number of records, where there is no reader.
+        dataset_name: datasets live side by side in a master under their names.
+        task_type: what the dataset is for; passed to `create_shards()`.
+        num_epochs: passes over the data; 0 is endless.
+        records_per_shard: records in a shard; default: 8 batches.
+        num_minibatches_per_shard: the same, in batches.
+        shuffle: a global shuffle of records, for readers with random access.
+        shuffle_shards: another order of shards in each epoch.
+        seed: with the epoch it fixes every order.
+        epoch_barrier: False lets a pass run on into the next epoch.
+        max_bad_records: so many records may go to quarantine before the job fails.
+        lookahead: batches that a wrapper around the loader asks for ahead of the training step.
+
+    Raises:
+        InvalidArgument: an argument has a value that cannot be used.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        master_client: MasterPort | None = None,
+        reader: AbstractDataReader | None = None,
+        dataset_size: int | None = None,
+        dataset_name: str = "training",
+        task_type: TaskType = TaskType.TRAINING,
+        num_epochs: int = 1,
+        records_per_shard: int | None = None,
+        num_minibatches_per_shard: int | None = None,
+        shuffle: bool = False,
+        shuffle_shards: bool = False,
+        seed: int = 0,
+        *,
+        epoch_barrier: bool = True,
+        max_bad_records: int = 0,
+        lookahead: int = 0,
+    ) -> None:
+        if lookahead < 0:
+            raise InvalidArgument(f"lookahead must be 0 or more, not {lookahead}")
+        self._description = Description(
+            name=dataset_name,
+            batch_size=batch_size,
+            reader=reader,
+            dataset_size=dataset_size,
+            task_type=TaskType(task_type),
+            num_epochs=num_epochs,
+            records_per_shard=records_per_shard,
+            num_minibatches_per_shard=num_minibatches_per_shard,
+            shuffle=shuffle,
+            shuffle_shards=shuffle_shards,
+            seed=seed,
+            epoch_barrier=epoch_barrier,
+            max_bad_records=max_bad_records,
+        )
+        self._owns_master = master_client is None
+        self._session = Session(
+            default_master() if master_client is None else master_client, self._description, lookahead
+        )
+        self._links: LinkServer | None = None
+        self._raw = DirectLink(self._session)
+        self._raw_open = False
+        self._hooks: list[Any] = []
+        self._pid = os.getpid()
+        self._closed = False
+        self._at_exit = partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    # What it is -----------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Records in a batch."""
+        return self._description.batch_size
+
+    @property
+    def dataset_name(self) -> str:
+        """The dataset's name in the master."""
+        return self._description.name
+
+    @property
+    def task_type(self) -> TaskType:
+        """What the dataset is for."""
+        return self._description.task_type
+
+    @property
+    def session(self) -> Session:
+        """The session underneath, for the loaders of this package."""
+        self._check_open()
+        return self._session
+
+    @property
+    def record_count(self) -> int:
+        """Records leased by this trainer and not yet acknowledged."""
+        return self._session.book.records
+
+    @property
+    def size(self) -> int:
+        """Records in one epoch."""
+        return self.session.plan().size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next pass reads; `num_epochs` after the last one."""
+        return self.progress().epoch
+
+    @property
+    def finished(self) -> bool:
+        """Whether every record of every epoch has an outcome, here and on every other trainer.
+
+        Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer.
+        """
+        progress = self.progress()
+        if progress.failure:
+            raise TooManyBadRecords(progress.failure)
+        return progress.finished
+
+    def progress(self) -> DatasetStatus:
+        """Counts of the dataset over all trainers, as the master has them now."""
+        session = self.session
+        session.plan()
+        session.flush()
+        return session.master.dataset_status(self.dataset_name)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._session.joined else "new"
+        return (
+            f"<DataShardService {self.dataset_name!r} {state} batch_size={self.batch_size} "
+            f"held={self.record_count} master={self._session.master!r}>"
+        )
+
+    # Shards, for loops that read by themselves ----------------------------------------------------------------
+
+    def fetch_shard(self) -> Shard | None:
+        """The next shard to read, or None when this trainer has nothing more to fetch now.
+
+        None ends a pass; the next call begins another. Waits while the epoch is not over, nothing is to be
+        had, and this trainer holds no unacknowledged record. Raises MasterUnavailable, TooManyBadRecords.
+        """
+        self._check_open()
+        plan = self._raw.begin(Mode.PLAIN) if not self._raw_open else self._session.plan()
+        self._raw_open = True
+        grant = self._raw.next()
+        if grant is None:
+            self._raw_open = False
+            return None
+        return plan.shard(grant.slice)
+
+    def report_batch_done(self, batch_size: int | None = None, err_msg: str = "") -> bool:
+        """Say that one batch was trained on. True when that completed a task.
+
+        Needed with a plain `DataLoader` and with `fetch_shard`; an `ElasticDataLoader` reports by itself,
+        and takes this as "done with the batch in hand". `batch_size` is the batch's number of records where
+        it is not the service's. With `err_msg` the batch's records go to quarantine instead.
+        """
+        session = self.session
+        if batch_size is not None and batch_size < 0:
+            raise InvalidArgument(f"batch_size must be 0 or more, not {batch_size}")
+        if err_msg:
+            session.fail_batch(batch_size, err_msg)
+            return False
+        if session.in_elastic_mode:
+            return session.report_elastic() > 0
+        return session.report_plain(batch_size) > 0
+
+    def attach(self, optimizer: SteppingOptimizer) -> None:
+        """Acknowledge the batches of an `ElasticDataLoader` after each `optimizer.step()`, not before.
+
+        With several optimizers a batch counts once each of them has stepped.
+        """
+        register = getattr(optimizer, "register_step_post_hook", None)
+        if register is None:
+            raise InvalidArgument(
+                f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, leave it out"
+            )
+        number = self.session.steps.attach()
+        session = self._session
+        self._hooks.append(register(lambda *_: session.stepped(number)))
+
+    # Checkpoints ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, str]:
+        """The data position as `{"token": <JSON string>}`, to be saved with the model.
+
+        Called in the loop's body it counts the batch in hand as trained on, unless an attached optimizer
+        has not stepped on it yet.
+        """
+        session = self.session
+        if not session.exact:
+            warnings.warn(
+                "a plain DataLoader with several workers does not say which records were trained on, so this "
+                "token is not exact: use ElasticDataLoader",
+                stacklevel=2,
+            )
+        return {"token": session.snapshot()}
+
+    def load_state_dict(self, state: Mapping[str, str] | str | None) -> None:
+        """Make the master go back to `state`; None is the beginning of the data.
+
+        Leases and batches of before are void. Raises TokenError, field by field, for another dataset's token.
+        """
+        token = state["token"] if isinstance(state, Mapping) and "token" in state else state
+        if token is not None and not isinstance(token, str):
+            raise TokenError("load_state_dict() takes what state_dict() returned, a token, or None")
+        self.session.restore(token)
+        self._raw_open = False
+
+    # For datasets ---------------------------------------------------------------------------------------
+
+    def describe(self, reader: AbstractDataReader, *, shuffle: bool) -> None:
+        """A dataset object reads this service's shards with `reader`; `shuffle` orders records inside shards."""
+        described = self._description
+        if self._session.joined and bool(described.in_shard) != shuffle:
+            raise InvalidArgument(
+                f"dataset {self.dataset_name!r} is in use with shuffle={bool(described.in_shard)}: make all "
+                f"datasets around one service with the same shuffle, before the first pass"
+            )
+        described.in_shard = shuffle
+        described.fallback_reader = reader
+
+    def handle(self) -> Handle:
+        """What a loader worker needs to reach this trainer; starts to listen for them."""
+        self._check_open()
+        if self._links is None:
+            self._links = LinkServer(self._session)
+        return self._links.handle
+
+    # The end --------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ServiceClosed(f"the DataShardService of {self.dataset_name!r} is closed: make a new one")
+
+    def close(self) -> None:
+        """Give back what was not trained on and leave the master. May be called again; takes at most seconds."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        for hook in self._hooks:
+            hook.remove()
+        try:
+            self._session.close()
+        finally:
+            if self._links is not None:
+                self._links.close()
+            if self._owns_master:
+                self._session.master.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close_at_exit(service: weakref.ref[DataShardService]) -> None:
+    alive = service()
+    if alive is not None:
+        alive.close()

@@ -1,0 +1,354 @@
+"""One trainer's session with its master over one dataset: leases, accounting and reports put together.
+
+It decides nothing about samples or batches; it does not know torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import warnings
+
+from edl_torch.client.counting import StreamCounts
+from edl_torch.client.description import Description
+from edl_torch.client.leases import LeaseSource, Mode
+from edl_torch.client.port import MasterPort
+from edl_torch.client.reporter import Reporter
+from edl_torch.client.steps import Steps
+from edl_torch.client.tickets import Book, Ticket
+from edl_torch.core.calls import Grant, RegisterAnswer, RegisterCall, Registration, ReportAnswer
+from edl_torch.core.plan import Plan
+from edl_torch.core.token import Token
+from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument, UnknownDataset
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Session:
+    """What this process holds of a dataset. Its id is random and new in every process."""
+
+    def __init__(self, master: MasterPort, description: Description, lookahead: int) -> None:
+        self.id = uuid.uuid4().hex
+        self.master = master
+        self.description = description
+        self.steps = Steps(lookahead)
+        self.book = Book()
+        self._lock = threading.RLock()  # guards book, steps, counts
+        self._joining = threading.Lock()
+        self._counts = StreamCounts(description.batch_size)
+        self._begun: set[str] = set()  # plain streams of the open pass
+        self._plan: Plan | None = None
+        self._mode = Mode.PLAIN
+        self._exhausted = False  # every batch of the pass was handed out
+        name = description.name
+        self._reporter = Reporter(master, self.id, name, self._on_answer)
+        self._leases = LeaseSource(
+            master, self.id, name, on_grant=self._on_grant, on_unwanted=self._on_unwanted, holds=self._holds
+        )
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id[:8]} {self._leases} {self.book}>"
+
+    # Joining --------------------------------------------------------------------------------------------
+
+    @property
+    def joined(self) -> bool:
+        """Whether the dataset is registered."""
+        return self._plan is not None
+
+    def plan(self) -> Plan:
+        """The dataset as registered; registers it at first use."""
+        with self._joining:
+            if self._plan is None:
+                answer = self._register()
+                self._plan = Plan(answer.spec)
+                self._follow(answer.lineage)
+                self.master.attend(self.id, self._on_wanted)
+            return self._plan
+
+    def _register(self) -> RegisterAnswer:
+        sources = self.description.sources()
+        if sources is not None:
+            return self._register_as(self.description.in_full(sources))
+        try:
+            return self._register_as(self.description.by_name())
+        except UnknownDataset:
+            sources = self.description.fallback_sources()
+            if sources is None:
+                raise
+        return self._register_as(self.description.in_full(sources))
+
+    def _register_as(self, registration: Registration) -> RegisterAnswer:
+        return self.master.register(
+            RegisterCall(
+                session=self.id,
+                worker_id=self.master.worker_id,
+                batch_size=self.description.batch_size,
+                registration=registration,
+            )
+        )
+
+    def _follow(self, lineage: int) -> None:
+        self._leases.lineage = lineage
+        self._reporter.abandon(lineage)
+
+    # What the master and the fetcher tell ------------------------------------------------------------------
+
+    def _holds(self) -> bool:
+        with self._lock:
+            return bool(self.book)
+
+    def _on_grant(self, grant: Grant) -> None:
+        with self._lock:
+            self.book.grant(grant)
+
+    def _on_unwanted(self, grants: list[Grant]) -> None:
+        with self._lock:
+            backs = self.book.give_back_unhanded(grant.task for grant in grants)
+        self._reporter.submit(give_backs=backs)
+
+    def _on_answer(self, answer: ReportAnswer) -> None:
+        if answer.stale:
+            with self._lock:
+                self.book.void(answer.stale)
+        if answer.wanted:
+            self._leases.yield_to_others()
+
+    def _on_wanted(self, dataset: str) -> None:
+        if dataset == self.description.name:
+            self._leases.yield_to_others()
+
+    # Passes of ElasticDataLoader --------------------------------------------------------------------------
+
+    def open_pass(self) -> int:
+        """Begin a pass whose end the master decides. Returns its number."""
+        if self._leases.is_open and self._mode is Mode.ELASTIC:
+            raise ConcurrentIteration(
+                f"dataset {self.description.name!r} is being iterated already: finish, break out of or close() "
+                f"the first iterator before opening another"
+            )
+        self.plan()
+        self._finish_plain_pass()
+        with self._lock:
+            self.steps.passed_on()
+        self.batch_requested()
+        self._mode = Mode.ELASTIC
+        self._exhausted = False
+        return self._leases.open(Mode.ELASTIC)
+
+    def more_to_read(self) -> bool:
+        """With every batch handed out: whether there is more to read in this pass, after the master's verdict."""
+        self._exhausted = True
+        self.give_back_undelivered()
+        self._reporter.flush()
+        more = self._leases.wait_for_more()
+        self._exhausted = not more
+        if not more:
+            self._check_stuck()
+        return more
+
+    def give_back_undelivered(self) -> None:
+        """Return what loader workers drew and no batch brought."""
+        with self._lock:
+            backs = self.book.give_back_unhanded()
+        self._reporter.submit(give_backs=backs)
+
+    def _check_stuck(self) -> None:
+        """Records that only this trainer can finish would make `while not service.finished` spin for ever."""
+        if self._leases.is_open and self._leases.read_nothing and self.book:
+            raise AccountingError(
+                f"{self.book.batch_records} record(s) of {self.description.name!r} were handed out after the last "
+                f"optimizer.step() and nothing else is left: step on them at the end of an epoch, or call "
+                f"service.report_batch_done() if they count as trained on"
+            )
+
+    def close_pass(self, number: int) -> None:
+        """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
+        if number != self._leases.pass_number or not self._leases.is_open:
+            return
+        finished = self._exhausted
+        self._leases.close_pass()
+        if finished:
+            return
+        with self._lock:
+            in_hand = self.steps.in_hand if self.steps.attached else self.book.batches
+            backs = self.book.withdraw(in_hand)
+            self.steps.withdrawn(in_hand)
+        self._reporter.submit(give_backs=backs)
+
+    # Batches --------------------------------------------------------------------------------------------
+
+    def hand(self, ticket: Ticket) -> bool:
+        """A batch goes to the loop. False when it must be thrown away."""
+        self._reporter.wait_answered(1)  # so that a death costs one batch, not a queue of reports
+        with self._lock:
+            if self.book.hand(ticket):
+                self.steps.handed()
+                return True
+            backs = self.book.discard(ticket)
+        self._reporter.submit(give_backs=backs)
+        return False
+
+    def crumble(self, ticket: Ticket) -> None:
+        """A partial batch is not to be trained: back to the master, until it fills one."""
+        with self._lock:
+            backs = self.book.crumble(ticket)
+        self._reporter.submit(give_backs=backs)
+
+    def batch_requested(self) -> None:
+        """The loop asks for the next batch: without an optimizer it is done with those before."""
+        if not self.steps.attached:
+            self.settle(self.steps.ahead)
+
+    def stepped(self, optimizer: int) -> None:
+        """An attached optimizer stepped."""
+        with self._lock:
+            if self._exhausted:
+                self.steps.exhausted_step()
+            self.steps.stepped(optimizer)
+            keep = self.steps.keep
+        self.settle(keep)
+
+    def settle(self, keep: int) -> int:
+        """Acknowledge all handed batches but the last `keep`. Returns how many leases that completed."""
+        with self._lock:
+            acknowledgements = self.book.settle(keep)
+            completed = sum(done.task not in self.book for done in acknowledgements)
+        self._reporter.submit(acknowledgements=acknowledgements)
+        return completed
+
+    def report_elastic(self) -> int:
+        """The loop says that it is done with the batch in hand. Returns how many leases that completed."""
+        with self._lock:
+            self.steps.reported()
+        return self.settle(self.steps.ahead)
+
+    def flush(self) -> None:
+        """Wait until the master has answered all reports."""
+        self._reporter.flush()
+
+    # Passes of a plain DataLoader, and of fetch_shard ------------------------------------------------------
+
+    def begin_stream(self, stream: str, mode: Mode) -> tuple[int, Plan]:
+        """A reading process begins; in plain mode, the second beginning of a stream is a new pass."""
+        plan = self.plan()
+        with self._lock:
+            if mode is Mode.ELASTIC:
+                return self._leases.pass_number, plan
+            if self._leases.is_open and self._mode is Mode.ELASTIC:
+                raise ConcurrentIteration(
+                    f"an ElasticDataLoader iterates {self.description.name!r}: end it before reading otherwise"
+                )
+            new = stream in self._begun or not self._leases.is_open
+        if new:
+            self._finish_plain_pass()
+            self._mode = Mode.PLAIN
+            self._leases.open(Mode.PLAIN)
+        with self._lock:
+            self._begun.add(stream)
+            return self._leases.pass_number, plan
+
+    def _finish_plain_pass(self) -> None:
+        """What a plain pass left unreported was never trained on, as far as anybody can tell."""
+        if self._mode is not Mode.PLAIN or not self._begun:
+            return
+        self._leases.close_pass()
+        with self._lock:
+            unreported = self.book.records
+            backs = self.book.give_back_unacknowledged()
+            self._begun.clear()
+            self._counts = StreamCounts(self.description.batch_size)
+        if unreported:
+            warnings.warn(
+                f"a pass over {self.description.name!r} ended with {unreported} record(s) that were not reported "
+                f"as trained on; they are read again. Call service.report_batch_done() after each batch, or use "
+                f"ElasticDataLoader",
+                stacklevel=2,
+            )
+        self._reporter.submit(give_backs=backs)
+
+    def next_grant(self, stream: str, number: int) -> Grant | None:
+        """The next lease of a stream."""
+        grant = self._leases.next(stream, number)
+        if grant is not None and self._mode is Mode.PLAIN:
+            with self._lock:
+                self._counts.grant(stream, grant)
+        return grant
+
+    def fail_record(self, task: int, position: int, reason: str) -> None:
+        """A record cannot be read."""
+        with self._lock:
+            failures = self.book.fail(task, position, reason)
+            self._counts.fail(task, position)
+        self._reporter.submit(failures=failures)
+
+    def report_plain(self, batch_size: int | None) -> int:
+        """A batch of a plain loop was trained on. Returns how many leases that completed."""
+        with self._lock:
+            runs = self._counts.report(batch_size)
+            done = {task: after for task, _, after in runs}
+            acknowledgements = [a for task, upto in done.items() for a in self.book.acknowledge(task, upto).values()]
+            completed = sum(a.task not in self.book for a in acknowledgements)
+        self._reporter.submit(acknowledgements=acknowledgements)
+        return completed
+
+    def fail_batch(self, batch_size: int | None, reason: str) -> None:
+        """The batch in hand could not be trained on: its records go to quarantine."""
+        with self._lock:
+            if self._mode is Mode.ELASTIC:
+                failures = self.book.fail_batch(reason)
+                self.steps.withdrawn(1)
+            else:
+                if not self._counts.exact:
+                    raise InvalidArgument(
+                        "with several loader workers a plain DataLoader's batch does not say where it came from, "
+                        "so err_msg cannot name its records: use ElasticDataLoader"
+                    )
+                runs = self._counts.report(batch_size)
+                failures = [f for t, a, b in runs for p in range(a, b) for f in self.book.fail(t, p, reason)]
+        self._reporter.submit(failures=failures)
+
+    @property
+    def in_elastic_mode(self) -> bool:
+        """Whether the last pass was one of an ElasticDataLoader."""
+        return self._mode is Mode.ELASTIC
+
+    @property
+    def exact(self) -> bool:
+        """Whether a token taken now says precisely what was trained on."""
+        return self._mode is Mode.ELASTIC or self._counts.exact
+
+    # Tokens ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> str:
+        """Acknowledge what the loop is done with, the batch in hand included, and take the token."""
+        self.plan()
+        self.settle(self.steps.keep if self.steps.attached else self.steps.ahead)
+        self.flush()
+        return self.master.snapshot(self.description.name)
+
+    def restore(self, token: str | None) -> None:
+        """Go back to a token; what is in flight is thrown away."""
+        if token is not None and not self.joined and self.description.shard_size is None:
+            self.description.records_per_shard = Token.decode(token).records_per_shard
+        self.plan()
+        self._leases.close_pass()
+        self.flush()
+        with self._lock:
+            self._follow(self.master.restore(self.description.name, token))
+            self.book.clear()
+            self.steps.clear()
+            self._begun.clear()
+            self._counts = StreamCounts(self.description.batch_size)
+
+    def close(self) -> None:
+        """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
+        self._leases.close(CLOSE_TIMEOUT_S)
+        with self._lock:
+            backs = self.book.give_back_unacknowledged()
+        try:
+            self._reporter.submit(give_backs=backs)
+        finally:
+            self._reporter.close(CLOSE_TIMEOUT_S)
+        if self.joined:
+            self.master.leave(self.id)

@@ -1,0 +1,74 @@
+"""How many of the batches handed to the loop may not be acknowledged yet, by what the loop has done since.
+
+Counts only: batches read ahead by a wrapper, and batches that an attached optimizer has not stepped on.
+"""
+
+from __future__ import annotations
+
+
+class Steps:
+    """`lookahead` is how many batches a wrapper asks for before it trains on the one in hand."""
+
+    def __init__(self, lookahead: int = 0) -> None:
+        self._lookahead = lookahead
+        self._ahead = 0  # newest batches that the wrapper may not have passed on yet
+        self._since: dict[int, int] = {}  # optimizer -> newest batches that it has not stepped on
+
+    @property
+    def attached(self) -> bool:
+        """Whether an optimizer decides when a batch has been trained on."""
+        return bool(self._since)
+
+    @property
+    def ahead(self) -> int:
+        """Newest batches that stay out of every acknowledgement."""
+        return self._ahead
+
+    @property
+    def keep(self) -> int:
+        """Newest batches that may not be acknowledged, by reading ahead or for want of a step."""
+        return max([self._ahead, *self._since.values()])
+
+    @property
+    def in_hand(self) -> int:
+        """Newest batches that the loop cannot have finished with when it ends now."""
+        return self._ahead + (self.keep > self._ahead)
+
+    def attach(self) -> int:
+        """Another optimizer; returns its number. What was handed out before is acknowledged by its first step."""
+        number = len(self._since)
+        self._since[number] = self._ahead
+        return number
+
+    def handed(self) -> None:
+        """One more batch went to the loop."""
+        self._ahead = min(self._lookahead, self._ahead + 1)
+        for number in self._since:
+            self._since[number] += 1
+
+    def stepped(self, number: int) -> None:
+        """Optimizer `number` stepped."""
+        self._since[number] = min(self._ahead, self._since[number])
+
+    def reported(self) -> None:
+        """The loop says that it is done with what it was passed."""
+        for number in self._since:
+            self.stepped(number)
+
+    def exhausted_step(self) -> None:
+        """A step after the last batch of a pass: the wrapper has passed on one more of what it read ahead."""
+        self._ahead = max(0, self._ahead - 1)
+
+    def withdrawn(self, batches: int) -> None:
+        """The newest batches were given back."""
+        self._ahead = max(0, self._ahead - batches)
+        for number in self._since:
+            self._since[number] = max(0, self._since[number] - batches)
+
+    def passed_on(self) -> None:
+        """The loop begins another pass: nothing is read ahead any more."""
+        self._ahead = 0
+
+    def clear(self) -> None:
+        """Another lineage: no batch is in flight."""
+        self.withdrawn(self.keep)

@@ -1,0 +1,215 @@
+"""Which positions of which leases a batch holds, and what has become of them in this trainer.
+
+`Tally` counts where the samples are drawn (maybe in a loader worker); `Book` keeps the trainer's side: granted,
+handed to the loop, trained on. Pure accounting: neither sends anything, and neither knows a batch's content.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.errors import AccountingError
+
+Ticket = tuple[tuple[int, int, int], ...]  # (task, first position, position after the last), in drawing order
+
+
+class Tally:
+    """Positions drawn since the last batch. One per process that collates; never shared by threads."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        self._runs: list[list[int]] = []
+
+    def start(self, task: int, position: int) -> list[int]:
+        """Begin to draw a lease at `position`. Returns `[task, first, next]`; the reader's loop moves `next`."""
+        run = [task, position, position]
+        self._runs.append(run)
+        return run
+
+    def take(self) -> Ticket:
+        """The positions drawn since the last call."""
+        ticket = tuple((task, first, after) for task, first, after in self._runs if after > first)
+        del self._runs[:-1]
+        for run in self._runs:
+            run[1] = run[2]
+        return ticket
+
+    def clear(self) -> None:
+        """A new pass begins: what an abandoned one drew is no batch's."""
+        self._runs.clear()
+
+
+def ticket_size(ticket: Ticket) -> int:
+    """Positions in a ticket; quarantined ones in the middle of a batch split a run, so each is a sample."""
+    return sum(after - first for _, first, after in ticket)
+
+
+@dataclass(slots=True)
+class Holding:
+    """One lease as this trainer holds it: acknowledged below `done`, handed to the loop below `handed`."""
+
+    attempt: int
+    done: int
+    handed: int
+    stop: int
+    holes: set[int] = field(default_factory=set)
+
+    @property
+    def records(self) -> int:
+        """Records without outcome."""
+        return self.stop - self.done - len(self.holes)
+
+
+class Book:
+    """All leases of this trainer, and the batches that its loop has and has not finished with."""
+
+    def __init__(self) -> None:
+        self._holdings: dict[int, Holding] = {}
+        self._batches: deque[Ticket] = deque()
+
+    @property
+    def records(self) -> int:
+        """Records leased and not yet acknowledged."""
+        return sum(holding.records for holding in self._holdings.values())
+
+    @property
+    def batches(self) -> int:
+        """Batches that the loop has been handed and that are not acknowledged."""
+        return len(self._batches)
+
+    @property
+    def batch_records(self) -> int:
+        """Records of those batches."""
+        return sum(map(ticket_size, self._batches))
+
+    def __bool__(self) -> bool:
+        return bool(self._holdings)
+
+    def __contains__(self, task: int) -> bool:
+        return task in self._holdings
+
+    def __repr__(self) -> str:
+        return f"<Book leases={len(self._holdings)} records={self.records} batches={self.batches}>"
+
+    def grant(self, grant: Grant) -> None:
+        """A lease arrived."""
+        cut = grant.slice
+        self._holdings[grant.task] = Holding(grant.attempt, cut.skip, cut.skip, cut.stop)
+
+    def hand(self, ticket: Ticket) -> bool:
+        """A batch goes to the loop. False when one of its leases is void: then it must be discarded."""
+        if any(self._is_void(task, after) for task, _, after in ticket):
+            return False
+        for task, first, after in ticket:
+            self._advance(task, first, after)
+        self._batches.append(ticket)
+        return True
+
+    def _is_void(self, task: int, after: int) -> bool:
+        holding = self._holdings.get(task)
+        return holding is None or after > holding.stop
+
+    def discard(self, ticket: Ticket) -> list[GiveBack]:
+        """A batch is thrown away: what of it is still this trainer's goes back, with the rest of its leases."""
+        return self._give_back_all({task: first for task, first, _ in ticket if task in self._holdings})
+
+    def _advance(self, task: int, first: int, after: int) -> None:
+        holding = self._holdings[task]
+        skipped = range(holding.handed, first)
+        if first < holding.handed or any(position not in holding.holes for position in skipped):
+            raise AccountingError(f"a batch holds positions {first}…{after - 1} of task {task}, expected {holding.handed}")
+        holding.handed = after
+
+    def settle(self, keep: int) -> list[Acknowledgement]:
+        """The loop is done with all batches but the last `keep`."""
+        done: dict[int, Acknowledgement] = {}
+        while len(self._batches) > keep:
+            for task, _, after in self._batches.popleft():
+                done |= self.acknowledge(task, after)
+        return list(done.values())
+
+    def acknowledge(self, task: int, upto: int) -> dict[int, Acknowledgement]:
+        """Positions of a lease below `upto` were trained on; nothing when the lease is void."""
+        holding = self._holdings.get(task)
+        if holding is None:
+            return {}
+        holding.holes = {hole for hole in holding.holes if hole >= upto}
+        holding.done = upto
+        self._close_if_done(task, holding)
+        return {task: Acknowledgement(task=task, attempt=holding.attempt, upto=upto)}
+
+    def fail(self, task: int, position: int, reason: str) -> list[Failure]:
+        """A record cannot be read."""
+        holding = self._holdings.get(task)
+        if holding is None or position < holding.done or position in holding.holes:
+            return []
+        holding.holes.add(position)
+        attempt = holding.attempt
+        self._close_if_done(task, holding)
+        return [Failure(task=task, attempt=attempt, position=position, reason=reason)]
+
+    def fail_batch(self, reason: str) -> list[Failure]:
+        """The batch in hand failed as a whole: each of its records goes to quarantine."""
+        if not self._batches:
+            return []
+        ticket = self._batches.pop()
+        return [f for task, first, after in ticket for p in range(first, after) for f in self.fail(task, p, reason)]
+
+    def crumble(self, ticket: Ticket) -> list[GiveBack]:
+        """A partial batch that is not to be trained goes back as crumbs."""
+        backs = [self._give_back(task, first, crumb=True) for task, first, _ in ticket if task in self._holdings]
+        return [back for back in backs if back is not None]
+
+    def withdraw(self, batches: int) -> list[GiveBack]:
+        """The pass ended early: its last `batches` batches, and all that was never handed out, go back."""
+        starts: dict[int, int] = {task: holding.handed for task, holding in self._holdings.items()}
+        for _ in range(min(batches, len(self._batches))):
+            for task, first, _ in self._batches.pop():
+                if task in starts:
+                    starts[task] = min(first, starts[task])
+        return self._give_back_all(starts)
+
+    def give_back_unhanded(self, tasks: Iterable[int] | None = None) -> list[GiveBack]:
+        """Return what was never handed to the loop: of the leases named, or of all."""
+        wanted = self._holdings if tasks is None else [task for task in tasks if task in self._holdings]
+        return self._give_back_all({task: self._holdings[task].handed for task in wanted})
+
+    def give_back_unacknowledged(self) -> list[GiveBack]:
+        """Return all that is not acknowledged."""
+        self._batches.clear()
+        return self._give_back_all({task: holding.done for task, holding in self._holdings.items()})
+
+    def _give_back_all(self, starts: dict[int, int]) -> list[GiveBack]:
+        backs = (self._give_back(task, start) for task, start in starts.items())
+        return [back for back in backs if back is not None]
+
+    def _give_back(self, task: int, start: int, *, crumb: bool = False) -> GiveBack | None:
+        holding = self._holdings[task]
+        if start >= holding.stop:
+            return None
+        holding.stop = start
+        holding.handed = min(holding.handed, start)
+        holding.holes = {hole for hole in holding.holes if hole < start}
+        self._close_if_done(task, holding)
+        return GiveBack(task=task, attempt=holding.attempt, start=start, crumb=crumb)
+
+    def _close_if_done(self, task: int, holding: Holding) -> None:
+        while holding.done in holding.holes:
+            holding.holes.discard(holding.done)
+            holding.done += 1
+        if holding.done >= holding.stop:
+            del self._holdings[task]
+
+    def void(self, tasks: Iterable[int]) -> None:
+        """The master took these leases back: forget them."""
+        for task in tasks:
+            self._holdings.pop(task, None)
+
+    def clear(self) -> None:
+        """Another lineage: nothing is held any more."""
+        self._holdings.clear()
+        self._batches.clear()

@@ -1,0 +1,204 @@
+"""The master over grpc, as a trainer sees it: every call is repeated until the master answers.
+
+Carries calls and answers; it must not know what they mean. Used in the trainer's process only, never in a
+forked child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from edl_torch.client.attendance import Attendance, backoff
+from edl_torch.client.channel import MasterChannel, build_channel
+from edl_torch.client.environment import default_worker_id
+from edl_torch.client.forks import ForkGuard
+from edl_torch.core.calls import (
+    DatasetStatus,
+    LeaseAnswer,
+    LeaseCall,
+    MasterStatus,
+    RegisterAnswer,
+    RegisterCall,
+    ReportAnswer,
+    ReportCall,
+)
+from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed
+from edl_torch.rpc import convert
+from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
+from edl_torch.rpc.convert import checked
+from edl_torch.rpc.status import from_status
+
+__all__ = ["MasterClient", "build_channel"]
+
+log = logging.getLogger("edl_torch.client")
+
+ATTEMPT_S = 10.0  # of one attempt of a call, beside the time that it may wait at the master
+LEAST_ATTEMPT_S = 0.05
+LEAVE_S = 2.0
+
+
+class MasterClient:
+    """A `MasterPort` over grpc. Takes an address, or a channel of `build_channel` that it then owns.
+
+    A call that finds no master is repeated, with pauses of at most a second, for `master_timeout_s`; then it
+    raises MasterUnavailable. `close()` ends calls that wait; they raise ServiceClosed.
+    """
+
+    in_process = False
+
+    def __init__(
+        self,
+        master: str | MasterChannel,
+        worker_id: str | int | None = None,
+        *,
+        master_timeout_s: float = 600.0,
+    ) -> None:
+        if not master_timeout_s >= 0:
+            raise InvalidArgument(f"master_timeout_s must be 0 or more, not {master_timeout_s}")
+        self.worker_id = default_worker_id() if worker_id is None else str(worker_id)
+        self._channel = build_channel(master) if isinstance(master, str) else master
+        self._timeout_s = master_timeout_s
+        self._stub: Any = pb_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
+        self._guard = ForkGuard(self._channel.address)
+        self._process = os.getpid()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._attendances: dict[str, Attendance] = {}
+        atexit.register(self.close)
+
+    @property
+    def address(self) -> str:
+        """The master's `host:port`."""
+        return str(self._channel.address)
+
+    # Calls ----------------------------------------------------------------------------------------------
+
+    def register(self, call: RegisterCall) -> RegisterAnswer:
+        """Join a dataset."""
+        answer = self._call(self._stub.Register, checked(convert.register_call_to_wire, call))
+        return convert.register_answer_from_wire(answer)
+
+    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+        """Ask for leases; the master lets the call wait up to `wait_s`."""
+        request = checked(lambda value: convert.lease_call_to_wire(value, wait_s), call)
+        return convert.lease_answer_from_wire(self._call(self._stub.Lease, request, wait_s=wait_s))
+
+    def report(self, call: ReportCall) -> ReportAnswer:
+        """Tell outcomes and give back."""
+        request = checked(convert.report_call_to_wire, call)
+        return convert.report_answer_from_wire(self._call(self._stub.Report, request))
+
+    def snapshot(self, dataset: str) -> str:
+        """The dataset's token."""
+        token: str = self._call(self._stub.Snapshot, pb.SnapshotRequest(dataset=dataset)).token
+        return token
+
+    def restore(self, dataset: str, token: str | None) -> int:
+        """Take the dataset back to a token; returns the new lineage."""
+        request = pb.RestoreRequest(dataset=dataset, token=token)
+        lineage: int = self._call(self._stub.Restore, request).lineage
+        return lineage
+
+    def dataset_status(self, dataset: str) -> DatasetStatus:
+        """One dataset's progress."""
+        answer = self._call(self._stub.Status, pb.StatusRequest(dataset=dataset))
+        return convert.status_from_wire(answer).datasets[0]
+
+    def status(self) -> MasterStatus:
+        """The master's whole state."""
+        return convert.status_from_wire(self._call(self._stub.Status, pb.StatusRequest()))
+
+    def _call(self, rpc: Callable[..., Any], request: Any, *, wait_s: float = 0.0) -> Any:
+        """Repeat until answered; a repeated request is answered alike by the master."""
+        give_up_at = time.monotonic() + self._timeout_s
+        for pause_s in backoff():
+            left_s = give_up_at - time.monotonic()
+            try:
+                return self._attempt(rpc, request, wait_s + max(LEAST_ATTEMPT_S, min(ATTEMPT_S, left_s)))
+            except MasterUnavailable as error:
+                if time.monotonic() + pause_s >= give_up_at:
+                    raise self._unavailable(error) from error
+                log.debug("%s; trying again", error)
+            self._closing.wait(pause_s)
+        raise AssertionError("backoff never ends")
+
+    def _attempt(self, rpc: Callable[..., Any], request: Any, timeout_s: float) -> Any:
+        self._check_usable()
+        try:
+            return rpc(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            self._check_usable()
+            raise from_status(error, self.address) from error
+        except ValueError:  # grpc's word for a channel that was closed meanwhile
+            self._check_usable()
+            raise
+
+    def _check_usable(self) -> None:
+        if self._closing.is_set():
+            raise ServiceClosed(f"the client of the master at {self.address} was closed")
+        if os.getpid() != self._process:
+            raise EdlError("a MasterClient cannot be used in a forked child: make one there, or ask the parent")
+
+    def _unavailable(self, last: MasterUnavailable) -> MasterUnavailable:
+        return MasterUnavailable(
+            f"no answer from the master at {self.address} within {self._timeout_s:g} s: is it running, and is the "
+            f"address right? The last attempt: {last}"
+        )
+
+    # Presence -------------------------------------------------------------------------------------------
+
+    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+        """Keep the session alive, in two threads of its own, until `leave` or `close`."""
+        self._check_usable()
+        with self._lock:
+            if session in self._attendances:
+                return
+            attendance = Attendance(self._stub, session, on_wanted, before_connect=self._guard.refresh)
+            self._attendances[session] = attendance
+        attendance.start()
+
+    def leave(self, session: str) -> None:
+        """Say goodbye, without insisting: a master that does not hear it will notice."""
+        if self._closing.is_set() or os.getpid() != self._process:
+            return
+        try:
+            self._attempt(self._stub.Leave, pb.LeaveRequest(session=session), LEAVE_S)
+        except EdlError as error:
+            log.debug("session %s could not say goodbye: %s", session, error)
+        with self._lock:
+            attendance = self._attendances.pop(session, None)
+        if attendance is not None:
+            attendance.close()
+
+    def close(self) -> None:
+        """End all threads and the connection. In a forked child, which shares them, nothing is touched."""
+        if os.getpid() != self._process or self._closing.is_set():
+            return
+        self._closing.set()
+        atexit.unregister(self.close)
+        with self._lock:
+            attendances = list(self._attendances.values())
+            self._attendances.clear()
+        for attendance in attendances:
+            attendance.close()
+        self._channel.close()
+        self._guard.release()
+
+    def __enter__(self) -> MasterClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed " if self._closing.is_set() else ""
+        return f"<MasterClient {state}{self.address} worker={self.worker_id!r}>"

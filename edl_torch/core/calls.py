@@ -1,0 +1,209 @@
+"""What a trainer may ask of the master and what it is answered: plain values, the same for every transport.
+
+Nothing here decides anything, and nothing here knows protobuf; `rpc.convert` carries these over the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+
+NEW_PASS = -1  # `LeaseCall.epoch` of a pass that has no epoch yet: the answer names it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a trainer knows of a dataset; None follows what is registered, or the default."""
+
+    name: str
+    sources: tuple[Source, ...] | None = None
+    records_per_shard: int | None = None
+    seed: int | None = None
+    shuffle: bool | None = None
+    shuffle_shards: bool | None = None
+    shuffle_in_shard: bool | None = None
+    task_type: TaskType | None = None
+    num_epochs: int | None = None
+    epoch_barrier: bool | None = None
+    max_bad_records: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterCall:
+    """Join a dataset; describes it where `registration.sources` is given. `batch_size` is this trainer's."""
+
+    session: str
+    worker_id: str
+    batch_size: int
+    registration: Registration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterAnswer:
+    """The dataset as registered, and the ledger and lineage that every later call names."""
+
+    spec: DatasetSpec
+    ledger: str
+    lineage: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """One lease: a slice, named by (task, attempt). Grants of one non-zero `bundle` make whole batches together."""
+
+    task: int
+    attempt: int
+    slice: Slice
+    bundle: int = 0
+
+
+class PassState(Enum):
+    """What a lease call learns of the pass it belongs to."""
+
+    OPEN = "open"
+    EPOCH_OVER = "epoch over"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseCall:
+    """Ask for up to `count` leases of `epoch`. `request` numbers the call; a repeated number is answered alike.
+
+    `drained` says that every batch of this pass was handed to the loop: the trainer waits for the verdict.
+    `ledger` is the one that the registration named; a call for another one is refused ('' is not compared).
+    """
+
+    session: str
+    dataset: str
+    lineage: int
+    request: int
+    epoch: int
+    count: int
+    drained: bool = False
+    ledger: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAnswer:
+    """The leases granted (maybe none), the pass's epoch (NEW_PASS while it has none) and its state."""
+
+    request: int
+    epoch: int
+    state: PassState
+    grants: tuple[Grant, ...] = ()
+
+    @property
+    def nothing_yet(self) -> bool:
+        """Whether it grants nothing and ends nothing: a call that may wait is not answered with it at once."""
+        return not self.grants and self.state is PassState.OPEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgement:
+    """Records of a lease up to position `upto` (exclusive) were trained on."""
+
+    task: int
+    attempt: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The record at `position` cannot be read: put it in quarantine."""
+
+    task: int
+    attempt: int
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveBack:
+    """Return the lease's records from position `start` on; as `crumb` when they were less than a batch."""
+
+    task: int
+    attempt: int
+    start: int
+    crumb: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportCall:
+    """What became of leased records. Applied in the order failures, acknowledgements, give-backs."""
+
+    session: str
+    dataset: str
+    lineage: int
+    request: int
+    failures: tuple[Failure, ...] = ()
+    acknowledgements: tuple[Acknowledgement, ...] = ()
+    give_backs: tuple[GiveBack, ...] = ()
+    ledger: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportAnswer:
+    """`stale` lists the tasks that were refused; `wanted` says that another trainer waits for records."""
+
+    request: int
+    stale: tuple[int, ...] = ()
+    wanted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedRecord:
+    """A record that could not be read, with its place in the order and in its storage."""
+
+    epoch: int
+    shard: int
+    position: int
+    name: str
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetStatus:
+    """Counts in records unless said otherwise. `acknowledged`, `quarantined`, `dropped` are totals of all epochs."""
+
+    dataset: str
+    task_type: TaskType
+    epoch: int
+    num_epochs: int
+    size: int
+    shards: int
+    shards_left: int
+    todo: int
+    leased: int
+    leases: int
+    acknowledged: int
+    quarantined: int
+    dropped: int
+    finished: bool
+    trainers: int
+    failure: str = ""
+    quarantine: tuple[QuarantinedRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStatus:
+    """One session as the master sees it. `idle_s` is the time since its last call."""
+
+    session: str
+    worker_id: str
+    datasets: tuple[str, ...]
+    leased: int
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterStatus:
+    """Everything that `edl-torch status` shows."""
+
+    ledger: str
+    durable: bool
+    datasets: tuple[DatasetStatus, ...]
+    trainers: tuple[TrainerStatus, ...]

@@ -1,0 +1,279 @@
+"""The master's mind: every dataset's ledger and every session, behind one method per call.
+
+Pure and synchronous: `now` is an argument, and what follows from a call is returned. Locks, long polls,
+streams and the journal belong to the shells that own a dispatcher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl_torch.core.calls import (
+    DatasetStatus,
+    LeaseAnswer,
+    LeaseCall,
+    MasterStatus,
+    PassState,
+    RegisterAnswer,
+    RegisterCall,
+    Registration,
+    ReportAnswer,
+    ReportCall,
+    TrainerStatus,
+)
+from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.members import Member, Members
+from edl_torch.core.registration import new_spec, reconcile
+from edl_torch.core.token import Token
+from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
+from edl_torch.shard import Slice
+
+HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """A session that was given up, and the slices that it lost."""
+
+    session: str
+    worker_id: str
+    dataset: str
+    slices: tuple[Slice, ...]
+
+
+class Dispatcher:
+    """Applies calls to ledgers. `ledger_id` names this dispatcher's leases among all masters that ever were."""
+
+    def __init__(
+        self, *, ledger_id: str, lease_timeout_s: float = 30.0, grace_s: float = 1.0, durable: bool = False
+    ) -> None:
+        self.ledger_id = ledger_id
+        self.durable = durable
+        self.members = Members(lease_timeout_s=lease_timeout_s, grace_s=grace_s)
+        self.version = 0  # grows when waiting records, epochs or outcomes changed: long polls look again
+        self._ledgers: dict[str, ShardLedger] = {}
+        self._hungry: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
+
+    # Taking part ----------------------------------------------------------------------------------------
+
+    def define(self, registration: Registration, *, batch_size: int = 1) -> None:
+        """Make a dataset before any trainer asks for it, as the command line does."""
+        if registration.name in self._ledgers:
+            reconcile(self._ledgers[registration.name].spec, registration, alone=True)
+            return
+        self._ledgers[registration.name] = ShardLedger(new_spec(registration, batch_size))
+
+    def register(self, call: RegisterCall, now: float) -> RegisterAnswer:
+        """Join a dataset; the first description of it makes it."""
+        if call.batch_size < 1:
+            raise InvalidArgument(f"batch_size must be 1 or more, not {call.batch_size}")
+        name = call.registration.name
+        ledger = self._ledgers.get(name)
+        if ledger is None:
+            ledger = ShardLedger(new_spec(call.registration, call.batch_size))
+            self._ledgers[name] = ledger
+        else:
+            self._reconcile(ledger, call)
+        member = self.members.enter(call.session, call.worker_id, now)
+        member.datasets.add(name)
+        ledger.join(call.session, call.batch_size)
+        self.version += 1
+        return RegisterAnswer(spec=ledger.spec, ledger=self.ledger_id, lineage=ledger.lineage, epoch=ledger.epoch)
+
+    def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
+        others = ledger.trainers - (call.session in self.sessions_of(ledger.spec.name))
+        spec = reconcile(ledger.spec, call.registration, alone=others == 0)
+        if spec != ledger.spec:
+            ledger.respecify(spec)
+
+    def sessions_of(self, dataset: str) -> set[str]:
+        """The sessions that have joined a dataset."""
+        return {m.session for m in self.members if dataset in m.datasets}
+
+    def heartbeat(self, session: str, now: float) -> None:
+        """The session lives."""
+        self.members.heard(session, now)
+
+    def stream_opened(self, session: str, now: float) -> None:
+        """The session's stream stands, for the first time or again."""
+        self.members.stream_opened(session, now)
+
+    def stream_broke(self, session: str, now: float) -> None:
+        """The session's stream ended: unless it is opened again within the grace, `expire` gives it up."""
+        self.members.stream_broke(session, now)
+
+    def leave(self, session: str) -> tuple[Released, ...]:
+        """The session says goodbye; what it did not train on waits again."""
+        member = self.members.leave(session)
+        return () if member is None else tuple(self._release(member))
+
+    def expire(self, now: float) -> tuple[Released, ...]:
+        """Give up every session whose time is up."""
+        return tuple(released for session in self.members.dead(now) for released in self.leave(session))
+
+    def _release(self, member: Member) -> list[Released]:
+        self.version += 1
+        lost = []
+        for dataset in sorted(member.datasets):
+            self._hungry.get(dataset, {}).pop(member.session, None)
+            slices = self._ledgers[dataset].release(member.session)
+            lost.append(
+                Released(session=member.session, worker_id=member.worker_id, dataset=dataset, slices=slices)
+            )
+        return lost
+
+    # Lending and outcomes -----------------------------------------------------------------------------------
+
+    def lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
+        """Lend slices. A repeated request number gets the answer that it got before."""
+        self.members.heard(call.session, now)
+        return self.poll(call, now, last=True)
+
+    def poll(self, call: LeaseCall, now: float, *, last: bool = False) -> LeaseAnswer:
+        """Look on behalf of a call that waits in the shell: the session is not heard by it.
+
+        Unless it is the `last` look, an answer with nothing yet is not remembered, because it is not sent.
+        """
+        member = self.members.find(call.session)
+        earlier = member.answers.get(call.dataset)
+        if earlier is not None and call.request == earlier.request:
+            return earlier
+        if earlier is not None and call.request < earlier.request:
+            raise StaleLease(f"request {call.request} of session {call.session!r} was followed by {earlier.request}")
+        answer = self._lease(call, now)
+        if last or not answer.nothing_yet:
+            member.answers[call.dataset] = answer
+        return answer
+
+    def _lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
+        ledger = self._fenced(call)
+        if call.count < 1:
+            raise InvalidArgument(f"a lease call asks for 1 slice or more, not {call.count}")
+        before = ledger.epoch, ledger.finished
+        epoch, state, grants = ledger.lease(
+            call.session, epoch=call.epoch, count=call.count, drained=call.drained
+        )
+        if (ledger.epoch, ledger.finished) != before:
+            self.version += 1
+        hungry = self._hungry.setdefault(call.dataset, {})
+        hungry.pop(call.session, None)
+        if not grants and state is PassState.OPEN:
+            hungry[call.session] = now
+        return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants)
+
+    def wanted(self, dataset: str, session: str, now: float) -> bool:
+        """Whether another trainer was sent away empty a moment ago, and so waits for records of the dataset."""
+        hungry = self._hungry.get(dataset, {})
+        return any(other != session and now - since <= HUNGRY_S for other, since in hungry.items())
+
+    def report(self, call: ReportCall, now: float) -> ReportAnswer:
+        """Apply outcomes and give-backs; leases that are not the session's any more are listed as stale."""
+        member = self.members.heard(call.session, now)
+        ledger = self._fenced(call)
+        if call.request > member.reports.get(call.dataset, 0):
+            ledger.confirm(call.session)
+            member.reports[call.dataset] = call.request
+        stale = tuple(self._apply(ledger, call))
+        self.version += 1
+        return ReportAnswer(request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now))
+
+    def _apply(self, ledger: ShardLedger, call: ReportCall) -> list[int]:
+        stale: list[int] = []
+        session = call.session
+        for failure in call.failures:
+            try:
+                ledger.fail(session, failure.task, failure.attempt, failure.position, failure.reason)
+            except StaleLease:
+                stale.append(failure.task)
+        for done in call.acknowledgements:
+            try:
+                ledger.acknowledge(session, done.task, done.attempt, done.upto)
+            except StaleLease:
+                stale.append(done.task)
+        for back in call.give_backs:
+            try:
+                ledger.give_back(session, back.task, back.attempt, back.start, crumb=back.crumb)
+            except StaleLease:
+                stale.append(back.task)
+        return stale
+
+    def _fenced(self, call: LeaseCall | ReportCall) -> ShardLedger:
+        ledger = self._ledger(call.dataset)
+        if call.ledger not in ("", self.ledger_id):
+            raise StaleLease(f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.ledger}")
+        if call.lineage != ledger.lineage:
+            raise StaleLease(
+                f"dataset {call.dataset!r} is in lineage {ledger.lineage}; the call is of lineage {call.lineage}"
+            )
+        return ledger
+
+    def _ledger(self, dataset: str) -> ShardLedger:
+        ledger = self._ledgers.get(dataset)
+        if ledger is None:
+            raise UnknownDataset(f"the master has no dataset {dataset!r}: register it with a reader or a size")
+        return ledger
+
+    # Tokens and status ----------------------------------------------------------------------------------
+
+    def snapshot(self, dataset: str) -> str:
+        """The dataset's position as a token."""
+        return self._ledger(dataset).snapshot().encode()
+
+    def restore(self, dataset: str, token: str | None) -> int:
+        """Take the dataset back to a token (None: to the beginning). Returns the new lineage."""
+        ledger = self._ledger(dataset)
+        ledger.restore(None if token is None else Token.decode(token))
+        self._hungry.pop(dataset, None)
+        for member in self.members:
+            member.answers.pop(dataset, None)
+        self.version += 1
+        return ledger.lineage
+
+    def dataset_status(self, dataset: str) -> DatasetStatus:
+        """One dataset's progress."""
+        return describe(self._ledger(dataset))
+
+    def status(self, now: float) -> MasterStatus:
+        """Everything that there is to see."""
+        return MasterStatus(
+            ledger=self.ledger_id,
+            durable=self.durable,
+            datasets=tuple(describe(ledger) for ledger in self._ledgers.values()),
+            trainers=tuple(self._trainer(member, now) for member in self.members),
+        )
+
+    def _trainer(self, member: Member, now: float) -> TrainerStatus:
+        return TrainerStatus(
+            session=member.session,
+            worker_id=member.worker_id,
+            datasets=tuple(sorted(member.datasets)),
+            leased=sum(self._ledgers[name].held_by(member.session) for name in member.datasets),
+            idle_s=max(0.0, now - member.seen),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self.ledger_id} datasets={len(self._ledgers)} sessions={len(self.members)}>"
+
+
+def describe(ledger: ShardLedger) -> DatasetStatus:
+    """A ledger's state for people."""
+    spec = ledger.spec
+    return DatasetStatus(
+        dataset=spec.name,
+        task_type=spec.task_type,
+        epoch=ledger.epoch,
+        num_epochs=spec.num_epochs,
+        size=ledger.plan.size,
+        shards=ledger.plan.num_shards,
+        shards_left=ledger.shards_left,
+        todo=ledger.todo,
+        leased=ledger.leased_records,
+        leases=ledger.leases,
+        acknowledged=ledger.acknowledged,
+        quarantined=len(ledger.quarantine),
+        dropped=ledger.dropped,
+        finished=ledger.finished,
+        trainers=ledger.trainers,
+        failure=ledger.failure,
+        quarantine=tuple(ledger.quarantine),
+    )

@@ -1,0 +1,98 @@
+"""Who takes part: the sessions that the master knows, and the last lease answer that each was given.
+
+Pure: time comes in as numbers of a monotonic clock. What a lost session held is the ledger's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from edl_torch.core.calls import LeaseAnswer
+from edl_torch.errors import StaleLease
+
+
+@dataclass(slots=True)
+class Member:
+    """One session: its label, the datasets it joined, and when it was last heard."""
+
+    session: str
+    worker_id: str
+    seen: float
+    datasets: set[str] = field(default_factory=set)
+    answers: dict[str, LeaseAnswer] = field(default_factory=dict)
+    reports: dict[str, int] = field(default_factory=dict)
+    gone_since: float | None = None
+
+
+class Members:
+    """All sessions by id. A session is dead when it was silent too long, or when its stream stays broken."""
+
+    def __init__(self, *, lease_timeout_s: float, grace_s: float) -> None:
+        self.lease_timeout_s = lease_timeout_s
+        self.grace_s = grace_s
+        self._members: dict[str, Member] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(tuple(self._members.values()))
+
+    def enter(self, session: str, worker_id: str, now: float) -> Member:
+        """A session opens, or comes back."""
+        if session not in self._members:
+            self._members[session] = Member(session, worker_id, now)
+        return self.heard(session, now)
+
+    def find(self, session: str) -> Member:
+        """A member. Raises StaleLease for a session that is none."""
+        member = self._members.get(session)
+        if member is None:
+            raise StaleLease(f"session {session!r} is not known to this master: it was released, or never registered")
+        return member
+
+    def heard(self, session: str, now: float) -> Member:
+        """A call of a session arrived. Raises StaleLease for one that is not a member.
+
+        After its stream broke a call extends the grace and no more: it may have been on its way when the
+        trainer died.
+        """
+        member = self.find(session)
+        member.seen = now
+        if member.gone_since is not None:
+            member.gone_since = now
+        return member
+
+    def stream_opened(self, session: str, now: float) -> None:
+        """The session's stream stands (again)."""
+        member = self._members.get(session)
+        if member is not None:
+            member.seen, member.gone_since = now, None
+
+    def stream_broke(self, session: str, now: float) -> None:
+        """The session's stream ended without a goodbye: the grace begins."""
+        member = self._members.get(session)
+        if member is not None and member.gone_since is None:
+            member.gone_since = now
+
+    def leave(self, session: str) -> Member | None:
+        """The session is over."""
+        return self._members.pop(session, None)
+
+    def dead(self, now: float) -> tuple[str, ...]:
+        """Sessions whose time is up at `now`."""
+        return tuple(m.session for m in self._members.values() if self._deadline(m) <= now)
+
+    def next_deadline(self) -> float | None:
+        """When the next session would be dead if nothing more is heard of it."""
+        return min(map(self._deadline, self._members.values()), default=None)
+
+    def _deadline(self, member: Member) -> float:
+        deadline = member.seen + self.lease_timeout_s
+        if member.gone_since is not None:
+            deadline = min(deadline, member.gone_since + self.grace_s)
+        return deadline
+
+    def __repr__(self) -> str:
+        return f"<Members n={len(self)}>"

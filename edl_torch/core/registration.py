@@ -1,0 +1,62 @@
+"""How a dataset comes to be registered, and when a second description of it fits the first."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from edl_torch.core.calls import Registration
+from edl_torch.core.identity import differences, identity
+from edl_torch.core.spec import validate_spec
+from edl_torch.errors import DatasetConflict, UnknownDataset
+from edl_torch.shard import DatasetSpec
+
+BATCHES_PER_SHARD = 8
+_OPTIONS = ("task_type", "num_epochs", "epoch_barrier", "max_bad_records")
+
+
+def new_spec(registration: Registration, batch_size: int) -> DatasetSpec:
+    """The dataset that a first registration describes. Raises UnknownDataset when it is a name alone."""
+    if registration.sources is None:
+        raise UnknownDataset(
+            f"the master has no dataset {registration.name!r}, and the service gives no reader and no dataset_size: "
+            f"pass one of them, or start the master with --training_data"
+        )
+    given = _given(registration)
+    given.setdefault("records_per_shard", BATCHES_PER_SHARD * batch_size)
+    given.setdefault("shuffle_in_shard", None)
+    spec = DatasetSpec(**given)
+    validate_spec(spec)
+    return spec
+
+
+def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> DatasetSpec:
+    """The registered dataset, with what `asked` may still change of it.
+
+    The identity must agree in every field that `asked` names; a dataset made without a trainer leaves the
+    in-shard shuffle open for the first one. Options differ freely while `alone` uses the dataset.
+    Raises DatasetConflict with the differing fields.
+    """
+    given = _given(asked)
+    if registered.shuffle_in_shard is None:
+        registered = replace(registered, shuffle_in_shard=given.get("shuffle_in_shard"))
+    wanted = replace(registered, **given)
+    differing = differences(identity(registered), identity(wanted))
+    if not alone:
+        differing += [
+            f"{name}: registered {getattr(registered, name)}, asked {getattr(wanted, name)}"
+            for name in _OPTIONS
+            if getattr(registered, name) != getattr(wanted, name)
+        ]
+    if differing:
+        raise DatasetConflict(
+            f"dataset {registered.name!r} is registered with other settings: {'; '.join(differing)}. "
+            f"Use the registered ones, or another dataset_name"
+        )
+    validate_spec(wanted)
+    return wanted
+
+
+def _given(registration: Registration) -> dict[str, Any]:
+    values = {f.name: getattr(registration, f.name) for f in fields(registration)}
+    return {name: value for name, value in values.items() if value is not None}

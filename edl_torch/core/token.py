@@ -1,0 +1,118 @@
+"""The data position as one JSON string: what a model checkpoint keeps of the ledger.
+
+A format and its check only; who takes a snapshot, and when that is safe, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edl_torch.core.calls import QuarantinedRecord
+from edl_torch.core.identity import differences, identity
+from edl_torch.errors import TokenError
+from edl_torch.shard import DatasetSpec, Slice
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A position: the cursor, every begun slice without outcome, and the outcomes that are not training.
+
+    `identity` is that of the dataset; with it alone the token is the beginning of the data.
+    """
+
+    identity: Mapping[str, object]
+    epoch: int = 0
+    position: int = 0
+    offset: int = 0
+    open: tuple[Slice, ...] = ()
+    crumbs: tuple[Slice, ...] = ()
+    quarantine: tuple[QuarantinedRecord, ...] = ()
+    acknowledged: int = 0
+    dropped: int = 0
+
+    @property
+    def records_per_shard(self) -> int:
+        """The shard size that a dataset must have to go on from here."""
+        return int(str(self.identity["records_per_shard"]))
+
+    def check(self, spec: DatasetSpec) -> None:
+        """Raise TokenError, field by field, unless this token is of the dataset `spec`."""
+        differing = differences(identity(spec), self.identity)
+        if differing:
+            raise TokenError(
+                f"the token is not of dataset {spec.name!r} as registered: {'; '.join(differing)}. "
+                f"Give the service what the checkpoint was made with, or load_state_dict(None) to begin anew"
+            )
+
+    def encode(self) -> str:
+        """The token as one line of JSON."""
+        return json.dumps(
+            {
+                "version": VERSION,
+                "identity": dict(self.identity),
+                "cursor": [self.epoch, self.position, self.offset],
+                "open": [_row(s) for s in self.open],
+                "crumbs": [_row(s) for s in self.crumbs],
+                "quarantine": [[q.epoch, q.shard, q.position, q.name, q.index, q.reason] for q in self.quarantine],
+                "acknowledged": self.acknowledged,
+                "dropped": self.dropped,
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def decode(cls, text: str) -> Token:
+        """Read a token. Raises TokenError when it is damaged or of a newer version."""
+        try:
+            return cls._from(json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise TokenError(f"not a data token ({exc}): pass what service.state_dict() returned") from exc
+
+    @classmethod
+    def _from(cls, value: dict[str, Any]) -> Token:
+        if value["version"] != VERSION:
+            raise TokenError(f"token version {value['version']} is not known here (this is {VERSION}): upgrade edl-torch")
+        epoch, position, offset = map(_count, value["cursor"])
+        return cls(
+            identity=dict(value["identity"]),
+            epoch=epoch,
+            position=position,
+            offset=offset,
+            open=tuple(_slice(row) for row in value["open"]),
+            crumbs=tuple(_slice(row) for row in value["crumbs"]),
+            quarantine=tuple(_quarantined(row) for row in value["quarantine"]),
+            acknowledged=_count(value["acknowledged"]),
+            dropped=_count(value["dropped"]),
+        )
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+def _row(item: Slice) -> list[int]:
+    return [item.epoch, item.shard, item.skip, item.limit]
+
+
+def _slice(row: Any) -> Slice:
+    epoch, shard, skip, limit = map(_count, row)
+    return Slice(epoch=epoch, shard=shard, skip=skip, limit=limit)
+
+
+def _quarantined(row: Any) -> QuarantinedRecord:
+    epoch, shard, position, name, index, reason = row
+    return QuarantinedRecord(
+        epoch=_count(epoch),
+        shard=_count(shard),
+        position=_count(position),
+        name=str(name),
+        index=_count(index),
+        reason=str(reason),
+    )

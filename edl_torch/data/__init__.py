@@ -1,0 +1,1 @@
+"""Datasets and loaders: the only room that imports torch."""

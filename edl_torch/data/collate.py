@@ -1,0 +1,54 @@
+"""Puts a ticket beside each batch while it travels from where it is collated to the training loop.
+
+The envelope carries any batch type unchanged; it never looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from edl_torch.client.tickets import Tally, Ticket, ticket_size
+from edl_torch.errors import AccountingError
+
+
+class Envelope:
+    """A user's batch and the positions that it holds."""
+
+    __slots__ = ("batch", "ticket")
+
+    def __init__(self, batch: Any, ticket: Ticket) -> None:
+        self.batch = batch
+        self.ticket = ticket
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Envelope, (self.batch, self.ticket)
+
+    def pin_memory(self, device: Any = None) -> Envelope:
+        """What torch's pinning thread calls: the batch is pinned as torch would, the ticket kept."""
+        self.batch = pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
+        return self
+
+
+class TicketedCollate:
+    """The user's `collate_fn` with the count of drawn positions taken *before* it is called.
+
+    `batched` says that it is called with a list of samples, whose number must agree with the count.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], tally: Tally, *, batched: bool) -> None:
+        self._collate = collate
+        self._tally = tally
+        self._batched = batched
+
+    def __call__(self, samples: Any) -> Envelope:
+        ticket = self._tally.take()
+        if self._batched and ticket_size(ticket) != len(samples):
+            raise AccountingError(
+                f"a batch of {len(samples)} samples was drawn from {ticket_size(ticket)} positions: something "
+                f"between ShardedDataset and the loader adds or drops samples; do it in `transform` or "
+                f"`collate_fn` instead"
+            )
+        return Envelope(self._collate(samples), ticket)

@@ -1,0 +1,73 @@
+"""Reads one leased slice as columnar batches: one call of the reader for each, no Python loop over records.
+
+When a batch cannot be read its records are tried one by one, so that only the bad ones are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edl_torch.core.calls import Grant
+from edl_torch.core.plan import Plan
+from edl_torch.data.reading import OnBad, name_record
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.shard import IndexArray, Indices
+
+Runs = list[tuple[int, int]]  # (first position, position after)
+
+
+def read_columns(
+    reader: AbstractDataReader, plan: Plan, grant: Grant, batch_size: int, on_bad: OnBad
+) -> Iterator[tuple[Runs, Any]]:
+    """Yield `(runs of positions, batch)` of at most `batch_size` records each, in the order of the slice.
+
+    A batch never mixes sources; with a global shuffle over several sources batches are therefore smaller.
+    """
+    cut = grant.slice
+    for skip in range(cut.skip, cut.stop, batch_size):
+        part = replace(cut, skip=skip, limit=min(batch_size, cut.stop - skip))
+        indices = plan.indices(part)
+        for first, after in _same_source(indices):
+            name = indices[first][0]
+            yield from _read(reader, name, indices.numbers[first:after], skip + first, on_bad)
+
+
+def _same_source(indices: Indices) -> Iterator[tuple[int, int]]:
+    """The longest runs of one source."""
+    if indices.sources is None:
+        yield 0, len(indices)
+        return
+    edges = [0, *(np.flatnonzero(np.diff(indices.sources)) + 1).tolist(), len(indices)]
+    yield from zip(edges[:-1], edges[1:], strict=True)
+
+
+def _read(
+    reader: AbstractDataReader, name: str, numbers: IndexArray, position: int, on_bad: OnBad
+) -> Iterator[tuple[Runs, Any]]:
+    try:
+        batch = reader.read_batch(name, numbers)
+    except Exception:  # noqa: BLE001  a reader is the user's code: the records that fail are named below
+        good = _readable(reader, name, numbers, position, on_bad)
+        if good.any():
+            runs = [(position + int(at), position + int(at) + 1) for at in np.flatnonzero(good)]
+            yield runs, reader.read_batch(name, numbers[good])
+        return
+    yield [(position, position + len(numbers))], batch
+
+
+def _readable(
+    reader: AbstractDataReader, name: str, numbers: IndexArray, position: int, on_bad: OnBad
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    good = np.zeros(len(numbers), dtype=bool)
+    for at, number in enumerate(numbers.tolist()):
+        try:
+            reader.read_batch(name, numbers[at : at + 1])
+        except Exception as exc:  # noqa: BLE001  as above
+            on_bad(position + at, name_record(exc, name, number))
+        else:
+            good[at] = True
+    return good

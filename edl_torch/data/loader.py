@@ -1,0 +1,179 @@
+"""`ElasticDataLoader`: a `DataLoader` whose consumption tells the master what was trained on.
+
+One `for batch in loader` is one epoch, with whatever comes back from peers that die. It does not read
+records and does not speak to the master; the session does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.collate import default_collate, default_convert
+
+from edl_torch.client.service import DataShardService
+from edl_torch.client.session import Session
+from edl_torch.client.tickets import ticket_size
+from edl_torch.data.collate import Envelope, TicketedCollate
+from edl_torch.data.dataset import Feed, ShardedDataset
+from edl_torch.errors import ConcurrentIteration, InvalidArgument
+
+_FROM_SERVICE: Any = object()
+_ELSEWHERE = {
+    "shuffle": "order is set by shuffle= at the dataset and shuffle_shards=, shuffle= at the service",
+    "sampler": "the master decides who reads what",
+    "batch_sampler": "the master decides who reads what",
+}
+
+
+class ElasticDataLoader(DataLoader[Any]):
+    """A `DataLoader` over a `ShardedDataset`, with its arguments; `batch_size` comes from the service.
+
+    A batch is acknowledged when the next one is asked for, or when the attached optimizer has stepped.
+    Batches arrive as `collate_fn` made them. With `batch_size=None` the reader makes the batches where it
+    has `read_batch`, of the service's `batch_size` records each; else samples arrive one by one.
+
+    `len(loader)` is the epoch's records over the batch size; an estimate where several trainers share them.
+
+    Raises:
+        InvalidArgument: an argument that decides the order, or a `batch_size` other than the service's.
+    """
+
+    def __init__(self, dataset: ShardedDataset, batch_size: int | None = _FROM_SERVICE, **kwargs: Any) -> None:
+        if not isinstance(dataset, ShardedDataset):
+            raise InvalidArgument(
+                f"ElasticDataLoader takes a ShardedDataset or ImageDataset, not {type(dataset).__name__}: wrap the "
+                f"reader in one"
+            )
+        _check_arguments(kwargs)
+        service = dataset.service
+        if batch_size is _FROM_SERVICE:
+            batch_size = service.batch_size
+        if batch_size is not None and batch_size != service.batch_size:
+            raise InvalidArgument(f"batch_size is {service.batch_size} at the service: leave it out here")
+        if batch_size is None and kwargs.get("drop_last"):
+            raise InvalidArgument("drop_last needs batches made by the loader: leave out batch_size=None")
+        super().__init__(dataset, batch_size=batch_size, **kwargs)
+        self._arguments = kwargs
+        self._inner: DataLoader[Any] | None = None
+        self._feed: Feed | None = None
+        self._live: weakref.ref[_Pass] | None = None
+
+    @property
+    def service(self) -> DataShardService:
+        """Where the shards come from."""
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        return dataset.service
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        live = None if self._live is None else self._live()
+        if live is not None and not live.closed:
+            raise ConcurrentIteration(
+                "an iterator over this loader is alive: finish it, break out of its loop, or call loader.close()"
+            )
+        iterator = _Pass(self, self.service.session)
+        self._live = weakref.ref(iterator)
+        return iterator
+
+    def __len__(self) -> int:
+        size = self.service.size
+        if self.batch_size is None and not self._columnar:
+            return size
+        batch = self.service.batch_size
+        return size // batch if self.drop_last else -(-size // batch)
+
+    @property
+    def _columnar(self) -> bool:
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        return self.batch_size is None and dataset.makes_batches
+
+    def close(self) -> None:
+        """End an iteration that is under way: what the loop has not finished with goes back."""
+        live = None if self._live is None else self._live()
+        if live is not None:
+            live.close()
+
+    def read(self) -> Iterator[Envelope]:
+        """Begin to read what the session has leases for; the inner loader never drops a partial batch."""
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        if self._inner is None:
+            self._feed = Feed(columnar=self._columnar)
+            collate = TicketedCollate(self._user_collate(), self._feed.tally, batched=self.batch_size is not None)
+            arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
+            self._inner = DataLoader(dataset, batch_size=self.batch_size, **arguments)
+        dataset.bind(self._feed)
+        try:
+            return iter(self._inner)
+        finally:
+            if self.num_workers:
+                dataset.bind(None)
+
+    def _user_collate(self) -> Callable[[Any], Any]:
+        given: Callable[[Any], Any] | None = self._arguments.get("collate_fn")
+        if given is not None:
+            return given
+        return default_convert if self.batch_size is None else default_collate
+
+
+def _check_arguments(kwargs: dict[str, Any]) -> None:
+    for name, why in _ELSEWHERE.items():
+        if kwargs.get(name):
+            raise InvalidArgument(f"ElasticDataLoader takes no {name}: {why}")
+        kwargs.pop(name, None)
+
+
+class _Pass(Iterator[Any]):
+    """One iteration over the loader: inner passes until the master says that the epoch is over."""
+
+    def __init__(self, loader: ElasticDataLoader, session: Session) -> None:
+        self._loader = loader
+        self._session = session
+        self._batch_size = loader.batch_size if loader.drop_last else None
+        self._inner: Iterator[Envelope] | None = None
+        self.closed = False
+        self._number = session.open_pass()
+
+    def __next__(self) -> Any:
+        if self.closed:
+            raise StopIteration
+        going_on = False
+        try:
+            self._session.batch_requested()
+            envelope = self._next_envelope()
+            going_on = envelope is not None
+        finally:
+            if not going_on:
+                self.close()
+        if envelope is None:
+            raise StopIteration
+        return envelope.batch
+
+    def _next_envelope(self) -> Envelope | None:
+        while True:
+            if self._inner is None:
+                if not self._session.more_to_read():
+                    return None
+                self._inner = self._loader.read()
+            for envelope in self._inner:
+                if self._is_crumb(envelope):
+                    self._session.crumble(envelope.ticket)
+                elif self._session.hand(envelope.ticket):
+                    return envelope
+            self._inner = None
+
+    def _is_crumb(self, envelope: Envelope) -> bool:
+        return self._batch_size is not None and ticket_size(envelope.ticket) < self._batch_size
+
+    def close(self) -> None:
+        """End the pass; a batch in hand that is not finished with goes back."""
+        if self.closed:
+            return
+        self.closed = True
+        self._inner = None
+        self._session.close_pass(self._number)
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True):
+            self.close()

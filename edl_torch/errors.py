@@ -1,0 +1,71 @@
+"""Every error that the package raises on purpose.
+
+The messages say what went wrong, with which thing, and how to fix it. Each class can be rebuilt from its
+message alone: a DataLoader carries a worker's exception to the trainer in exactly that form.
+"""
+
+from __future__ import annotations
+
+
+class EdlError(Exception):
+    """The root of all errors of edl_torch."""
+
+
+class InvalidArgument(EdlError, ValueError):
+    """An argument, option or variable has a value that cannot be used."""
+
+
+class UnknownDataset(EdlError):
+    """The master has no dataset of this name and the call does not describe one."""
+
+
+class DatasetConflict(EdlError):
+    """A dataset is registered under this name already, with another identity."""
+
+
+class StaleLease(EdlError):
+    """The lease was taken back, or belongs to another ledger, lineage or session; nothing was changed."""
+
+
+class TokenError(EdlError, ValueError):
+    """A checkpoint token is damaged, of an unknown version, or of another dataset."""
+
+
+class TooManyBadRecords(EdlError):
+    """More records are in quarantine than `max_bad_records` allows: the job has failed."""
+
+
+class AccountingError(EdlError):
+    """Samples and positions disagree: something between reader and batch drops or adds samples."""
+
+
+class ConcurrentIteration(EdlError, RuntimeError):
+    """A second iterator was opened while the first one is alive."""
+
+
+class ServiceClosed(EdlError, RuntimeError):
+    """The service was closed before this call."""
+
+
+class MasterUnavailable(EdlError, ConnectionError):
+    """The master did not answer within `master_timeout_s`. It is never an end of the data."""
+
+
+class MasterStartError(EdlError):
+    """The master cannot start: port in use, bad address, unusable state folder."""
+
+
+class ReaderError(EdlError):
+    """A reader cannot be made, or cannot read its source."""
+
+
+class ReaderUnavailable(ReaderError):
+    """A reader needs a package that is not installed."""
+
+
+class DataFormatError(ReaderError, ValueError):
+    """A file that describes a dataset (JSON, CSV, XML, list) is not what the reader expects."""
+
+
+class BadRecord(ReaderError):
+    """One record cannot be read: missing or broken file, undecodable image, failing transform."""

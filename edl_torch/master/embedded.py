@@ -1,0 +1,142 @@
+"""A master inside the trainer's own process: no server, no socket, no thread.
+
+One lock around a dispatcher. Sessions never expire: they live in the process that would have to notice. It
+must not import grpc, so that a single-machine job never does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import TypeVar
+
+from edl_torch.core.calls import (
+    DatasetStatus,
+    LeaseAnswer,
+    LeaseCall,
+    MasterStatus,
+    RegisterAnswer,
+    RegisterCall,
+    ReportAnswer,
+    ReportCall,
+)
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.errors import ServiceClosed
+
+T = TypeVar("T")
+
+LOOK_AGAIN_S = 1.0  # a waiting call looks at least so often, and so stays known as waiting
+
+
+class LocalMaster:
+    """A `MasterPort` over a dispatcher of its own, or over one that is given. Safe for many threads.
+
+    `clock` tells the dispatcher the time; waiting in `lease` is measured in real time.
+    """
+
+    in_process = True
+
+    def __init__(
+        self,
+        worker_id: str | None = None,
+        *,
+        dispatcher: Dispatcher | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.worker_id = "local" if worker_id is None else str(worker_id)
+        self._dispatcher = dispatcher or Dispatcher(ledger_id=uuid.uuid4().hex)
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._version = self._dispatcher.version
+        self._listeners: dict[str, Callable[[str], None]] = {}
+        self._closed = False
+
+    def apply(self, action: Callable[[Dispatcher, float], T]) -> T:
+        """Let the dispatcher act at the present time, and wake the calls that wait. Raises ServiceClosed."""
+        with self._changed:
+            if self._closed:
+                raise ServiceClosed("the embedded master was closed: make another LocalMaster")
+            try:
+                return action(self._dispatcher, self._clock())
+            finally:
+                if self._dispatcher.version != self._version:
+                    self._version = self._dispatcher.version
+                    self._changed.notify_all()
+
+    def register(self, call: RegisterCall) -> RegisterAnswer:
+        """Join a dataset."""
+        return self.apply(lambda dispatcher, now: dispatcher.register(call, now))
+
+    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+        """Remember whom to call back. The callback runs in the thread of the session that waits."""
+        with self._changed:
+            self._listeners[session] = on_wanted
+
+    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+        """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
+        deadline = time.monotonic() + wait_s
+        self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, now))
+        while True:
+            left = deadline - time.monotonic()
+            version = self._version
+            answer = self.apply(lambda d, now, last=left <= 0: d.poll(call, now, last=last))  # type: ignore[misc]
+            if not answer.nothing_yet:
+                return answer
+            self._call_back(call)
+            if left <= 0:
+                return answer
+            self._wait_for_change(version, min(left, LOOK_AGAIN_S))
+
+    def _wait_for_change(self, version: int, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._version != version, timeout_s)
+
+    def _call_back(self, call: LeaseCall) -> None:
+        with self._changed:
+            now = self._clock()
+            wanted = [
+                listener
+                for session in self._dispatcher.sessions_of(call.dataset)
+                if (listener := self._listeners.get(session)) is not None
+                and self._dispatcher.wanted(call.dataset, session, now)
+            ]
+        for listener in wanted:  # outside the lock: it will call back into this master
+            listener(call.dataset)
+
+    def report(self, call: ReportCall) -> ReportAnswer:
+        """Tell outcomes and give back."""
+        return self.apply(lambda dispatcher, now: dispatcher.report(call, now))
+
+    def snapshot(self, dataset: str) -> str:
+        """The dataset's token."""
+        return self.apply(lambda dispatcher, _: dispatcher.snapshot(dataset))
+
+    def restore(self, dataset: str, token: str | None) -> int:
+        """Take the dataset back to a token; returns the new lineage."""
+        return self.apply(lambda dispatcher, _: dispatcher.restore(dataset, token))
+
+    def dataset_status(self, dataset: str) -> DatasetStatus:
+        """One dataset's progress."""
+        return self.apply(lambda dispatcher, _: dispatcher.dataset_status(dataset))
+
+    def status(self) -> MasterStatus:
+        """The master's whole state."""
+        return self.apply(lambda dispatcher, now: dispatcher.status(now))
+
+    def leave(self, session: str) -> None:
+        """Say goodbye. After `close` there is nothing left to leave."""
+        if not self._closed:
+            self.apply(lambda dispatcher, _: dispatcher.leave(session))
+            self._listeners.pop(session, None)
+
+    def close(self) -> None:
+        """Wake every waiting call; later ones raise ServiceClosed."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __repr__(self) -> str:
+        state = "closed " if self._closed else ""
+        return f"<LocalMaster {state}worker={self.worker_id!r} {self._dispatcher!r}>"

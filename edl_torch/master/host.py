@@ -1,0 +1,204 @@
+"""The owner of a dispatcher on one event loop: long polls, session streams and the clock of the dead.
+
+One loop, so no locks: between two awaits nobody else touches the dispatcher. It must not know grpc or
+protobuf; `servicer` speaks those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from edl_torch.core.calls import LeaseAnswer, LeaseCall, RegisterAnswer, RegisterCall
+from edl_torch.core.dispatcher import Dispatcher, Released
+
+T = TypeVar("T")
+
+log = logging.getLogger("edl_torch.master")
+
+MAX_WAIT_S = 30.0  # of one lease call
+LOOK_AGAIN_S = 1.0  # a waiting call looks at least so often, and so stays known as waiting
+CALL_BACK_S = 0.2  # between two rounds of `wanted` events of a dataset
+REAPER_PAUSE_S = 1.0  # after a failure of the reaper itself
+
+
+class SessionStream:
+    """What is to be told to one session: a set of datasets, so that a slow reader costs no memory."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[str, None] = {}
+        self._news = asyncio.Event()
+        self.ended = False
+
+    def want(self, dataset: str) -> None:
+        """Another trainer waits for records of the dataset."""
+        self._wanted[dataset] = None
+        self._news.set()
+
+    def end(self) -> None:
+        """Nothing more will be told."""
+        self.ended = True
+        self._news.set()
+
+    async def next(self) -> str | None:
+        """The next wanted dataset; None at the end."""
+        while not (self._wanted or self.ended):
+            self._news.clear()
+            await self._news.wait()
+        return None if self.ended else self._wanted.popitem()[0]
+
+
+class MasterHost:
+    """A dispatcher with everything that waits on it. `start()` and `close()` run on its loop."""
+
+    def __init__(self, dispatcher: Dispatcher, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.dispatcher = dispatcher
+        self._clock = clock
+        self._version = dispatcher.version
+        self._changed = asyncio.Event()
+        self._streams: dict[str, SessionStream] = {}
+        self._called_back: dict[str, float] = {}
+        self._deadlines_changed = asyncio.Event()
+        self._reaper: asyncio.Task[None] | None = None
+        self._draining = False
+
+    def start(self) -> None:
+        """Begin to watch for dead sessions."""
+        self._reaper = asyncio.create_task(self._reap(), name="edl-reaper")
+
+    def drain(self) -> None:
+        """Answer every waiting call with what there is, and end every stream: the master is about to stop."""
+        self._draining = True
+        for stream in self._streams.values():
+            stream.end()
+        self._wake()
+
+    async def close(self) -> None:
+        """End the task that `start` began."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            await asyncio.gather(self._reaper, return_exceptions=True)
+
+    # Calls ----------------------------------------------------------------------------------------------
+
+    def apply(self, action: Callable[[Dispatcher, float], T]) -> T:
+        """Let the dispatcher act at the present time, and wake whom that concerns."""
+        try:
+            return action(self.dispatcher, self._clock())
+        finally:
+            if self.dispatcher.version != self._version:
+                self._version = self.dispatcher.version
+                self._wake()
+
+    def register(self, call: RegisterCall) -> RegisterAnswer:
+        """Join a dataset."""
+        answer = self.apply(lambda dispatcher, now: dispatcher.register(call, now))
+        self._deadlines_changed.set()
+        log.info("registered dataset=%s worker=%s session=%s", answer.spec.name, call.worker_id, call.session)
+        return answer
+
+    async def lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
+        """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
+        deadline = self._clock() + (min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0)
+        self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, now))
+        while True:
+            left = deadline - self._clock()
+            answer = self._look(call, last=left <= 0 or self._draining)
+            if answer is not None:
+                return answer
+            await _set_within(self._changed, min(left, LOOK_AGAIN_S))
+
+    def _look(self, call: LeaseCall, *, last: bool) -> LeaseAnswer | None:
+        answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now, last=last))
+        if not answer.nothing_yet:
+            return answer
+        self._call_back(call.dataset)
+        return answer if last else None
+
+    def leave(self, session: str) -> None:
+        """The session says goodbye."""
+        log_released(self.apply(lambda dispatcher, _: dispatcher.leave(session)), "left")
+        stream = self._streams.pop(session, None)
+        if stream is not None:
+            stream.end()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # Streams --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def attending(self, session: str) -> Iterator[SessionStream]:
+        """The session's stream stands while this is open. A newer one of the same session replaces it."""
+        stream = SessionStream()
+        older = self._streams.get(session)
+        if older is not None:
+            older.end()
+        self._streams[session] = stream
+        if self._draining:
+            stream.end()
+        self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
+        try:
+            yield stream
+        finally:
+            self._detach(session, stream)
+
+    def _detach(self, session: str, stream: SessionStream) -> None:
+        if self._streams.get(session) is not stream:
+            return  # replaced, or the session has left
+        del self._streams[session]
+        if not self._draining:
+            log.info("stream broke session=%s", session)
+            self.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
+            self._deadlines_changed.set()
+
+    def _call_back(self, dataset: str) -> None:
+        """Tell the others that a trainer waits: they may hold leases of which nothing was drawn."""
+        now = self._clock()
+        if now - self._called_back.get(dataset, float("-inf")) < CALL_BACK_S:
+            return
+        self._called_back[dataset] = now
+        for session in self.dispatcher.sessions_of(dataset):
+            stream = self._streams.get(session)
+            if stream is not None and self.dispatcher.wanted(dataset, session, now):
+                stream.want(dataset)
+
+    # The dead -------------------------------------------------------------------------------------------
+
+    async def _reap(self) -> None:
+        while True:
+            try:
+                await self._reap_once()
+            except Exception:  # the task must outlive any single failure: nobody else frees the leases
+                log.exception("reaper failed; it goes on")
+                await asyncio.sleep(REAPER_PAUSE_S)
+
+    async def _reap_once(self) -> None:
+        self._deadlines_changed.clear()
+        deadline = self.dispatcher.members.next_deadline()
+        await _set_within(self._deadlines_changed, None if deadline is None else deadline - self._clock())
+        log_released(self.apply(lambda dispatcher, now: dispatcher.expire(now)), "expired")
+
+    def __repr__(self) -> str:
+        return f"<MasterHost {self.dispatcher!r} streams={len(self._streams)}>"
+
+
+async def _set_within(event: asyncio.Event, timeout_s: float | None) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+
+
+def log_released(released: tuple[Released, ...], why: str) -> None:
+    """One line for each dataset that lost a trainer."""
+    for item in released:
+        records = sum(s.limit for s in item.slices)
+        log.info(
+            "released dataset=%s worker=%s session=%s why=%s slices=%d records=%d",
+            *(item.dataset, item.worker_id, item.session, why, len(item.slices), records),
+        )

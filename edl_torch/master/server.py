@@ -1,0 +1,166 @@
+"""The master as a process: binds an address, serves until a signal, then drains.
+
+It must not know what the calls mean, nor which datasets there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.errors import EdlError, InvalidArgument, MasterStartError
+from edl_torch.master.host import MasterHost
+from edl_torch.master.servicer import MasterServicer
+from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
+from edl_torch.rpc.address import HostPort, parse_address
+
+log = logging.getLogger("edl_torch.master")
+
+MESSAGE_BYTES = 64 << 20
+DRAIN_S = 5.0
+
+
+class MasterServer:
+    """A grpc server over one host. `start`, `drain` and `stop` run on one event loop."""
+
+    def __init__(self, dispatcher: Dispatcher, address: str, *, insecure: bool = False) -> None:
+        self._wanted = checked_address(address, insecure=insecure)
+        self._host = MasterHost(dispatcher)
+        self._server = grpc.aio.server(options=server_options(dispatcher.members.lease_timeout_s))
+        pb_grpc.add_MasterServicer_to_server(MasterServicer(self._host), self._server)  # type: ignore[no-untyped-call]
+
+    async def start(self) -> HostPort:
+        """Bind and serve. Returns the address with its real port; raises MasterStartError."""
+        check_free(self._wanted)
+        try:
+            port = self._server.add_insecure_port(str(self._wanted))
+        except RuntimeError as exc:
+            raise MasterStartError(f"cannot listen on {self._wanted}: {exc}") from exc
+        self._host.start()
+        await self._server.start()
+        return HostPort(self._wanted.host, port)
+
+    async def drain(self, grace_s: float = DRAIN_S) -> None:
+        """Take no new calls, answer those that are here, stop."""
+        self._host.drain()
+        await self._server.stop(grace_s)
+        await self._host.close()
+
+    async def stop(self) -> None:
+        """Stop at once."""
+        await self.drain(0.0)
+
+    def __repr__(self) -> str:
+        return f"<MasterServer {self._wanted} {self._host!r}>"
+
+
+async def serve(
+    dispatcher: Dispatcher,
+    address: str,
+    *,
+    insecure: bool = False,
+    on_ready: Callable[[HostPort], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once."""
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    server = MasterServer(dispatcher, address, insecure=insecure)
+    try:
+        on_ready(await server.start())
+    except EdlError:
+        await server.stop()
+        raise
+    log.info("signal %d: draining", await signals.get())
+    await _drain_until_signal(server, signals)
+
+
+async def _drain_until_signal(server: MasterServer, signals: asyncio.Queue[int]) -> None:
+    drained = asyncio.create_task(server.drain(), name="edl-drain")
+    again = asyncio.create_task(signals.get(), name="edl-second-signal")
+    await asyncio.wait({drained, again}, return_when=asyncio.FIRST_COMPLETED)
+    if not drained.done():
+        log.info("second signal: stopping at once")
+        await server.stop()
+    again.cancel()
+    await asyncio.gather(drained, again, return_exceptions=True)
+
+
+def server_options(lease_timeout_s: float) -> list[tuple[str, int]]:
+    """Options of the grpc server. Its own pings only clean up: who is dead is decided by `core.members`."""
+    patience_ms = max(1000, int(min(lease_timeout_s, 3600.0) * 1000))
+    return [
+        ("grpc.so_reuseport", 0),  # so that a port in use is an error
+        ("grpc.max_receive_message_length", MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", patience_ms),
+        ("grpc.keepalive_timeout_ms", patience_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def checked_address(text: str, *, insecure: bool) -> HostPort:
+    """Where to listen. Raises MasterStartError for what cannot be, or must not be without being asked for."""
+    try:
+        address = parse_address(text)
+        found = address.resolve()
+    except InvalidArgument as exc:
+        raise MasterStartError(f"cannot listen: {exc}") from exc
+    except OSError as exc:
+        raise MasterStartError(f"cannot listen on {text}: host {address.host!r} is unknown: {exc}") from exc
+    exposed = sorted(str(ip) for ip in found if not ip.is_loopback)
+    if exposed and not insecure:
+        raise MasterStartError(
+            f"{text} can be reached from other machines ({', '.join(exposed)}), and whoever reaches it may use it: "
+            f"listen on 127.0.0.1, or pass --insecure if the network is your own"
+        )
+    if exposed:
+        log.warning("listening on %s without encryption and without a password (--insecure)", text)
+    return address
+
+
+def check_free(address: HostPort) -> None:
+    """Raise MasterStartError with the system's own reason when the address cannot be bound."""
+    for family, kind, protocol, _, where in socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM
+    ):
+        with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(where)
+                probe.listen(1)
+            except OSError as exc:
+                raise MasterStartError(f"cannot listen on {address}: {exc.strerror}{_hint(exc)}") from exc
+
+
+def _hint(error: OSError) -> str:
+    import errno
+
+    hints = {
+        errno.EADDRINUSE: ": another process has this port; stop it, or take another one (port 0 picks one)",
+        errno.EADDRNOTAVAIL: ": no interface of this machine has this address",
+        errno.EACCES: ": ports below 1024 need privileges; take a higher one",
+    }
+    return hints.get(error.errno or 0, "")
+
+
+def write_address_file(path: Path, address: HostPort) -> None:
+    """Write `host:port` so that a reader sees either nothing or all of it. Raises MasterStartError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(f"{address}\n")
+        part.replace(path)
+    except OSError as exc:
+        raise MasterStartError(f"cannot write the address file {path}: {exc.strerror}") from exc

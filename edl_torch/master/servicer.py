@@ -1,0 +1,109 @@
+"""The grpc door of the master: converts each call, hands it to the host, converts the answer.
+
+Decides nothing. It must not touch the dispatcher but through the host.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from edl_torch.core import calls
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.errors import EdlError
+from edl_torch.master.host import MasterHost
+from edl_torch.rpc import convert
+from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc.convert import checked
+from edl_torch.rpc.status import to_status
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = Callable[["MasterServicer", Q, Context], Awaitable[R]]
+
+
+def guarded(handler: Handler[Q, R]) -> Handler[Q, R]:
+    """Errors of ours become statuses; any other one is a bug and is logged by grpc with its traceback."""
+
+    @functools.wraps(handler)
+    async def guard(self: MasterServicer, request: Q, context: Context) -> R:
+        try:
+            return await handler(self, request, context)
+        except EdlError as error:
+            code, details, metadata = to_status(error)
+            await context.abort(code, details, metadata)
+
+    return guard
+
+
+class MasterServicer:
+    """One method per call of `service Master`, on the host's event loop."""
+
+    def __init__(self, host: MasterHost) -> None:
+        self._host = host
+
+    @guarded
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        answer = self._host.register(checked(convert.register_call_from_wire, request))
+        return checked(convert.register_answer_to_wire, answer)
+
+    @guarded
+    async def Attend(self, request: pb.AttendRequest, context: Context) -> None:
+        # A coroutine that writes, not a generator: its `finally` runs at once when the stream breaks.
+        with self._host.attending(request.session) as stream:
+            await context.write(pb.AttendEvent(attending=_attending(self._host.dispatcher)))
+            while (dataset := await stream.next()) is not None:
+                await context.write(pb.AttendEvent(wanted=pb.Wanted(dataset=dataset)))
+
+    @guarded
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
+        self._host.apply(lambda dispatcher, now: dispatcher.heartbeat(request.session, now))
+        return pb.HeartbeatResponse()
+
+    @guarded
+    async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseResponse:
+        answer = await self._host.lease(convert.lease_call_from_wire(request), request.wait_s)
+        return convert.lease_answer_to_wire(answer)
+
+    @guarded
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
+        call = convert.report_call_from_wire(request)
+        return convert.report_answer_to_wire(self._host.apply(lambda d, now: d.report(call, now)))
+
+    @guarded
+    async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
+        return pb.SnapshotResponse(token=self._host.apply(lambda d, _: d.snapshot(request.dataset)))
+
+    @guarded
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
+        token = request.token if request.HasField("token") else None
+        return pb.RestoreResponse(lineage=self._host.apply(lambda d, _: d.restore(request.dataset, token)))
+
+    @guarded
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
+        if not request.HasField("dataset"):
+            return convert.status_to_wire(self._host.apply(lambda d, now: d.status(now)))
+        return convert.status_to_wire(self._host.apply(lambda d, _: _status_of(d, request.dataset)))
+
+    @guarded
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
+        self._host.leave(request.session)
+        return pb.LeaveResponse()
+
+
+def _attending(dispatcher: Dispatcher) -> pb.Attending:
+    members = dispatcher.members
+    return pb.Attending(
+        ledger=dispatcher.ledger_id, lease_timeout_s=members.lease_timeout_s, grace_s=members.grace_s
+    )
+
+
+def _status_of(dispatcher: Dispatcher, dataset: str) -> calls.MasterStatus:
+    found = dispatcher.dataset_status(dataset)
+    return calls.MasterStatus(
+        ledger=dispatcher.ledger_id, durable=dispatcher.durable, datasets=(found,), trainers=()
+    )

@@ -1,0 +1,63 @@
+"""Readers: one file a source.
+
+Names load on first use: importing this costs no OpenCV and no pycocotools.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edl_torch.readers.base import AbstractDataReader
+    from edl_torch.readers.coco import CocoCaptionsReader, CocoDetectionReader
+    from edl_torch.readers.image_folder import ImageFolderReader
+    from edl_torch.readers.image_manifest import ImageManifestReader
+    from edl_torch.readers.images import decode_image, read_image
+    from edl_torch.readers.map_dataset import MapDatasetReader
+    from edl_torch.readers.python_custom import PythonCustomReader
+    from edl_torch.readers.reader_params import parse_reader_params
+    from edl_torch.readers.registry import load_reader, open_reader
+    from edl_torch.readers.voc import VocReader
+
+_MODULES = {
+    "AbstractDataReader": "base",
+    "CocoCaptionsReader": "coco",
+    "CocoDetectionReader": "coco",
+    "ImageFolderReader": "image_folder",
+    "ImageManifestReader": "image_manifest",
+    "MapDatasetReader": "map_dataset",
+    "PythonCustomReader": "python_custom",
+    "VocReader": "voc",
+    "decode_image": "images",
+    "load_reader": "registry",
+    "open_reader": "registry",
+    "parse_reader_params": "reader_params",
+    "read_image": "images",
+}
+
+__all__ = [
+    "AbstractDataReader",
+    "CocoCaptionsReader",
+    "CocoDetectionReader",
+    "ImageFolderReader",
+    "ImageManifestReader",
+    "MapDatasetReader",
+    "PythonCustomReader",
+    "VocReader",
+    "decode_image",
+    "load_reader",
+    "open_reader",
+    "parse_reader_params",
+    "read_image",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,101 @@
+"""What a reader is: it knows data, never the master.
+
+A reader names the dataset's sources and their sizes, and yields records by index range. It must not know
+who asks, in which epoch, or what happens to a record afterwards.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from edl_torch.errors import DataFormatError
+from edl_torch.shard import IndexArray, Source, Task, TaskType
+
+Shards = Mapping[str, int | tuple[int, int]] | Sequence[tuple[str, int, int]]
+
+
+class AbstractDataReader(ABC):
+    """The base of all readers: two methods to write, two more for speed.
+
+    A subclass that can reach any record overrides `read_record`; one that can read many at once into
+    arrays overrides `read_batch`. Readers are pickled to loader workers: keep paths and numbers in them and
+    open files on first use.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._kwargs = kwargs
+
+    @abstractmethod
+    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> Shards:
+        """The sources: `{name: count}`, `{name: (start, count)}` or `[(name, start, count), …]`."""
+
+    @abstractmethod
+    def read_records(self, task: Task) -> Iterable[Any]:
+        """Yield the records `task.start … task.end - 1` of `task.shard_name`, in that order."""
+
+    def read_record(self, name: str, index: int) -> Any:
+        """Optional: record `index` of the source `name`. With it, shuffled shards are read lazily.
+
+        Without it a shuffled shard is read whole and permuted in memory.
+        """
+        raise AttributeError(f"{type(self).__name__} has no random access")
+
+    def read_batch(self, name: str, indices: IndexArray) -> Any:
+        """Optional: the records `indices` (int64 array) of the source `name` as one columnar batch."""
+        raise AttributeError(f"{type(self).__name__} has no columnar reads")
+
+
+def has_random_access(reader: AbstractDataReader) -> bool:
+    """Whether the reader has a `read_record` of its own."""
+    return _overrides(reader, "read_record")
+
+
+def has_batch_reads(reader: AbstractDataReader) -> bool:
+    """Whether the reader has a `read_batch` of its own."""
+    return _overrides(reader, "read_batch")
+
+
+def _overrides(reader: AbstractDataReader, method: str) -> bool:
+    own = getattr(type(reader), method, None)
+    return own is not None and own is not getattr(AbstractDataReader, method)
+
+
+def reader_sources(reader: AbstractDataReader, mode: TaskType = TaskType.TRAINING) -> tuple[Source, ...]:
+    """Ask a reader for its sources; both signatures of `create_shards` are understood."""
+    takes_mode = _takes_mode(reader)
+    shards = reader.create_shards(mode) if takes_mode else reader.create_shards()
+    return sources_of(shards, type(reader).__name__)
+
+
+def _takes_mode(reader: AbstractDataReader) -> bool:
+    parameters = inspect.signature(reader.create_shards).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.kind in kinds or p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+
+
+def sources_of(shards: Shards, reader: str) -> tuple[Source, ...]:
+    """Normalise what `create_shards` returned. Raises DataFormatError that names the reader and the entry."""
+    rows: list[tuple[Any, Any, Any]]
+    try:
+        if isinstance(shards, Mapping):
+            rows = [
+                (name, *(value if isinstance(value, tuple | list) else (0, value)))
+                for name, value in shards.items()
+            ]
+        else:
+            rows = [(name, start, count) for name, start, count in shards]
+        sources = tuple(Source(name=str(n), start=int(s), count=int(c)) for n, s, c in rows)
+    except (TypeError, ValueError) as exc:
+        raise DataFormatError(
+            f"{reader}.create_shards() returned {type(shards).__name__}: expected {{name: count}}, "
+            f"{{name: (start, count)}} or [(name, start, count), …]"
+        ) from exc
+    for source in sources:
+        if source.start < 0 or source.count < 0:
+            raise DataFormatError(
+                f"{reader}.create_shards(): source {source.name!r} has a negative start or count"
+            )
+    return sources

@@ -1,0 +1,69 @@
+"""Any map-style dataset as a reader: an object with `__len__` and `__getitem__`.
+
+It must not import torch: a `torch.utils.data.Dataset` is used through these methods alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.readers.indexed import IndexedReader
+from edl_torch.shard import Task
+
+_READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
+
+
+class MapDatasetReader(IndexedReader):
+    """Records `dataset[0] … dataset[len(dataset) - 1]`, as they are.
+
+    A dataset with `__getitems__` (a list of numbers to a list of records) is read 32 records a call where
+    records are read in sequence. The dataset travels to loader workers as a plain DataLoader would send it.
+
+    Args:
+        dataset: The dataset; its length is taken once, here.
+        name: The source's name; default the name of the dataset's class.
+
+    Raises InvalidArgument for an object that is not map-style.
+    """
+
+    def __init__(self, dataset: Any, name: str | None = None) -> None:
+        super().__init__(type(dataset).__name__ if name is None else name)
+        if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+            raise InvalidArgument(
+                f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__; "
+                "for other data write a reader (AbstractDataReader)"
+            )
+        self.dataset: Any = dataset
+        self._count = len(dataset)
+
+    @property
+    def count(self) -> int:
+        """The dataset's length when the reader was made."""
+        return self._count
+
+    def load(self, index: int) -> Any:
+        """`dataset[index]`."""
+        return self.dataset[index]
+
+    def read_records(self, task: Task) -> Iterator[Any]:
+        """Yield `dataset[task.start] … dataset[task.end - 1]`; see the class."""
+        if not hasattr(self.dataset, "__getitems__"):
+            return super().read_records(task)
+        self._check(task.shard_name, task.start, task.end)
+        return self._read_ahead(task.start, task.end)
+
+    def _read_ahead(self, start: int, end: int) -> Iterator[Any]:
+        for first in range(start, end, _READ_AHEAD):
+            numbers = list(range(first, min(first + _READ_AHEAD, end)))
+            try:
+                records = self.dataset.__getitems__(numbers)
+            except Exception:  # noqa: BLE001  # it does not say which record is bad: reading one by one does
+                yield from map(self.load, numbers)
+                continue
+            if len(records) != len(numbers):
+                raise ReaderError(
+                    f"{self.name}.__getitems__ gave {len(records)} records for {len(numbers)} numbers"
+                )
+            yield from records

@@ -1,0 +1,297 @@
+"""Calls and answers of `core.calls` to protobuf messages and back: one pair of functions for each.
+
+Converts and checks what protobuf cannot express (enum members, missing parts); decides nothing. It stands on
+the path of every lease: rows are built with one constructor call each, and read attribute by attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from edl_torch.core import calls
+from edl_torch.errors import InvalidArgument
+from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+_STATE_TO_WIRE = {state: pb.PassState.Value(state.name) for state in calls.PassState}
+_STATE_FROM_WIRE = {number: state for state, number in _STATE_TO_WIRE.items()}
+
+
+def checked(convert: Callable[[A], B], value: A) -> B:
+    """Convert a value; what the other side cannot express is an InvalidArgument, not a ValueError of protobuf.
+
+    Such are a text that is not Unicode, a number beyond 64 bits, an unknown member of an enum.
+    """
+    try:
+        return convert(value)
+    except (TypeError, ValueError, KeyError) as exc:
+        raise InvalidArgument(f"{type(value).__name__} does not fit the wire format: {exc}") from exc
+
+
+# Register ---------------------------------------------------------------------------------------------
+
+_OPTIONAL = (
+    "records_per_shard",
+    "seed",
+    "shuffle",
+    "shuffle_shards",
+    "shuffle_in_shard",
+    "task_type",
+    "num_epochs",
+    "epoch_barrier",
+    "max_bad_records",
+)
+
+
+def _sources_to_wire(sources: Iterable[Source]) -> list[pb.Source]:
+    return [pb.Source(name=s.name, start=s.start, count=s.count) for s in sources]
+
+
+def _sources_from_wire(sources: Iterable[pb.Source]) -> tuple[Source, ...]:
+    return tuple(Source(name=s.name, start=s.start, count=s.count) for s in sources)
+
+
+def registration_to_wire(value: calls.Registration) -> pb.Registration:
+    message = pb.Registration(name=value.name, **{name: getattr(value, name) for name in _OPTIONAL})
+    if value.sources is not None:
+        message.sources.CopyFrom(pb.SourceList(sources=_sources_to_wire(value.sources)))
+    return message
+
+
+def registration_from_wire(message: pb.Registration) -> calls.Registration:
+    given: dict[str, Any] = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
+    if "task_type" in given:
+        given["task_type"] = TaskType(given["task_type"])
+    sources = _sources_from_wire(message.sources.sources) if message.HasField("sources") else None
+    return calls.Registration(name=message.name, sources=sources, **given)
+
+
+def spec_to_wire(value: DatasetSpec) -> pb.DatasetSpec:
+    fields = {name: getattr(value, name) for name in _OPTIONAL}
+    return pb.DatasetSpec(name=value.name, sources=_sources_to_wire(value.sources), **fields)
+
+
+def spec_from_wire(message: pb.DatasetSpec) -> DatasetSpec:
+    fields: dict[str, Any] = {name: getattr(message, name) for name in _OPTIONAL}
+    fields["task_type"] = TaskType(message.task_type)
+    fields["shuffle_in_shard"] = message.shuffle_in_shard if message.HasField("shuffle_in_shard") else None
+    return DatasetSpec(name=message.name, sources=_sources_from_wire(message.sources), **fields)
+
+
+def register_call_to_wire(value: calls.RegisterCall) -> pb.RegisterRequest:
+    return pb.RegisterRequest(
+        session=value.session,
+        worker_id=value.worker_id,
+        batch_size=value.batch_size,
+        registration=registration_to_wire(value.registration),
+    )
+
+
+def register_call_from_wire(message: pb.RegisterRequest) -> calls.RegisterCall:
+    return calls.RegisterCall(
+        session=message.session,
+        worker_id=message.worker_id,
+        batch_size=message.batch_size,
+        registration=registration_from_wire(message.registration),
+    )
+
+
+def register_answer_to_wire(value: calls.RegisterAnswer) -> pb.RegisterResponse:
+    return pb.RegisterResponse(
+        spec=spec_to_wire(value.spec), ledger=value.ledger, lineage=value.lineage, epoch=value.epoch
+    )
+
+
+def register_answer_from_wire(message: pb.RegisterResponse) -> calls.RegisterAnswer:
+    return calls.RegisterAnswer(
+        spec=spec_from_wire(message.spec), ledger=message.ledger, lineage=message.lineage, epoch=message.epoch
+    )
+
+
+# Lease ------------------------------------------------------------------------------------------------
+
+
+def lease_call_to_wire(value: calls.LeaseCall, wait_s: float = 0.0) -> pb.LeaseRequest:
+    return pb.LeaseRequest(
+        session=value.session,
+        dataset=value.dataset,
+        ledger=value.ledger,
+        lineage=value.lineage,
+        request=value.request,
+        epoch=value.epoch,
+        count=value.count,
+        drained=value.drained,
+        wait_s=wait_s,
+    )
+
+
+def lease_call_from_wire(message: pb.LeaseRequest) -> calls.LeaseCall:
+    return calls.LeaseCall(
+        session=message.session,
+        dataset=message.dataset,
+        ledger=message.ledger,
+        lineage=message.lineage,
+        request=message.request,
+        epoch=message.epoch,
+        count=message.count,
+        drained=message.drained,
+    )
+
+
+def lease_answer_to_wire(value: calls.LeaseAnswer) -> pb.LeaseResponse:
+    return pb.LeaseResponse(
+        request=value.request,
+        epoch=value.epoch,
+        state=_STATE_TO_WIRE[value.state],
+        grants=[_grant_to_wire(grant) for grant in value.grants],
+    )
+
+
+def _grant_to_wire(grant: calls.Grant) -> pb.Grant:
+    cut = grant.slice
+    return pb.Grant(
+        task=grant.task,
+        attempt=grant.attempt,
+        epoch=cut.epoch,
+        shard=cut.shard,
+        skip=cut.skip,
+        limit=cut.limit,
+        bundle=grant.bundle,
+    )
+
+
+def lease_answer_from_wire(message: pb.LeaseResponse) -> calls.LeaseAnswer:
+    return calls.LeaseAnswer(
+        request=message.request,
+        epoch=message.epoch,
+        state=_STATE_FROM_WIRE[message.state],
+        grants=tuple([_grant_from_wire(grant) for grant in message.grants]),
+    )
+
+
+def _grant_from_wire(grant: pb.Grant) -> calls.Grant:
+    cut = Slice(epoch=grant.epoch, shard=grant.shard, skip=grant.skip, limit=grant.limit)
+    return calls.Grant(task=grant.task, attempt=grant.attempt, slice=cut, bundle=grant.bundle)
+
+
+# Report -----------------------------------------------------------------------------------------------
+
+
+def report_call_to_wire(value: calls.ReportCall) -> pb.ReportRequest:
+    return pb.ReportRequest(
+        session=value.session,
+        dataset=value.dataset,
+        ledger=value.ledger,
+        lineage=value.lineage,
+        request=value.request,
+        failures=[
+            pb.Failure(task=f.task, attempt=f.attempt, position=f.position, reason=f.reason)
+            for f in value.failures
+        ],
+        acknowledgements=[
+            pb.Acknowledgement(task=a.task, attempt=a.attempt, upto=a.upto) for a in value.acknowledgements
+        ],
+        give_backs=[
+            pb.GiveBack(task=g.task, attempt=g.attempt, start=g.start, crumb=g.crumb)
+            for g in value.give_backs
+        ],
+    )
+
+
+def report_call_from_wire(message: pb.ReportRequest) -> calls.ReportCall:
+    return calls.ReportCall(
+        session=message.session,
+        dataset=message.dataset,
+        ledger=message.ledger,
+        lineage=message.lineage,
+        request=message.request,
+        failures=tuple(
+            [
+                calls.Failure(task=f.task, attempt=f.attempt, position=f.position, reason=f.reason)
+                for f in message.failures
+            ]
+        ),
+        acknowledgements=tuple(
+            [
+                calls.Acknowledgement(task=a.task, attempt=a.attempt, upto=a.upto)
+                for a in message.acknowledgements
+            ]
+        ),
+        give_backs=tuple(
+            [
+                calls.GiveBack(task=g.task, attempt=g.attempt, start=g.start, crumb=g.crumb)
+                for g in message.give_backs
+            ]
+        ),
+    )
+
+
+def report_answer_to_wire(value: calls.ReportAnswer) -> pb.ReportResponse:
+    return pb.ReportResponse(request=value.request, stale=value.stale, wanted=value.wanted)
+
+
+def report_answer_from_wire(message: pb.ReportResponse) -> calls.ReportAnswer:
+    return calls.ReportAnswer(request=message.request, stale=tuple(message.stale), wanted=message.wanted)
+
+
+# Status -----------------------------------------------------------------------------------------------
+
+_COUNTS = (
+    "dataset",
+    "epoch",
+    "num_epochs",
+    "size",
+    "shards",
+    "shards_left",
+    "todo",
+    "leased",
+    "leases",
+    "acknowledged",
+    "quarantined",
+    "dropped",
+    "finished",
+    "trainers",
+    "failure",
+)
+_QUARANTINED = ("epoch", "shard", "position", "name", "index", "reason")
+_TRAINER = ("session", "worker_id", "leased", "idle_s")
+
+
+def _take(value: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def dataset_status_to_wire(value: calls.DatasetStatus) -> pb.DatasetStatus:
+    quarantine = [pb.QuarantinedRecord(**_take(q, _QUARANTINED)) for q in value.quarantine]
+    return pb.DatasetStatus(task_type=int(value.task_type), quarantine=quarantine, **_take(value, _COUNTS))
+
+
+def dataset_status_from_wire(message: pb.DatasetStatus) -> calls.DatasetStatus:
+    quarantine = tuple(calls.QuarantinedRecord(**_take(q, _QUARANTINED)) for q in message.quarantine)
+    return calls.DatasetStatus(
+        task_type=TaskType(message.task_type), quarantine=quarantine, **_take(message, _COUNTS)
+    )
+
+
+def status_to_wire(value: calls.MasterStatus) -> pb.StatusResponse:
+    return pb.StatusResponse(
+        ledger=value.ledger,
+        durable=value.durable,
+        datasets=[dataset_status_to_wire(d) for d in value.datasets],
+        trainers=[pb.TrainerStatus(datasets=t.datasets, **_take(t, _TRAINER)) for t in value.trainers],
+    )
+
+
+def status_from_wire(message: pb.StatusResponse) -> calls.MasterStatus:
+    return calls.MasterStatus(
+        ledger=message.ledger,
+        durable=message.durable,
+        datasets=tuple(dataset_status_from_wire(d) for d in message.datasets),
+        trainers=tuple(
+            calls.TrainerStatus(datasets=tuple(t.datasets), **_take(t, _TRAINER)) for t in message.trainers
+        ),
+    )

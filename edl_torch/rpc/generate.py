@@ -1,0 +1,50 @@
+"""Regenerate the protobuf and grpc stubs from `edl_torch.proto`: `python -m edl_torch.rpc.generate`.
+
+The stubs are made by the oldest tools that the package supports, because generated code runs on runtimes
+that are newer than it and never on older ones. Nothing imports this module at run time.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+TOOLS = "1.71.0"  # of grpcio-tools; the floors of grpcio and protobuf in pyproject.toml follow from it
+PACKAGE = Path(__file__).resolve().parent
+GENERATED = ("edl_torch_pb2.py", "edl_torch_pb2.pyi", "edl_torch_pb2_grpc.py")
+
+
+def tools_version() -> str | None:
+    """The installed version of grpcio-tools, or None."""
+    try:
+        return importlib.metadata.version("grpcio-tools")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def generate(into: Path) -> None:
+    """Write the three files under `into`, at `edl_torch/rpc/`. Raises RuntimeError for other tools than TOOLS."""
+    if tools_version() != TOOLS:
+        raise RuntimeError(f"stubs are made with grpcio-tools {TOOLS}, not {tools_version()}: install it in a venv")
+    from grpc_tools import protoc
+
+    root = PACKAGE.parent.parent
+    outputs = [f"--{kind}_out={into}" for kind in ("python", "pyi", "grpc_python")]
+    arguments = ["protoc", f"--proto_path={root}", *outputs, str(PACKAGE / "edl_torch.proto")]
+    if protoc.main(arguments):
+        raise RuntimeError("protoc refused edl_torch.proto; its own message stands above")
+
+
+def main() -> int:
+    """Regenerate in place."""
+    try:
+        generate(PACKAGE.parent.parent)
+    except RuntimeError as error:
+        print(f"generate: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Errors on the wire: one table, read both ways.
+
+The class travels by name in the trailing metadata, the message as the status' details. It must not know
+which call failed, and it never hides an unknown failure behind a known one.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from edl_torch import errors
+from edl_torch.errors import EdlError, MasterUnavailable
+
+ERROR_KEY = "edl-error"
+MESSAGE_BYTES = 2000  # headers of grpc end at 8 KiB, and percent-encoding triples what is not ASCII
+
+_Code = grpc.StatusCode
+
+# Class by class; what is not here travels as its nearest ancestor that is.
+STATUS: dict[type[EdlError], grpc.StatusCode] = {
+    EdlError: _Code.INTERNAL,
+    errors.InvalidArgument: _Code.INVALID_ARGUMENT,
+    errors.UnknownDataset: _Code.NOT_FOUND,
+    errors.DatasetConflict: _Code.ALREADY_EXISTS,
+    errors.StaleLease: _Code.ABORTED,
+    errors.TokenError: _Code.INVALID_ARGUMENT,
+    errors.TooManyBadRecords: _Code.FAILED_PRECONDITION,
+    errors.AccountingError: _Code.FAILED_PRECONDITION,
+    errors.ConcurrentIteration: _Code.FAILED_PRECONDITION,
+    errors.ServiceClosed: _Code.FAILED_PRECONDITION,
+    errors.MasterUnavailable: _Code.UNAVAILABLE,
+    errors.MasterStartError: _Code.FAILED_PRECONDITION,
+    errors.ReaderError: _Code.FAILED_PRECONDITION,
+    errors.ReaderUnavailable: _Code.FAILED_PRECONDITION,
+    errors.DataFormatError: _Code.INVALID_ARGUMENT,
+    errors.BadRecord: _Code.DATA_LOSS,
+}
+_BY_NAME = {cls.__name__: cls for cls in STATUS}
+
+# Without a class of ours: the master is away, or on its way out, and the same call may succeed later.
+_AWAY = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED})
+
+
+def to_status(error: EdlError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Code, details and trailing metadata of an error."""
+    cls = next(c for c in type(error).__mro__ if c in STATUS)
+    return STATUS[cls], shorten(str(error)), ((ERROR_KEY, cls.__name__),)
+
+
+def from_status(error: grpc.RpcError, address: str) -> EdlError:
+    """The error that the master raised, or MasterUnavailable, or an EdlError that shows the foreign status."""
+    code, details = error.code(), error.details() or ""
+    cls = _BY_NAME.get(_error_name(error))
+    if cls is not None:
+        return cls(details)
+    if code in _AWAY:
+        return MasterUnavailable(f"the master at {address} does not answer ({code.name}: {details})")
+    if code is _Code.UNIMPLEMENTED:
+        return EdlError(f"{address} answers, but is no edl_torch master that knows this call: {details}")
+    return EdlError(f"the master at {address} failed ({code.name}): {details}")
+
+
+def _error_name(error: grpc.RpcError) -> str:
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_KEY:
+            return str(value)
+    return ""
+
+
+def shorten(message: str) -> str:
+    """The message, its middle left out when it is too long to travel."""
+    raw = message.encode("utf-8", "backslashreplace")
+    if len(raw) <= MESSAGE_BYTES:
+        return raw.decode()
+    half = MESSAGE_BYTES // 2
+    return f"{raw[:half].decode(errors='ignore')} … {raw[-half:].decode(errors='ignore')}"

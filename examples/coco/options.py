@@ -1,0 +1,208 @@
+"""The command line of `train.py`, checked as far as arguments alone can be checked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from edl_torch.errors import InvalidArgument
+
+CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every argument with its value; what was left out has its default."""
+
+    images: Path | None
+    annotations: Path | None
+    val_images: Path | None
+    val_annotations: Path | None
+    val_share: float
+    scenes: Path | None
+    epochs: int
+    batch_size: int
+    lr: float
+    image_size: int
+    width: int
+    min_count: int
+    workers: int
+    threads: int
+    device: torch.device
+    seed: int
+    output: Path
+    checkpoint_every_s: float
+    resume: Path | None
+    rewind: bool
+    master: str | None
+    demo: bool
+    demo_images: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether other trainers may read the same dataset."""
+        return self.master is not None
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, printed by `main` like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgument(f"{message} (--help lists the arguments)")
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    """The options in `argv`. Raises InvalidArgument."""
+    values = vars(_parser().parse_args(argv))
+    output = values["output"] = values["output"] or Path("runs/coco-demo" if values["demo"] else "runs/coco")
+    if values["resume"] is True:
+        values["resume"] = output / CHECKPOINT
+    values["device"] = _device(values["device"])
+    values["master"] = values["master"] or _master_of_environment()
+    _check_data(values)
+    return Options(**values)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="train.py", description="Train an image captioner on elastically sharded COCO captions."
+    )
+    data = parser.add_argument_group("data")
+    data.add_argument("--images", type=Path, metavar="DIR", help="folder of the training images")
+    data.add_argument("--annotations", type=Path, metavar="JSON", help="their captions, in COCO's format")
+    data.add_argument(
+        "--val-images", type=Path, metavar="DIR", help="folder of held-out images (default: --images)"
+    )
+    data.add_argument(
+        "--val-annotations", type=Path, metavar="JSON", help="their captions (default: hold some out)"
+    )
+    data.add_argument(
+        "--val-share", type=_share, default=0.1, metavar="X", help="share of images to hold out (0.1)"
+    )
+    data.add_argument("--scenes", type=Path, metavar="JSON", help="what generate.py drew, to judge captions")
+    data.add_argument("--demo", action="store_true", help="draw a dataset into OUTPUT/data and train on it")
+    data.add_argument("--demo-images", type=_count, default=2000, metavar="N", help="pictures to draw (2000)")
+    train = parser.add_argument_group("training")
+    train.add_argument("--epochs", type=_count, default=6, metavar="N", help="passes over all captions (6)")
+    train.add_argument("--batch-size", type=_count, default=32, metavar="N", help="captions in a batch (32)")
+    train.add_argument(
+        "--lr", type=_positive, default=2e-3, metavar="X", help="highest learning rate (0.002)"
+    )
+    train.add_argument(
+        "--image-size", type=_image_size, default=64, metavar="N", help="side of the model's input (64)"
+    )
+    train.add_argument(
+        "--width", type=_width, default=96, metavar="N", help="the model's width, in eights (96)"
+    )
+    train.add_argument(
+        "--min-count", type=_count, default=2, metavar="N", help="rarer words become <unk> (2)"
+    )
+    train.add_argument("--seed", type=int, default=0, metavar="N", help="fixes weights and order (0)")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--workers", type=_natural, default=2, metavar="N", help="loader processes (2)")
+    machine.add_argument(
+        "--threads", type=_natural, default=0, metavar="N", help="threads to compute with (torch's choice)"
+    )
+    machine.add_argument(
+        "--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps (the best there is)"
+    )
+    machine.add_argument(
+        "--master", metavar="HOST:PORT", help="share the data with others (default: $EDL_MASTER_ADDR)"
+    )
+    files = parser.add_argument_group("files")
+    files.add_argument("--output", type=Path, metavar="DIR", help="for checkpoints and results (runs/coco)")
+    files.add_argument(
+        "--checkpoint-every",
+        type=_positive,
+        default=60.0,
+        dest="checkpoint_every_s",
+        metavar="S",
+        help="seconds (60)",
+    )
+    files.add_argument(
+        "--resume",
+        nargs="?",
+        type=Path,
+        const=True,
+        metavar="FILE",
+        help=f"go on from FILE (OUTPUT/{CHECKPOINT})",
+    )
+    files.add_argument(
+        "--rewind", action="store_true", help="with --resume and a master: take the data back, too"
+    )
+    return parser
+
+
+def _check_data(values: dict[str, Any]) -> None:
+    if values["demo"]:
+        if values["images"] or values["annotations"] or values["val_images"] or values["val_annotations"]:
+            raise InvalidArgument("--demo draws its own dataset: leave --images and --annotations out")
+        return
+    if values["images"] is None or values["annotations"] is None:
+        raise InvalidArgument("give --images DIR and --annotations JSON, or --demo")
+    if values["val_images"] is not None and values["val_annotations"] is None:
+        raise InvalidArgument("--val-images needs --val-annotations")
+
+
+def _master_of_environment() -> str | None:
+    """As edl_torch reads it: torchrun's MASTER_ADDR has no port and means something else."""
+    address = os.environ.get("MASTER_ADDR", "")
+    return os.environ.get("EDL_MASTER_ADDR") or (address if ":" in address else None)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return accelerator if accelerator is not None else torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as exc:
+        raise InvalidArgument(f"--device {name}: this machine's torch cannot use it") from exc
+    return device
+
+
+def _number(text: str, kind: type[int] | type[float], least: float, what: str) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not least <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return value
+
+
+def _natural(text: str) -> int:
+    return int(_number(text, int, 0, "a whole number from 0"))
+
+
+def _count(text: str) -> int:
+    return int(_number(text, int, 1, "a whole number from 1"))
+
+
+def _image_size(text: str) -> int:
+    return int(_number(text, int, 16, "a whole number from 16"))
+
+
+def _width(text: str) -> int:
+    width = int(_number(text, int, 8, "a multiple of 8"))
+    if width % 8:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a multiple of 8")
+    return width
+
+
+def _positive(text: str) -> float:
+    return float(_number(text, float, 1e-12, "a positive number"))
+
+
+def _share(text: str) -> float:
+    share = float(_number(text, float, 1e-6, "a share between 0 and 1"))
+    if share >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
+    return share

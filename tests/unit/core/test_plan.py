@@ -1,0 +1,347 @@
+"""A plan covers every record of every epoch exactly once, in an order that is the same one for ever."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import tracemalloc
+from dataclasses import replace
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl_torch.core.plan import Plan
+from edl_torch.core.spec import validate_spec
+from edl_torch.errors import InvalidArgument
+from edl_torch.shard import DatasetSpec, Shuffle, Slice, Source
+
+SOURCES = (
+    Source(name="a", count=5),
+    Source(name="none", count=0),
+    Source(name="b", start=100, count=4),
+    Source(name="a", start=50, count=3),
+)
+SPEC = DatasetSpec(name="training", sources=SOURCES, records_per_shard=2)
+ORDERS: list[dict[str, bool]] = [
+    {"shuffle": shuffle, "shuffle_shards": shards, "shuffle_in_shard": in_shard}
+    for shuffle in (False, True)
+    for shards in (False, True)
+    for in_shard in (False, True)
+]
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> DatasetSpec:
+    counts = draw(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any))
+    starts = draw(st.lists(st.integers(0, 2**40), min_size=len(counts), max_size=len(counts)))
+    return DatasetSpec(
+        name="training",
+        sources=tuple(
+            Source(name=f"s{i}", start=start, count=count)
+            for i, (start, count) in enumerate(zip(starts, counts, strict=True))
+        ),
+        records_per_shard=draw(st.integers(1, 50)),
+        seed=draw(st.integers()),
+        **draw(st.sampled_from(ORDERS)),
+    )
+
+
+def records_of(spec: DatasetSpec) -> list[tuple[str, int]]:
+    return [(s.name, s.start + i) for s in spec.sources for i in range(s.count)]
+
+
+def whole(plan: Plan, epoch: int, shard: int) -> Slice:
+    return Slice(epoch=epoch, shard=shard, skip=0, limit=plan.length(shard))
+
+
+def epoch_of(plan: Plan, epoch: int) -> list[tuple[str, int]]:
+    shards = [plan.shard_at(epoch, position) for position in range(plan.num_shards)]
+    return list(chain.from_iterable(plan.indices(whole(plan, epoch, shard)) for shard in shards))
+
+
+# --- cutting -------------------------------------------------------------------------------------------
+
+
+def test_sources_are_cut_in_order_and_short_last_pieces_are_kept() -> None:
+    plan = Plan(SPEC)
+    assert plan.num_shards == 7
+    assert plan.size == 12
+    assert [plan.bounds(shard) for shard in range(7)] == [
+        (0, 0, 2),
+        (0, 2, 4),
+        (0, 4, 5),
+        (2, 100, 102),
+        (2, 102, 104),
+        (3, 50, 52),
+        (3, 52, 53),
+    ]
+    assert [plan.length(shard) for shard in range(7)] == [2, 2, 1, 2, 2, 2, 1]
+
+
+def test_the_global_shuffle_cuts_all_sources_as_one() -> None:
+    plan = Plan(replace(SPEC, shuffle=True, records_per_shard=5))
+    assert [plan.bounds(shard) for shard in range(plan.num_shards)] == [(-1, 0, 5), (-1, 5, 10), (-1, 10, 12)]
+
+
+def test_without_shuffle_the_order_is_that_of_the_sources() -> None:
+    assert epoch_of(Plan(SPEC), 3) == records_of(SPEC)
+
+
+def test_a_shard_or_position_that_is_not_there_is_refused() -> None:
+    plan = Plan(replace(SPEC, shuffle_shards=True))
+    for call in (plan.bounds, plan.length, lambda n: plan.shard_at(0, n), lambda n: plan.position_of(0, n)):
+        for number in (-1, 7):
+            with pytest.raises(InvalidArgument, match=rf"{number} is not in dataset 'training', which has 7"):
+                call(number)
+
+
+@pytest.mark.parametrize(("skip", "limit"), [(-1, 1), (0, 3), (2, 1), (1, -1)])
+def test_a_slice_outside_of_its_shard_is_refused(skip: int, limit: int) -> None:
+    slice = Slice(epoch=0, shard=0, skip=skip, limit=limit)
+    for order in ORDERS:
+        plan = Plan(replace(SPEC, **order))
+        for call in (plan.indices, plan.shard):
+            with pytest.raises(InvalidArgument, match=r"outside of shard 0 .* has 2 records"):
+                call(slice)
+
+
+# --- every record once ---------------------------------------------------------------------------------
+
+
+@given(spec=specs(), epoch=st.integers(0, 10**6))
+@settings(deadline=None, max_examples=150, derandomize=True)
+def test_an_epoch_holds_every_record_exactly_once(spec: DatasetSpec, epoch: int) -> None:
+    plan = Plan(spec)
+    assert sorted(epoch_of(plan, epoch)) == sorted(records_of(spec))
+    assert sum(plan.length(shard) for shard in range(plan.num_shards)) == plan.size == spec.size
+
+
+@given(spec=specs(), epoch=st.integers(0, 10**6), data=st.data())
+@settings(deadline=None, max_examples=100, derandomize=True)
+def test_any_cut_of_a_shard_into_slices_gives_the_same_order(
+    spec: DatasetSpec, epoch: int, data: st.DataObject
+) -> None:
+    plan = Plan(spec)
+    shard = data.draw(st.integers(0, plan.num_shards - 1))
+    length = plan.length(shard)
+    cuts = sorted({0, length, *data.draw(st.lists(st.integers(0, length), max_size=5))})
+    slices = [Slice(epoch=epoch, shard=shard, skip=a, limit=b - a) for a, b in pairwise(cuts)]
+    expected = list(plan.indices(whole(plan, epoch, shard)))
+    assert list(chain.from_iterable(plan.indices(slice) for slice in slices)) == expected
+    assert list(chain.from_iterable(plan.shard(slice).indices() for slice in slices)) == expected
+    assert [plan.locate(epoch, shard, position) for position in range(length)] == expected
+
+
+@given(spec=specs(), epoch=st.integers(0, 10**6))
+@settings(deadline=None, max_examples=60, derandomize=True)
+def test_positions_and_shards_are_inverse(spec: DatasetSpec, epoch: int) -> None:
+    plan = Plan(spec)
+    shards = [plan.shard_at(epoch, position) for position in range(plan.num_shards)]
+    assert sorted(shards) == list(range(plan.num_shards))
+    assert [plan.position_of(epoch, shard) for shard in shards] == list(range(plan.num_shards))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_empty_slice_has_no_records(order: dict[str, bool]) -> None:
+    plan = Plan(replace(SPEC, **order))
+    slice = Slice(epoch=0, shard=0, skip=2, limit=0)
+    assert list(plan.indices(slice)) == []
+    assert len(plan.shard(slice)) == 0
+
+
+# --- order ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ({"shuffle_shards": True}, "a52 a2 a3 b102 b103 b100 b101 a0 a1 a50 a51 a4"),
+        ({"shuffle_in_shard": True}, "a1 a0 a2 a3 a4 b100 b101 b102 b103 a50 a51 a52"),
+        (
+            {"shuffle_shards": True, "shuffle_in_shard": True},
+            "a52 a2 a3 b102 b103 b100 b101 a1 a0 a50 a51 a4",
+        ),
+        ({"shuffle": True}, "b102 a0 a3 b100 b101 a50 b103 a51 a4 a2 a52 a1"),
+        ({"shuffle": True, "shuffle_shards": True}, "a3 b100 b102 a0 b101 a50 b103 a51 a4 a2 a52 a1"),
+    ],
+)
+def test_the_order_of_an_epoch_never_changes(order: dict[str, bool], expected: str) -> None:
+    records = epoch_of(Plan(replace(SPEC, seed=5, **order)), 1)
+    assert " ".join(f"{name}{index}" for name, index in records) == expected
+
+
+def test_the_order_of_a_large_dataset_never_changes() -> None:
+    large = DatasetSpec(
+        name="large",
+        sources=(Source(name="a", count=10**11), Source(name="b", start=7, count=9 * 10**11)),
+        records_per_shard=1000,
+        seed=1,
+        shuffle_shards=True,
+        shuffle_in_shard=True,
+    )
+    plan = Plan(large)
+    assert [plan.shard_at(2, position) for position in (0, 1, 10**9 - 1)] == [731656333, 687072700, 433690036]
+    assert plan.position_of(2, plan.shard_at(2, 123_456_789)) == 123_456_789
+    inside = plan.indices(Slice(epoch=2, shard=10**8, skip=0, limit=3))
+    assert list(inside) == [("b", 445), ("b", 978), ("b", 924)]
+    everywhere = Plan(replace(large, shuffle=True)).indices(Slice(epoch=2, shard=0, skip=0, limit=3))
+    assert list(everywhere) == [("b", 186308091575), ("b", 420108679170), ("b", 762021895417)]
+
+
+@pytest.mark.parametrize("order", [order for order in ORDERS if any(order.values())])
+def test_epoch_and_seed_each_change_a_shuffled_order(order: dict[str, bool]) -> None:
+    spec = DatasetSpec(name="t", sources=(Source(name="a", count=600),), records_per_shard=20, **order)
+    orders = [epoch_of(Plan(replace(spec, seed=seed)), epoch) for seed in (0, 1, -1) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == len(orders)
+    assert len({tuple(sorted(order)) for order in orders}) == 1
+
+
+def test_shards_are_shuffled_inside_independently() -> None:
+    spec = replace(SPEC, sources=(Source(name="a", count=400),), records_per_shard=40, shuffle_in_shard=True)
+    plan = Plan(spec)
+    inside = [plan.indices(whole(plan, 0, shard)).numbers - 40 * shard for shard in range(10)]
+    assert len({tuple(order.tolist()) for order in inside}) == 10
+
+
+def test_the_global_shuffle_stands_above_the_one_in_shards() -> None:
+    one = Plan(replace(SPEC, shuffle=True))
+    both = Plan(replace(SPEC, shuffle=True, shuffle_in_shard=True))
+    assert both.order is Shuffle.GLOBAL
+    assert epoch_of(one, 4) == epoch_of(both, 4)
+
+
+def test_the_order_does_not_depend_on_what_was_asked_before() -> None:
+    spec = replace(SPEC, shuffle=True, shuffle_shards=True)
+    plan = Plan(spec)
+    forward = [epoch_of(plan, epoch) for epoch in (0, 1, 2)]
+    assert [epoch_of(plan, epoch) for epoch in (2, 0, 1)] == [forward[2], forward[0], forward[1]]
+    assert epoch_of(pickle.loads(pickle.dumps(plan)), 1) == forward[1]
+
+
+# --- the public shard ----------------------------------------------------------------------------------
+
+
+def test_an_unshuffled_shard_is_exactly_the_slice() -> None:
+    shard = Plan(SPEC).shard(Slice(epoch=6, shard=4, skip=1, limit=1))
+    assert (shard.name, shard.start, shard.end, shard.epoch, shard.shuffled) == ("b", 103, 104, 6, False)
+    assert list(shard.indices()) == [("b", 103)]
+    assert len(shard) == 1
+
+
+def test_a_shuffled_shard_has_the_bounds_of_the_whole_and_the_records_of_the_slice() -> None:
+    shard = Plan(replace(SPEC, shuffle_in_shard=True)).shard(Slice(epoch=6, shard=4, skip=1, limit=1))
+    assert (shard.name, shard.start, shard.end, shard.epoch, shard.shuffled) == ("b", 102, 104, 6, True)
+    assert len(shard) == len(shard.indices()) == 1
+
+
+def test_a_globally_shuffled_shard_has_no_name_and_global_numbers() -> None:
+    shard = Plan(replace(SPEC, shuffle=True)).shard(Slice(epoch=6, shard=5, skip=0, limit=2))
+    assert (shard.name, shard.start, shard.end, shard.epoch, shard.shuffled) == ("", 10, 12, 6, True)
+    assert set(shard.indices()) < set(records_of(SPEC))
+
+
+# --- size ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_trillion_records_cost_neither_time_nor_memory(order: dict[str, bool]) -> None:
+    sources = tuple(Source(name=f"s{i}", count=10**11) for i in range(10))
+    spec = DatasetSpec(name="large", sources=sources, records_per_shard=256, **order)
+    tracemalloc.start()
+    began = time.perf_counter()
+    plan = Plan(spec)
+    shard = plan.shard_at(0, plan.num_shards // 2)
+    first = list(plan.indices(Slice(epoch=0, shard=shard, skip=0, limit=32)))
+    took = time.perf_counter() - began
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(set(first)) == 32
+    assert peak < 200_000
+    assert took < 0.05
+
+
+def test_many_sources_are_planned_quickly() -> None:
+    sources = tuple(Source(name=f"folder/{i}.csv", count=i % 100) for i in range(100_000))
+    began = time.perf_counter()
+    plan = Plan(DatasetSpec(name="many", sources=sources, records_per_shard=30, shuffle=True))
+    assert time.perf_counter() - began < 2
+    assert plan.size == 4_950_000
+    indices = plan.indices(whole(plan, 0, 5))
+    assert list(indices) == [plan.locate(0, 5, position) for position in range(30)]
+    for name, number in indices:
+        assert 0 <= number < int(name.split("/")[1].split(".")[0]) % 100
+    assert indices.numbers.dtype == np.int64
+
+
+# --- what a dataset may be -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": ""}, "name is ''"),
+        ({"name": 3}, "name is 3"),
+        ({"sources": ()}, r"size is 0 records in 0 source\(s\)"),
+        ({"sources": (Source(name="a", count=0),)}, r"size is 0 records in 1 source\(s\)"),
+        ({"sources": (Source(name="a", count=-1),)}, "source 'a': count is -1"),
+        ({"sources": (Source(name="a", start=-2, count=1),)}, "source 'a': start is -2"),
+        ({"sources": (Source(name="a", count=1.5),)}, "count is 1.5 of type float"),  # type: ignore[arg-type]
+        ({"sources": (Source(name="a", count=np.int64(2)),)}, "count .* of type int64: give a Python int"),
+        ({"sources": (Source(name=None, count=1),)}, "name is not a string"),  # type: ignore[arg-type]
+        ({"sources": (Source(name="a", count=2**62 + 1),)}, "2\\*\\*62 is the most"),
+        ({"sources": tuple(Source(name=n, count=2**61) for n in "abc")}, "2\\*\\*62 is the most"),
+        (
+            {
+                "sources": (
+                    Source(name="a", count=5),
+                    Source(name="b", count=9),
+                    Source(name="a", start=4, count=1),
+                )
+            },
+            r"records 0\.\.5 and 4\.\.5 of 'a' overlap: make the ranges disjoint",
+        ),
+        (
+            {"records_per_shard": 0},
+            "records_per_shard is 0: give the number of records in a shard, 1 or more",
+        ),
+        ({"records_per_shard": True}, "records_per_shard is True of type bool"),
+        ({"num_epochs": -1}, "num_epochs is -1: give the number of epochs, or 0 for endless"),
+        ({"max_bad_records": -1}, "max_bad_records is -1"),
+        ({"seed": "x"}, "seed is 'x' of type str"),
+        ({"shuffle": 1}, "shuffle is 1: give True or False"),
+        ({"task_type": 1}, "task_type is 1"),
+    ],
+)
+def test_an_unusable_dataset_is_refused_by_field_value_and_remedy(
+    change: dict[str, Any], message: str
+) -> None:
+    spec = replace(SPEC, **change)
+    with pytest.raises(InvalidArgument, match=message):
+        validate_spec(spec)
+    with pytest.raises(InvalidArgument, match=message):
+        Plan(spec)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_epochs": 0},
+        {"seed": -(10**40)},
+        {"records_per_shard": 10**30},
+        {"sources": (Source(name="", count=2**62),)},
+        {"sources": (Source(name="a", start=5, count=5), Source(name="a", count=5))},
+        {"sources": (Source(name="a", count=5), Source(name="a", start=2, count=0))},
+    ],
+)
+def test_unusual_datasets_are_accepted(change: dict[str, Any]) -> None:
+    plan = Plan(replace(SPEC, **change))
+    assert plan.num_shards > 0
+    assert len(plan.indices(Slice(epoch=0, shard=0, skip=0, limit=1))) == 1
+
+
+def test_a_plan_shows_what_it_plans() -> None:
+    assert repr(Plan(replace(SPEC, shuffle=True))) == "<Plan 'training' shards=6 records=12 order=global>"

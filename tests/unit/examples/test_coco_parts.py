@@ -1,0 +1,302 @@
+"""The example's small parts: deliveries, split, batches, checkpoints, progress line, judgement."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import checkpoint
+import numpy as np
+import pytest
+import torch
+from batches import Encode, Fit, NumberedReader, collate
+from deliveries import Deliveries
+from evaluate import judge, looks_named, read_scenes
+from progress import ProgressLine, Standing
+from split import hold_out, read_captions
+from vocabulary import BOS, EOS, PAD, Vocabulary
+
+from edl_torch import AbstractDataReader
+from edl_torch.errors import DataFormatError, InvalidArgument
+
+# --- deliveries ---
+
+
+def test_each_annotation_of_each_epoch_once_is_exact() -> None:
+    deliveries = Deliveries(4)
+    for epoch in (0, 1):
+        deliveries.add(epoch, torch.tensor([2, 0]))
+        deliveries.add(epoch, torch.tensor([3, 1]))
+    assert deliveries.exact(2)
+    assert deliveries.verdict(2) == "delivered 8 of 8 annotations, each once"
+    assert not deliveries.exact(3)
+
+
+def test_missing_and_repeated_annotations_are_counted() -> None:
+    deliveries = Deliveries(4)
+    deliveries.add(0, torch.tensor([0, 0, 1]))
+    deliveries.add(0, torch.tensor([0]))
+    assert (deliveries.delivered, deliveries.repeated) == (2, 2)
+    assert not deliveries.exact(1)
+    assert deliveries.verdict(1) == "delivered 2 of 4 annotations, 2 deliveries too many"
+
+
+def test_one_epoch_twice_is_not_two_epochs() -> None:
+    deliveries = Deliveries(2)
+    for _ in range(2):
+        deliveries.add(0, torch.tensor([0, 1]))
+    assert not deliveries.exact(2)
+
+
+def test_counting_goes_on_from_a_checkpoint() -> None:
+    before, after = Deliveries(3), Deliveries(0)
+    before.add(0, torch.tensor([0, 2]))
+    after.load_state_dict(before.state_dict())
+    before.add(0, torch.tensor([0]))  # trained after the checkpoint and lost: does not count
+    after.add(0, torch.tensor([1]))
+    assert after.exact(1)
+
+
+# --- split ---
+
+
+def coco_file(path: Path, images: int = 200) -> Path:
+    content = {
+        "info": {"year": 2017},
+        "images": [{"id": 7 * i, "file_name": f"{i}.jpg"} for i in range(images)],
+        "annotations": [{"id": i, "image_id": 7 * (i // 5), "caption": "a star"} for i in range(5 * images)],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_held_out_images_and_their_captions_leave_the_training_file(tmp_path: Path) -> None:
+    parts = [
+        json.loads(p.read_text()) for p in hold_out(coco_file(tmp_path / "all.json"), tmp_path / "split", 0.2)
+    ]
+    ids = [{image["id"] for image in part["images"]} for part in parts]
+    assert not ids[0] & ids[1]
+    assert len(ids[0] | ids[1]) == 200
+    assert 20 <= len(ids[1]) <= 60
+    for part, own in zip(parts, ids, strict=True):
+        assert {a["image_id"] for a in part["annotations"]} == own
+        assert len(part["annotations"]) == 5 * len(own)
+        assert part["info"] == {"year": 2017}
+
+
+def test_the_same_images_are_held_out_whatever_else_the_file_holds(tmp_path: Path) -> None:
+    _, small = hold_out(coco_file(tmp_path / "a.json", 100), tmp_path / "a", 0.3)
+    _, large = hold_out(coco_file(tmp_path / "b.json", 200), tmp_path / "b", 0.3)
+    few = {image["id"] for image in json.loads(small.read_text())["images"]}
+    many = {image["id"] for image in json.loads(large.read_text())["images"]}
+    assert few == {number for number in many if number < 700}
+
+
+def test_a_single_image_cannot_be_split(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="--val-annotations"):
+        hold_out(coco_file(tmp_path / "one.json", 1), tmp_path / "split", 0.5)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", "3", "{}", '{"images": {}, "annotations": []}', '{"images": [], "annotations": []}',
+     '{"images": [], "annotations": [{"bbox": []}]}', '{"images": [], "annotations": [3]}'],
+)  # fmt: skip
+def test_what_is_no_captions_file_is_refused_by_name(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "captions.json"
+    path.write_text(content)
+    with pytest.raises(DataFormatError, match=r"captions\.json"):
+        read_captions(path)
+
+
+# --- batches ---
+
+
+class Squares(AbstractDataReader):
+    def create_shards(self, mode: Any = None) -> Any:
+        return {"squares": 5}
+
+    def read_record(self, name: str, index: int) -> Any:
+        return np.full((4, 4, 3), index, dtype=np.uint8), f"number {index}"
+
+    def read_records(self, task: Any) -> Any:
+        raise AssertionError("not needed")
+
+
+def test_numbered_reader_adds_the_record_number_and_pickles() -> None:
+    reader = pickle.loads(pickle.dumps(NumberedReader(Squares())))
+    assert reader.create_shards() == {"squares": 5}
+    image, target = reader.read_record("squares", 3)
+    assert (int(image[0, 0, 0]), target) == (3, (3, "number 3"))
+
+
+@pytest.mark.parametrize("shape", [(30, 60, 3), (60, 30, 3), (7, 7, 3), (200, 3, 3)])
+def test_fitted_image_keeps_its_proportions_on_grey(shape: tuple[int, int, int]) -> None:
+    fitted = Fit(32)(np.full(shape, 200, dtype=np.uint8))
+    assert (fitted.shape, fitted.dtype) == ((3, 32, 32), torch.uint8)
+    coloured = fitted[0] == 200
+    long, short = max(shape[:2]), min(shape[:2])
+    assert int(coloured.sum()) == 32 * max(1, round(32 * short / long))
+    assert set(fitted[0][~coloured].tolist()) <= {127}
+
+
+def test_batch_stacks_images_pads_captions_and_keeps_numbers() -> None:
+    vocabulary = Vocabulary(["a", "red", "star"])
+    encode = Encode(vocabulary, max_tokens=9)
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    batch = collate([(image, encode((4, "a star"))), (image, encode((9, "a red star")))])
+    assert batch.images.shape == (2, 3, 8, 8)
+    assert batch.captions.tolist() == [[BOS, 4, 6, EOS, PAD], [BOS, 4, 5, 6, EOS]]
+    assert batch.numbers.tolist() == [4, 9]
+
+
+def test_long_caption_is_cut_to_what_the_model_reads() -> None:
+    _, tokens = Encode(Vocabulary(["a"]), max_tokens=5)((0, "a " * 50))
+    assert len(tokens) == 6  # the model reads all but the last
+
+
+# --- checkpoints ---
+
+
+def test_checkpoint_is_whole_and_alone(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.arange(3)}, "data": {"token": "{}"}, "rng": checkpoint.rng_state()}
+    checkpoint.save(tmp_path / "c.pt", state)
+    assert torch.equal(checkpoint.load(tmp_path / "c.pt")["model"]["w"], torch.arange(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_failed_save_keeps_the_checkpoint_of_before(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "c.pt", {"model": {}, "data": 1})
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        checkpoint.save(tmp_path / "c.pt", {"model": lambda: None, "data": 2})
+    assert checkpoint.load(tmp_path / "c.pt")["data"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04junk", pickle.dumps({"model": 1})])
+def test_damaged_checkpoint_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "c.pt").write_bytes(content)
+    with pytest.raises(InvalidArgument, match=r"c\.pt"):
+        checkpoint.load(tmp_path / "c.pt")
+
+
+def test_foreign_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    torch.save({"weights": torch.zeros(1)}, tmp_path / "c.pt")
+    with pytest.raises(InvalidArgument, match=r"c\.pt"):
+        checkpoint.load(tmp_path / "c.pt")
+
+
+def test_generators_continue_from_a_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "c.pt", {"model": {}, "data": {}, "rng": checkpoint.rng_state()})
+    drawn = random.random(), torch.rand(1).item()
+    checkpoint.set_rng_state(checkpoint.load(tmp_path / "c.pt")["rng"])
+    assert (random.random(), torch.rand(1).item()) == drawn
+
+
+# --- progress line ---
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+STANDING = Standing(epoch=1, num_epochs=6, done=500, total=1000, loss=0.5, shards_left=3)
+
+
+def test_line_shows_records_a_second_loss_and_shards_left() -> None:
+    stream, clock = io.StringIO(), Clock()
+    line = ProgressLine(stream, clock)
+    line.count(500)
+    clock.now = 2.0
+    line.draw(STANDING)
+    text = stream.getvalue()
+    assert text.endswith("500/1000  250 records/s  loss 0.500  shards left 3\n")
+    assert text.startswith("epoch 2/6 [############------------]")
+
+
+def test_terminal_line_is_drawn_over_and_ended_by_a_whole_line() -> None:
+    stream, clock = Terminal(), Clock()
+    line = ProgressLine(stream, clock)
+    line.draw(STANDING)
+    line.draw(STANDING)
+    assert "\n" not in stream.getvalue()
+    line.say("done")
+    last = stream.getvalue().split("\r")[-1]
+    assert last.rstrip() == "done"
+    assert last.endswith("\n")
+    assert len(last) > 60  # blanks cover what was there
+
+
+@pytest.mark.parametrize(("stream", "seconds"), [(Terminal(), 0.5), (io.StringIO(), 10.0)])
+def test_line_is_due_sooner_on_a_terminal(stream: io.StringIO, seconds: float) -> None:
+    clock = Clock()
+    line = ProgressLine(stream, clock)
+    clock.now = seconds - 0.01
+    assert not line.due
+    clock.now = seconds
+    assert line.due
+    line.draw(STANDING)
+    assert not line.due
+
+
+def test_rate_is_measured_anew_in_each_epoch() -> None:
+    clock = Clock()
+    line = ProgressLine(io.StringIO(), clock)
+    assert line.rate == 0.0
+    line.count(100)
+    clock.now = 10.0
+    line.restart()
+    line.count(30)
+    clock.now = 11.0
+    assert line.rate == pytest.approx(30.0)
+
+
+# --- judgement ---
+
+
+@pytest.mark.parametrize(
+    ("caption", "right"),
+    [
+        ("A red star above a blue ring.", True),
+        ("a small blue ring and a large red star", True),
+        ("a red star", False),
+        ("a red ring and a blue star", False),
+        ("a red star, a blue ring and a green heart", False),
+        ("", False),
+    ],
+)
+def test_caption_is_right_when_it_names_exactly_what_is_there(caption: str, right: bool) -> None:
+    assert judge([caption], [frozenset({("red", "star"), ("blue", "ring")})]) == [right]
+
+
+def test_colour_belongs_to_the_shape_behind_it() -> None:
+    assert looks_named("a red and blue star") == {("blue", "star")}
+
+
+def test_scenes_follow_the_order_of_the_captions_file(tmp_path: Path) -> None:
+    scenes = [
+        {"image_id": n, "items": [{"colour": c, "shape": "star"}]} for n, c in ((1, "red"), (2, "blue"))
+    ]
+    (tmp_path / "scenes.json").write_text(json.dumps(scenes))
+    looks = read_scenes(tmp_path / "scenes.json", {"images": [{"id": 2}, {"id": 1}]})
+    assert looks == [{("blue", "star")}, {("red", "star")}]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "3", '[{"image_id": 1}]'])
+def test_unusable_scenes_are_refused_by_name(content: str, tmp_path: Path) -> None:
+    (tmp_path / "scenes.json").write_text(content)
+    with pytest.raises(DataFormatError, match=r"scenes\.json"):
+        read_scenes(tmp_path / "scenes.json", {"images": [{"id": 1}]})

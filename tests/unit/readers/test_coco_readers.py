@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
+from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, read_image
+from edl_torch.readers.coco_masks import decode_segmentation
+from edl_torch.shard import Shard, Task
+from edl_torch.testing.check_reader import check_reader
+from edl_torch.testing.images import write_coco
+
+
+def everything(reader) -> list:
+    return list(reader.read_records(Task(shard=Shard(name=reader.name, start=0, end=reader.count))))
+
+
+def change(path: str, edit) -> str:
+    content = json.loads(Path(path).read_text())
+    edit(content)
+    Path(path).write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> tuple[str, str, str]:
+    return write_coco(tmp_path)
+
+
+def test_captions_keep_the_contract(coco):
+    check_reader(lambda: CocoCaptionsReader(coco[0], coco[1]))
+    check_reader(lambda: CocoCaptionsReader(coco[0], coco[1], per="image"))
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_detection_keeps_the_contract(coco, masks):
+    check_reader(lambda: CocoDetectionReader(coco[0], coco[2], masks=masks))
+
+
+def test_one_record_per_annotation_in_the_files_order(coco):
+    reader = CocoCaptionsReader(coco[0], coco[1])
+    annotations = json.loads(Path(coco[1]).read_text())["annotations"]
+    assert reader.create_shards() == {coco[1]: len(annotations)}
+    for (image, caption), annotation in zip(everything(reader), annotations, strict=True):
+        file = f"{annotation['image_id'] - 100:04d}.jpg"
+        assert caption == annotation["caption"]
+        assert np.array_equal(image, read_image(os.path.join(coco[0], file)))
+
+
+def test_one_record_per_image_with_all_its_captions(coco):
+    records = everything(CocoCaptionsReader(coco[0], coco[1], per="image"))
+    assert [len(captions) for _, captions in records] == [3, 2, 1, 0]
+    assert records[1][1] == ["caption 1 of image 2: “été”", "caption 2 of image 2: “été”"]
+    assert np.array_equal(records[0][0], read_image(os.path.join(coco[0], "0003.jpg")))
+
+
+def test_anything_else_than_annotation_or_image_is_refused(coco):
+    with pytest.raises(InvalidArgument, match="per='caption'"):
+        CocoCaptionsReader(coco[0], coco[1], per="caption")
+
+
+def test_targets_have_the_files_objects(coco):
+    image, target = everything(CocoDetectionReader(coco[0], coco[2]))[0]
+    assert image.shape == (24, 32, 3)
+    assert set(target) == {"image_id", "boxes", "labels", "area", "iscrowd", "keypoints"}
+    assert target["image_id"] == 103
+    assert target["boxes"].tolist() == [[3, 3, 13, 11], [4, 4, 14, 12], [5, 5, 15, 13]]
+    assert target["labels"].tolist() == [17, 3, 17]
+    assert target["area"].tolist() == [80, 80, 80]
+    assert target["iscrowd"].tolist() == [0, 0, 1]
+    assert target["keypoints"].shape == (3, 3, 3)
+    assert target["keypoints"][1].tolist() == [[4, 4, 2], [5, 5, 1], [0, 0, 0]]
+    assert [target[key].dtype for key in ("boxes", "labels", "area")] == [np.float32, np.int64, np.float32]
+    assert CocoDetectionReader(coco[0], coco[2]).categories == {3: "three", 17: "seventeen"}
+
+
+def test_image_without_objects_has_empty_arrays(coco):
+    _, target = everything(CocoDetectionReader(coco[0], coco[2], masks=True))[3]
+    shapes = {key: value.shape for key, value in target.items() if key != "image_id"}
+    assert shapes["boxes"] == (0, 4)
+    assert shapes["labels"] == shapes["area"] == shapes["iscrowd"] == (0,)
+    assert shapes["keypoints"] == (0, 3, 3)
+    assert shapes["masks"] == (0, 24, 32)
+
+
+def test_masks_of_polygons_and_crowds_cover_their_boxes(coco):
+    for _, target in everything(CocoDetectionReader(coco[0], coco[2], masks=True)):
+        assert target["masks"].dtype == np.uint8
+        for mask, (x1, y1, x2, y2) in zip(target["masks"], target["boxes"].astype(int), strict=True):
+            expected = np.zeros((24, 32), np.uint8)
+            expected[y1:y2, x1:x2] = 1
+            assert np.array_equal(mask, expected)
+
+
+def test_a_records_arrays_may_be_changed_without_harm(coco):
+    reader = CocoDetectionReader(coco[0], coco[2])
+    _, first = reader.read_record(reader.name, 0)
+    first["boxes"][:] = -1
+    assert reader.read_record(reader.name, 0)[1]["boxes"].min() >= 0
+
+
+def test_keypoints_are_absent_where_the_file_has_none_and_zero_where_an_object_has_none(coco):
+    change(coco[2], lambda content: content["annotations"][4].pop("keypoints"))
+    reader = CocoDetectionReader(coco[0], coco[2])
+    assert reader.read_record(reader.name, 0)[1]["keypoints"][1].tolist() == [[0, 0, 0]] * 3
+    change(coco[2], lambda content: [entry.pop("keypoints", None) for entry in content["annotations"]])
+    assert "keypoints" not in CocoDetectionReader(coco[0], coco[2]).read_record(reader.name, 0)[1]
+
+
+def test_area_and_iscrowd_may_be_missing(coco):
+    def edit(content):
+        for entry in content["annotations"]:
+            del entry["area"], entry["iscrowd"]
+
+    reader = CocoDetectionReader(coco[0], change(coco[2], edit))
+    _, target = reader.read_record(reader.name, 0)
+    assert target["area"].tolist() == [80, 80, 80]
+    assert target["iscrowd"].tolist() == [0, 0, 0]
+
+
+def test_masks_of_another_size_than_the_image_name_the_object(coco):
+    def edit(content):
+        content["annotations"][5]["segmentation"]["size"] = [32, 24]
+
+    reader = CocoDetectionReader(coco[0], change(coco[2], edit), masks=True)
+    with pytest.raises(BadRecord, match=r"object 2 of .*0003\.jpg.* has the size \[32, 24\]"):
+        reader.read_record(reader.name, 0)
+
+
+@pytest.mark.parametrize(
+    "segmentation", [{}, {"size": [4, 4], "counts": "~~~~~"}, [["x"] * 6], 7, {"size": [4, 4]}]
+)
+def test_unreadable_segmentations_are_bad_records(segmentation):
+    if segmentation == {"size": [4, 4], "counts": "~~~~~"}:
+        pytest.skip("pycocotools does not check compressed counts")
+    with pytest.raises(BadRecord, match="segmentation"):
+        decode_segmentation(segmentation, 4, 4)
+
+
+def test_compressed_run_lengths_are_decoded():
+    from pycocotools import mask
+
+    expected = np.zeros((5, 7), np.uint8)
+    expected[1:3, 2:6] = 1
+    rle = mask.encode(np.asfortranarray(expected))
+    text = {"size": rle["size"], "counts": rle["counts"].decode()}
+    assert np.array_equal(decode_segmentation(json.loads(json.dumps(text)), 5, 7), expected)
+
+
+@pytest.mark.parametrize("segmentation", [[], [[1, 1, 3, 3]], [[1, 1]]])
+def test_degenerate_polygons_cover_nothing(segmentation):
+    assert decode_segmentation(segmentation, 5, 7).sum() == 0
+
+
+def test_the_other_kind_of_file_names_the_right_reader(coco):
+    with pytest.raises(DataFormatError, match=r"no file of captions: .*'caption'; .*CocoDetectionReader"):
+        CocoCaptionsReader(coco[0], coco[2])
+    with pytest.raises(DataFormatError, match=r"no file of instances .*'bbox'; .*CocoCaptionsReader"):
+        CocoDetectionReader(coco[0], coco[1])
+
+
+def drop(key: str):
+    return lambda content: content["annotations"][2].pop(key)
+
+
+def put(key: str, value: object, where: str = "annotations"):
+    return lambda content: content[where][2].__setitem__(key, value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda content: content.pop("annotations"), "has no 'annotations'"),
+        (lambda content: content.pop("images"), "has no 'images'"),
+        (lambda content: content["images"].clear(), "lists no image"),
+        (lambda content: content["images"].append(7), "'images' is not a list of objects"),
+        (drop("caption"), r"annotations\[2\] has no 'caption'"),
+        (drop("image_id"), r"annotations\[2\] has no 'image_id'"),
+        (put("image_id", 4711), r"annotations\[2\] has image_id 4711, which 'images' does not list"),
+        (put("image_id", "103"), r"annotations\[2\] has image_id='103', expected int"),
+        (put("caption", None), r"annotations\[2\] has caption=None, expected str"),
+        (put("id", 900), r"annotations\[2\] has id 900, which an earlier entry has"),
+        (put("id", 103, "images"), r"images\[2\] has id 103, which an earlier entry has"),
+        (put("file_name", "../x.jpg", "images"), r"images\[2\] names the file '../x.jpg'"),
+        (put("file_name", "/x.jpg", "images"), r"images\[2\] names the file '/x.jpg'"),
+        (put("height", "tall", "images"), r"images\[2\] has height and width="),
+    ],
+)
+def test_bad_captions_files_name_file_and_entry(coco, edit, message):
+    with pytest.raises(DataFormatError, match=message) as caught:
+        CocoCaptionsReader(coco[0], change(coco[1], edit))
+    assert coco[1] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda content: content.pop("categories"), "has no 'categories'"),
+        (drop("bbox"), r"annotations\[2\] has bbox=None, expected numbers \[4\]"),
+        (put("bbox", [1, 2, 3]), r"annotations\[2\] has bbox=\[1, 2, 3\]"),
+        (put("bbox", "x"), r"annotations\[2\] has bbox='x'"),
+        (put("area", [1]), r"annotations\[2\] has area=\[1\]"),
+        (put("keypoints", [1, 2, 0]), r"annotations\[2\] has keypoints=\[1, 2, 0\]"),
+        (drop("category_id"), r"annotations\[2\] has no 'category_id'"),
+        (put("category_id", 99), r"annotations\[2\] has category_id 99, which 'categories' lacks"),
+        (put("image_id", 4711), "which 'images' does not list"),
+    ],
+)
+def test_bad_detection_files_name_file_and_entry(coco, edit, message):
+    with pytest.raises(DataFormatError, match=message) as caught:
+        CocoDetectionReader(coco[0], change(coco[2], edit))
+    assert coco[2] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b'{"images": [', "truncated"),
+        (b"[]", "top level is a list"),
+        (b"3", "top level is 3"),
+        (b"\xff\xfe\xff", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_files_that_are_no_coco_json_are_refused(tmp_path, content, message):
+    path = tmp_path / "captions.json"
+    path.write_bytes(content)
+    with pytest.raises(DataFormatError, match=message):
+        CocoCaptionsReader(tmp_path, path)
+
+
+def test_missing_files(tmp_path, coco):
+    with pytest.raises(DataFormatError, match="cannot be read"):
+        CocoCaptionsReader(tmp_path, tmp_path / "nothing.json")
+    os.remove(os.path.join(coco[0], "0003.jpg"))
+    reader = CocoCaptionsReader(coco[0], coco[1], per="image")
+    with pytest.raises(BadRecord, match="0003"):
+        reader.read_record(reader.name, 0)
+
+
+def test_lone_surrogates_in_captions_survive(coco):
+    reader = CocoCaptionsReader(coco[0], change(coco[1], put("caption", "cut emoji \ud83d")))
+    assert reader.read_record(reader.name, 2)[1] == "cut emoji \ud83d"
+
+
+def test_a_pickle_is_a_few_arrays(tmp_path):
+    n = 20_000
+    images = [{"id": i, "file_name": f"{i:012d}.jpg"} for i in range(n)]
+    annotations = [{"id": i, "image_id": i, "caption": "a " * 20} for i in range(n)]
+    path = tmp_path / "captions.json"
+    path.write_text(json.dumps({"images": images, "annotations": annotations}))
+    data = pickle.dumps(CocoCaptionsReader(tmp_path, path))
+    assert len(data) < n * (40 + 16 + 7 * 8) + 10_000
+    assert data.count(b"image_id") == 0
+
+
+def test_pycocotools_prints_nothing(coco, capfd):
+    everything(CocoDetectionReader(coco[0], coco[2], masks=True))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_real_captions(samples):
+    base = samples / "coco_mini"
+    annotations = base / "annotations" / "captions_mini.json"
+    check_reader(lambda: CocoCaptionsReader(base / "images", annotations), max_records=8)
+    reader = CocoCaptionsReader(base / "images", annotations, per="image")
+    assert (CocoCaptionsReader(base / "images", annotations).count, reader.count) == (565, 113)
+    assert len(reader.read_record(reader.name, 112)[1]) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "objects"), [("instances_mini", 57, 517), ("person_keypoints_mini", 25, 44)]
+)
+def test_real_detection_agrees_with_pycocotools(samples, name, images, objects, capfd):
+    from pycocotools.coco import COCO
+
+    base = samples / "coco_mini"
+    path = base / "annotations" / f"{name}.json"
+    reader = CocoDetectionReader(base / "images", path, masks=True)
+    peer = COCO(str(path))
+    capfd.readouterr()
+    found = 0
+    for image, target in everything(reader):
+        expected = peer.loadAnns(peer.getAnnIds(imgIds=[target["image_id"]]))
+        found += len(expected)
+        assert target["labels"].tolist() == [entry["category_id"] for entry in expected]
+        corners = [[x, y, x + w, y + h] for x, y, w, h in (entry["bbox"] for entry in expected)]
+        assert np.allclose(target["boxes"], np.array(corners).reshape(-1, 4))
+        assert target["masks"].shape[1:] == image.shape[:2]
+        for mask, entry in zip(target["masks"], expected, strict=True):
+            assert np.array_equal(mask, peer.annToMask(entry))
+    assert (reader.count, found) == (images, objects)
+    assert ("keypoints" in target) is (name == "person_keypoints_mini")

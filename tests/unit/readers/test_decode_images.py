@@ -1,0 +1,194 @@
+"""Every kind of image file has a defined outcome."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from edl_torch.errors import BadRecord
+from edl_torch.readers.completeness import truncated_format
+from edl_torch.readers.images import decode_image, read_image
+from edl_torch.testing.images import broken_images, encode, odd_images, render, with_exif_orientation
+
+IMAGE = render(7)
+
+
+def pil_bytes(image: PIL.Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float = 6.0) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found.astype(float) - expected).mean() < tolerance
+
+
+@pytest.mark.parametrize(("name", "data"), odd_images().items())
+def test_odd_images_decode_to_three_uint8_channels(name, data):
+    image = decode_image(data, name)
+    assert image.shape == ((32, 24, 3) if name == "rotated.jpg" else (24, 32, 3))
+    assert image.dtype == np.uint8
+    assert image.flags.c_contiguous
+    assert image.flags.writeable
+
+
+def test_grayscale_is_replicated():
+    image = decode_image(odd_images()["gray.jpg"], "gray.jpg")
+    assert np.array_equal(image[..., 0], image[..., 1])
+    assert np.array_equal(image[..., 0], image[..., 2])
+    assert_close(image[..., 0], IMAGE[..., 0])
+
+
+def test_sixteen_bits_are_scaled_to_eight():
+    assert np.array_equal(decode_image(odd_images()["rgb16.png"], "x"), IMAGE)
+    gray = decode_image(odd_images()["gray16.png"], "x")
+    assert np.array_equal(gray, np.repeat(IMAGE[..., :1], 3, axis=2))
+
+
+def test_alpha_is_dropped_and_colour_kept():
+    assert np.array_equal(decode_image(odd_images()["rgba.png"], "x"), IMAGE)
+
+
+def test_cmyk_becomes_rgb():
+    data = pil_bytes(PIL.Image.fromarray(IMAGE).convert("CMYK"), "JPEG", quality=95)
+    assert_close(decode_image(data, "cmyk.jpg"), IMAGE)
+
+
+def test_palette_becomes_rgb():
+    quantized = PIL.Image.fromarray(IMAGE).quantize(16)
+    assert np.array_equal(
+        decode_image(pil_bytes(quantized, "PNG"), "x"), np.asarray(quantized.convert("RGB"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("orientation", "turn"),
+    [
+        (1, lambda a: a),
+        (2, lambda a: a[:, ::-1]),
+        (3, lambda a: a[::-1, ::-1]),
+        (4, lambda a: a[::-1]),
+        (5, lambda a: a.transpose(1, 0, 2)),
+        (6, lambda a: np.rot90(a, -1)),
+        (7, lambda a: a[::-1, ::-1].transpose(1, 0, 2)),
+        (8, lambda a: np.rot90(a)),
+    ],
+)
+def test_exif_orientation_is_applied(orientation, turn):
+    plain = encode(IMAGE)
+    found = decode_image(with_exif_orientation(plain, orientation), "x")
+    assert np.array_equal(found, turn(decode_image(plain, "x")))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM"])
+def test_channels_are_in_rgb_order_in_every_lossless_format(kind):
+    assert np.array_equal(decode_image(pil_bytes(PIL.Image.fromarray(IMAGE), kind), "x"), IMAGE)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
+def test_jpeg_is_in_rgb_order_and_passes_the_completeness_check(options):
+    data = pil_bytes(PIL.Image.fromarray(IMAGE), "JPEG", quality=95, subsampling=0, **options)
+    assert_close(decode_image(data + b"\x00\xffgarbage", "x"), IMAGE, 3.0)
+
+
+def test_webp_is_in_rgb_order():
+    data = pil_bytes(PIL.Image.fromarray(IMAGE), "WEBP", lossless=True)
+    assert np.array_equal(decode_image(data, "x"), IMAGE)
+    assert truncated_format(data[:-10]) == "WebP"
+
+
+@pytest.mark.parametrize(("name", "data"), broken_images().items())
+def test_broken_images_name_path_reason_and_remedy(name, data, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(data)
+    reason = {"empty.jpg": "empty (0 bytes)", "text.jpg": "no image"}.get(name, "is truncated after")
+    with pytest.raises(BadRecord) as caught:
+        read_image(str(path))
+    assert str(path) in str(caught.value)
+    assert reason in str(caught.value)
+    assert "take it out of the dataset" in str(caught.value)
+
+
+def test_missing_file_is_a_bad_record(tmp_path):
+    with pytest.raises(BadRecord, match=r"nothing.jpg' cannot be read: the file is missing; restore it"):
+        read_image(str(tmp_path / "nothing.jpg"))
+
+
+@pytest.mark.parametrize("path", ["", "a\x00b.jpg"])
+def test_unusable_paths_are_bad_records(path, tmp_path):
+    with pytest.raises(BadRecord, match="cannot be read"):
+        read_image(str(tmp_path / path))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
+def test_a_jpeg_cut_off_anywhere_is_truncated(options):
+    plain = pil_bytes(PIL.Image.fromarray(IMAGE), "JPEG", **options)
+    thumbnail = encode(IMAGE[::2, ::2])
+    block = b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail
+    data = plain[:2] + block + plain[2:]
+    assert truncated_format(data) is None
+    assert truncated_format(data + bytes(100)) is None
+    embedded_end = 2 + len(block)  # here the thumbnail's end is the file's: only the decoder can tell
+    cuts = [cut for cut in range(3, len(data) - 1) if cut != embedded_end]
+    assert all(truncated_format(data[:cut]) == "JPEG" for cut in cuts)
+    with pytest.raises(BadRecord):
+        decode_image(data[:embedded_end], "x")
+
+
+def test_a_png_cut_off_anywhere_is_truncated():
+    data = encode(IMAGE, ".png")
+    assert truncated_format(data) is None
+    assert all(truncated_format(data[:cut]) == "PNG" for cut in range(8, len(data) - 12))
+
+
+def test_an_absurd_size_in_the_header_is_a_bad_record():
+    header = struct.pack(">IIBBBBB", 1 << 30, 1 << 30, 8, 2, 0, 0, 0)
+    png = bytearray(encode(IMAGE, ".png"))
+    png[16:29] = header
+    png[29:33] = struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    with pytest.raises(BadRecord, match=r"x\.png"):
+        decode_image(bytes(png), "x.png")
+
+
+def report_opencv_settings(pipe) -> None:
+    import cv2
+
+    decode_image(encode(IMAGE), "x")
+    pipe.send((cv2.getNumThreads(), cv2.utils.logging.getLogLevel() == cv2.utils.logging.LOG_LEVEL_SILENT))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("daemon", [True, False])
+def test_opencv_threads_are_off_in_loader_workers_only(method, daemon):
+    import cv2
+
+    decode_image(encode(IMAGE), "x")  # a forked worker inherits what this process cached
+    threads = cv2.getNumThreads()
+    context = multiprocessing.get_context(method)
+    here, there = context.Pipe()
+    worker = context.Process(target=report_opencv_settings, args=(there,), daemon=daemon)
+    worker.start()
+    try:
+        assert here.poll(60), "the worker did not answer"
+        found_threads, silent = here.recv()
+    finally:
+        worker.join(10)
+    assert cv2.getNumThreads() == threads
+    assert silent is daemon
+    assert (found_threads <= 1) is (daemon or threads <= 1)
+
+
+def test_real_grayscale_jpeg_has_three_channels(samples: Path):
+    images = [read_image(str(path)) for path in sorted((samples / "coco_mini" / "images").iterdir())]
+    assert len(images) == 113
+    assert all(image.ndim == 3 and image.shape[2] == 3 for image in images)
+    assert sum(bool((image == image[..., :1]).all()) for image in images) >= 1

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, Subset, TensorDataset
+
+from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.readers import MapDatasetReader
+from edl_torch.shard import Shard, Task
+from edl_torch.testing.check_reader import check_reader
+
+
+class Batched:
+    """Counts calls; record 40 is bad."""
+
+    def __init__(self, n: int = 100, bad: int | None = None) -> None:
+        self.n, self.bad, self.calls = n, bad, []
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.bad:
+            raise OSError(f"record {index} is bad")
+        return index * index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        self.calls.append(list(indices))
+        return [self[index] for index in indices]
+
+
+def task(name: str, start: int, end: int) -> Task:
+    return Task(shard=Shard(name=name, start=start, end=end))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        list(range(10)),
+        TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6)),
+        Subset(TensorDataset(torch.arange(12.0).reshape(6, 2)), [4, 2, 0]),
+        Batched(),
+        [],
+    ],
+    ids=["list", "tensors", "subset", "getitems", "empty"],
+)
+def test_map_style_datasets_keep_the_contract(dataset):
+    check_reader(lambda: MapDatasetReader(dataset))
+
+
+def test_records_are_what_the_dataset_returns():
+    dataset = [object(), {"a": 1}]
+    reader = MapDatasetReader(dataset)
+    assert reader.create_shards() == {"list": 2}
+    assert reader.read_record("list", 0) is dataset[0]
+    assert list(reader.read_records(task("list", 0, 2))) == dataset
+    assert MapDatasetReader(dataset, name="mine").create_shards() == {"mine": 2}
+
+
+def test_getitems_reads_several_at_once_and_never_a_whole_shard():
+    dataset = Batched()
+    records = MapDatasetReader(dataset).read_records(task("Batched", 10, 90))
+    assert next(iter(records)) == 100
+    assert len(dataset.calls) == 1
+    assert list(records) == [n * n for n in range(11, 90)]
+    assert [n for call in dataset.calls for n in call] == list(range(10, 90))
+    assert max(map(len, dataset.calls)) <= 32
+
+
+def test_a_bad_record_among_several_is_the_one_that_raises():
+    records = iter(MapDatasetReader(Batched(bad=40)).read_records(task("Batched", 10, 90)))
+    for expected in range(10, 40):
+        assert next(records) == expected**2
+    with pytest.raises(OSError, match="record 40 is bad"):
+        next(records)
+
+
+def test_getitems_of_another_length_is_refused():
+    dataset = Batched()
+    dataset.__class__ = type("Short", (Batched,), {"__getitems__": lambda self, indices: indices[1:]})
+    with pytest.raises(ReaderError, match="gave 31 records for 32 numbers"):
+        list(MapDatasetReader(dataset).read_records(task("Short", 0, 40)))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize("dataset", [Endless(), iter([]), object()])
+def test_other_objects_are_refused(dataset):
+    with pytest.raises(InvalidArgument, match="no map-style dataset"):
+        MapDatasetReader(dataset)
+
+
+def test_a_mapping_is_refused():
+    with pytest.raises(InvalidArgument, match="is no map-style dataset"):
+        MapDatasetReader({0: 1})

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl_torch import readers
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.reader_params import parse_reader_params
+from edl_torch.readers.registry import READERS, load_reader, open_reader
+from edl_torch.shard import TaskType
+from edl_torch.testing.images import write_coco, write_image_folder, write_manifest, write_voc
+
+
+class OwnReader(AbstractDataReader):
+    def __init__(self, table, rows=1, **kwargs):
+        super().__init__(**kwargs)
+        self.table, self.rows = table, rows
+        len(rows) if isinstance(rows, str) else None
+
+    def create_shards(self):
+        return {self.table: self.rows}
+
+    def read_records(self, task):
+        yield from range(task.start, task.end)
+
+
+class TypeErrorInside(OwnReader):
+    def __init__(self):
+        len(5)
+
+
+def test_the_reader_is_chosen_by_what_is_there(tmp_path):
+    images, captions, instances = write_coco(tmp_path / "coco")
+    (tmp_path / "sizes.py").write_text("def get_training_size(): return 5")
+    chosen = {
+        write_image_folder(tmp_path / "classes"): "ImageFolderReader",
+        write_image_folder(tmp_path / "flat", ()): "ImageFolderReader",
+        write_manifest(tmp_path / "manifest"): "ImageManifestReader",
+        captions: "CocoCaptionsReader",
+        instances: "CocoDetectionReader",
+        write_voc(tmp_path / "voc"): "VocReader",
+        str(tmp_path / "sizes.py"): "PythonCustomReader",
+    }
+    assert {path: type(open_reader(path)).__name__ for path in chosen} == chosen
+    assert open_reader(captions).images == images
+
+
+def test_parameters_go_to_the_reader(tmp_path):
+    _, captions, _ = write_coco(tmp_path)
+    assert open_reader(captions, per="image").count == 4
+    (tmp_path / "sizes.py").write_text("def get_training_size(): return 5")
+    assert len(open_reader(tmp_path / "sizes.py", records_per_task=2).create_shards()) == 3
+    with pytest.raises(InvalidArgument, match="PythonCustomReader does not take filename, colour"):
+        open_reader(tmp_path / "sizes.py", colour="red")
+
+
+def test_voc_split_follows_the_mode(tmp_path):
+    root = write_voc(tmp_path)
+    assert open_reader(root).count == 3
+    assert open_reader(root, TaskType.EVALUATION).count == 1
+    assert open_reader(root, TaskType.EVALUATION, split="train").count == 3
+
+
+def test_coco_folder_with_one_annotation_file(tmp_path):
+    _, captions, instances = write_coco(tmp_path)
+    with pytest.raises(DataFormatError, match="several annotation files: name one of") as caught:
+        open_reader(tmp_path)
+    assert captions in str(caught.value)
+    Path(captions).unlink()
+    assert type(open_reader(tmp_path)).__name__ == "CocoDetectionReader"
+    assert open_reader(tmp_path).name == instances
+
+
+@pytest.mark.parametrize("folder", ["val2017", "images/val2017", "annotations/images", "annotations"])
+def test_coco_images_are_found_where_copies_put_them(tmp_path, folder):
+    images, captions, _ = write_coco(tmp_path)
+    path = shutil.move(captions, tmp_path / "annotations" / "captions_val2017.json")
+    found = [str(file) for file in Path(images).iterdir()]
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for file in found:
+        shutil.move(file, tmp_path / folder)
+    assert open_reader(path).images == str(tmp_path / folder)
+
+
+def test_coco_images_that_are_not_found_list_the_places(tmp_path):
+    images, captions, _ = write_coco(tmp_path)
+    moved = shutil.move(images, tmp_path / "elsewhere")
+    with pytest.raises(DataFormatError, match="pass images="):
+        open_reader(captions)
+    assert open_reader(captions, images=moved).images == str(moved)
+
+
+def test_folder_of_splits_is_not_taken_for_classes(tmp_path):
+    for split in ("train", "val"):
+        write_image_folder(tmp_path / split)
+    with pytest.raises(DataFormatError, match="holds the splits"):
+        open_reader(tmp_path)
+    assert open_reader(tmp_path / "train").classes == ["ant", "bee"]
+
+
+def test_unknown_data_is_refused(tmp_path):
+    with pytest.raises(ReaderError, match="does not exist"):
+        open_reader(tmp_path / "nothing")
+    for name, content in (("notes.txt", "x"), ("other.json", "{}"), ("empty.json", "")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ReaderError, match="no reader knows"):
+            open_reader(tmp_path / name)
+
+
+def test_own_readers_are_loaded_by_module_and_class(monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_module", sys.modules[__name__])
+    reader = load_reader("own_module:OwnReader", "table=iris; rows=150")
+    assert reader.create_shards() == {"iris": 150}
+    assert load_reader("own_module:OwnReader", {"table": "x"}).rows == 1
+
+
+def test_a_kind_of_the_table_is_a_name_too(tmp_path):
+    root = write_image_folder(tmp_path)
+    assert load_reader("image_folder", {"root": root}).count == 6
+
+
+@pytest.mark.parametrize(
+    ("reader", "error", "message"),
+    [
+        ("nonsense", InvalidArgument, "expected module:Class or one of python_custom"),
+        (":Class", InvalidArgument, "expected module:Class"),
+        ("no_such_module:Class", ReaderUnavailable, "cannot import 'no_such_module'"),
+        ("own_module:Nothing", InvalidArgument, "has no class Nothing"),
+        ("own_module:Path", InvalidArgument, "needs create_shards and read_records"),
+        ("own_module:OwnReader", InvalidArgument, "OwnReader does not take no arguments: missing"),
+    ],
+)
+def test_bad_reader_names_say_what_is_wrong(monkeypatch, reader, error, message):
+    monkeypatch.setitem(sys.modules, "own_module", sys.modules[__name__])
+    with pytest.raises(error, match=message):
+        load_reader(reader)
+
+
+def test_a_type_error_inside_a_constructor_is_the_readers_own(monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_module", sys.modules[__name__])
+    with pytest.raises(TypeError, match="has no len"):
+        load_reader("own_module:TypeErrorInside")
+
+
+@pytest.mark.parametrize(
+    ("text", "params"),
+    [
+        ("", {}),
+        (" ; ;", {}),
+        (
+            "a=1; b=2.5;c=[1, 2] ;d={'x': None};e=True",
+            {"a": 1, "b": 2.5, "c": [1, 2], "d": {"x": None}, "e": True},
+        ),
+        ("path=/data/x y.csv; table=odps://p/t", {"path": "/data/x y.csv", "table": "odps://p/t"}),
+        ("sep=';'; quote=\"it's; so\"; where='a=b'", {"sep": ";", "quote": "it's; so", "where": "a=b"}),
+        ("query=a=b; empty=", {"query": "a=b", "empty": ""}),
+        (r"s='it\'s;'", {"s": "it's;"}),
+    ],
+)
+def test_reader_parameters_are_parsed(text, params):
+    assert parse_reader_params(text) == params
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "a b=1", "a=1;a=2", "1a=2", "a='x; b=2"])
+def test_bad_reader_parameters_are_refused(text):
+    with pytest.raises(InvalidArgument, match="reader parameter"):
+        parse_reader_params(text)
+
+
+def test_public_names_are_there():
+    assert set(readers.__all__) <= set(dir(readers))
+    for name in readers.__all__:
+        assert getattr(readers, name).__name__ == name
+    assert {target.partition(":")[2] for target in READERS.values()} <= set(readers.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = readers.Nothing
+
+
+def test_readers_import_nothing_heavy(tmp_path):
+    root = write_image_folder(tmp_path)
+    code = (
+        "import sys; from edl_torch.readers import *\n"
+        "import edl_torch.readers.coco, edl_torch.readers.voc\n"
+        f"open_reader({root!r}).create_shards()\n"
+        "heavy = {'cv2', 'torch', 'pycocotools', 'grpc', 'google.protobuf'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    root_of_repository = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root_of_repository, timeout=60)
