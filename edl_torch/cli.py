@@ -7,27 +7,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import math
 import sys
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from edl_torch.errors import EdlError, InvalidArgument
-from edl_torch.shard import TaskType
 
 DEFAULT_ADDRESS = "127.0.0.1:50001"
 STATUS_TIMEOUT_S = 5.0
 INTERRUPTED = 130
-
-_DATASETS = (
-    ("training", "training_data", TaskType.TRAINING),
-    ("evaluation", "validation_data", TaskType.EVALUATION),
-    ("prediction", "prediction_data", TaskType.PREDICTION),
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,15 +48,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_master(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run_master)
-    _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="where to listen; port 0 picks one")
-    _option(parser, "--address_file", type=Path, metavar="PATH", help="write the address there once it serves")
+    _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="where to listen")
+    _option(
+        parser, "--address_file", type=Path, metavar="PATH", help="write the address there once it serves"
+    )
     _option(parser, "--insecure", action="store_true", help="allow an address that other machines can reach")
-    _option(parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead")
-    _option(parser, "--grace_s", type=_seconds, default=1.0, help="time to come back after a broken connection")
+    _option(
+        parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead"
+    )
+    _option(
+        parser, "--grace_s", type=_seconds, default=1.0, help="time to come back after a broken connection"
+    )
     data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
-    for _, option, kind in _DATASETS:
-        _option(data, f"--{option}", metavar="PATH", help=f"data for {kind.name.lower()}")
-    _option(data, "--records_per_task", type=int, metavar="N", help="records in a shard (default: 8 batches)")
+    for kind in ("training", "validation", "prediction"):
+        _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
+    _option(data, "--records_per_task", type=int, default=256, metavar="N", help="records in a shard")
     _option(data, "--num_epochs", type=int, default=1, metavar="N", help="epochs of training; 0 is endless")
     _option(data, "--shuffle", action="store_true", help="shuffle all training records")
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
@@ -98,6 +95,7 @@ def _seconds(text: str) -> float:
 
 def run_master(options: argparse.Namespace) -> int:
     """Serve until a signal."""
+    from edl_torch.cli_data import described
     from edl_torch.core.dispatcher import Dispatcher
     from edl_torch.master.server import serve, write_address_file
     from edl_torch.rpc.address import HostPort
@@ -106,7 +104,8 @@ def run_master(options: argparse.Namespace) -> int:
     dispatcher = Dispatcher(
         ledger_id=uuid.uuid4().hex, lease_timeout_s=options.lease_timeout_s, grace_s=options.grace_s
     )
-    define_datasets(dispatcher, options)
+    for registration in described(options):
+        dispatcher.define(registration)
 
     def announce(address: HostPort) -> None:
         if options.address_file is not None:
@@ -117,5 +116,17 @@ def run_master(options: argparse.Namespace) -> int:
     return 0
 
 
-def define_datasets(dispatcher: Dispatcher, options: argparse.Namespace) -> None:
-    """Make the datasets that the command line names."""
+# Status -----------------------------------------------------------------------------------------------
+
+
+def show_status(options: argparse.Namespace) -> int:
+    """Print what the master says, once."""
+    from edl_torch.cli_status import as_json, as_table
+    from edl_torch.client.environment import master_address_from_env
+    from edl_torch.client.transport import MasterClient
+
+    address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
+    with MasterClient(address, "status", master_timeout_s=STATUS_TIMEOUT_S) as client:
+        status = client.status()
+    print(as_json(status) if options.json else as_table(status))
+    return 0

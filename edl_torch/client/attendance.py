@@ -44,7 +44,12 @@ class Attendance:
     """Keeps a session alive from `start()` to `close()`."""
 
     def __init__(
-        self, door: Door, session: str, on_wanted: Callable[[str], None], *, before_connect: Callable[[], None]
+        self,
+        door: Door,
+        session: str,
+        on_wanted: Callable[[str], None],
+        *,
+        before_connect: Callable[[], None],
     ) -> None:
         self._door = door
         self._session = session
@@ -128,7 +133,9 @@ class Attendance:
                 self._retime.clear()
                 continue
             try:
-                self._door.Heartbeat(pb.HeartbeatRequest(session=self._session), timeout=min(BEAT_LIMIT_S, every_s))
+                self._door.Heartbeat(
+                    pb.HeartbeatRequest(session=self._session), timeout=min(BEAT_LIMIT_S, every_s)
+                )
             except (grpc.RpcError, ValueError) as error:
                 log.debug("heartbeat of session %s: %s", self._session, error)
 

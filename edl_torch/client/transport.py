@@ -146,12 +146,14 @@ class MasterClient:
         if self._closing.is_set():
             raise ServiceClosed(f"the client of the master at {self.address} was closed")
         if os.getpid() != self._process:
-            raise EdlError("a MasterClient cannot be used in a forked child: make one there, or ask the parent")
+            raise EdlError(
+                "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
+            )
 
     def _unavailable(self, last: MasterUnavailable) -> MasterUnavailable:
         return MasterUnavailable(
-            f"no answer from the master at {self.address} within {self._timeout_s:g} s: is it running, and is the "
-            f"address right? The last attempt: {last}"
+            f"no answer from the master at {self.address} within {self._timeout_s:g} s: "
+            f"is it running, and is the address right? The last attempt: {last}"
         )
 
     # Presence -------------------------------------------------------------------------------------------

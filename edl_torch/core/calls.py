@@ -70,7 +70,7 @@ class PassState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCall:
-    """Ask for up to `count` leases of `epoch`. `request` numbers the call; a repeated number is answered alike.
+    """Ask for up to `count` leases of `epoch`. `request` numbers the call; a repeat is answered alike.
 
     `drained` says that every batch of this pass was handed to the loop: the trainer waits for the verdict.
     `ledger` is the one that the registration named; a call for another one is refused ('' is not compared).
@@ -97,7 +97,7 @@ class LeaseAnswer:
 
     @property
     def nothing_yet(self) -> bool:
-        """Whether it grants nothing and ends nothing: a call that may wait is not answered with it at once."""
+        """Whether it grants nothing and ends nothing: a call that may wait is not answered with it."""
         return not self.grants and self.state is PassState.OPEN
 
 

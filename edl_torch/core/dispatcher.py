@@ -78,7 +78,9 @@ class Dispatcher:
         member.datasets.add(name)
         ledger.join(call.session, call.batch_size)
         self.version += 1
-        return RegisterAnswer(spec=ledger.spec, ledger=self.ledger_id, lineage=ledger.lineage, epoch=ledger.epoch)
+        return RegisterAnswer(
+            spec=ledger.spec, ledger=self.ledger_id, lineage=ledger.lineage, epoch=ledger.epoch
+        )
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
         others = ledger.trainers - (call.session in self.sessions_of(ledger.spec.name))
@@ -139,7 +141,9 @@ class Dispatcher:
         if earlier is not None and call.request == earlier.request:
             return earlier
         if earlier is not None and call.request < earlier.request:
-            raise StaleLease(f"request {call.request} of session {call.session!r} was followed by {earlier.request}")
+            raise StaleLease(
+                f"request {call.request} of session {call.session!r} was followed by {earlier.request}"
+            )
         answer = self._lease(call, now)
         if last or not answer.nothing_yet:
             member.answers[call.dataset] = answer
@@ -175,7 +179,9 @@ class Dispatcher:
             member.reports[call.dataset] = call.request
         stale = tuple(self._apply(ledger, call))
         self.version += 1
-        return ReportAnswer(request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now))
+        return ReportAnswer(
+            request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now)
+        )
 
     def _apply(self, ledger: ShardLedger, call: ReportCall) -> list[int]:
         stale: list[int] = []
@@ -203,14 +209,17 @@ class Dispatcher:
             raise StaleLease(f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.ledger}")
         if call.lineage != ledger.lineage:
             raise StaleLease(
-                f"dataset {call.dataset!r} is in lineage {ledger.lineage}; the call is of lineage {call.lineage}"
+                f"dataset {call.dataset!r} is in lineage {ledger.lineage}; "
+                f"the call is of lineage {call.lineage}"
             )
         return ledger
 
     def _ledger(self, dataset: str) -> ShardLedger:
         ledger = self._ledgers.get(dataset)
         if ledger is None:
-            raise UnknownDataset(f"the master has no dataset {dataset!r}: register it with a reader or a size")
+            raise UnknownDataset(
+                f"the master has no dataset {dataset!r}: register it with a reader or a size"
+            )
         return ledger
 
     # Tokens and status ----------------------------------------------------------------------------------

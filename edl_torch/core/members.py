@@ -49,7 +49,9 @@ class Members:
         """A member. Raises StaleLease for a session that is none."""
         member = self._members.get(session)
         if member is None:
-            raise StaleLease(f"session {session!r} is not known to this master: it was released, or never registered")
+            raise StaleLease(
+                f"session {session!r} is not known to this master: it was released, or never registered"
+            )
         return member
 
     def heard(self, session: str, now: float) -> Member:

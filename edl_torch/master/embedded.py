@@ -79,15 +79,18 @@ class LocalMaster:
         deadline = time.monotonic() + wait_s
         self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, now))
         while True:
-            left = deadline - time.monotonic()
-            version = self._version
-            answer = self.apply(lambda d, now, last=left <= 0: d.poll(call, now, last=last))  # type: ignore[misc]
-            if not answer.nothing_yet:
-                return answer
-            self._call_back(call)
-            if left <= 0:
+            version, left = self._version, deadline - time.monotonic()
+            answer = self._look(call, last=left <= 0)
+            if answer is not None:
                 return answer
             self._wait_for_change(version, min(left, LOOK_AGAIN_S))
+
+    def _look(self, call: LeaseCall, *, last: bool) -> LeaseAnswer | None:
+        answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now, last=last))
+        if not answer.nothing_yet:
+            return answer
+        self._call_back(call)
+        return answer if last else None
 
     def _wait_for_change(self, version: int, timeout_s: float) -> None:
         with self._changed:

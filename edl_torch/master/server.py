@@ -123,8 +123,8 @@ def checked_address(text: str, *, insecure: bool) -> HostPort:
     exposed = sorted(str(ip) for ip in found if not ip.is_loopback)
     if exposed and not insecure:
         raise MasterStartError(
-            f"{text} can be reached from other machines ({', '.join(exposed)}), and whoever reaches it may use it: "
-            f"listen on 127.0.0.1, or pass --insecure if the network is your own"
+            f"{text} can be reached from other machines ({', '.join(exposed)}), and whoever reaches it may "
+            f"use it: listen on 127.0.0.1, or pass --insecure if the network is your own"
         )
     if exposed:
         log.warning("listening on %s without encryption and without a password (--insecure)", text)

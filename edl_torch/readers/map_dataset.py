@@ -5,7 +5,7 @@ It must not import torch: a `torch.utils.data.Dataset` is used through these met
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 from edl_torch.errors import InvalidArgument, ReaderError
@@ -30,10 +30,14 @@ class MapDatasetReader(IndexedReader):
 
     def __init__(self, dataset: Any, name: str | None = None) -> None:
         super().__init__(type(dataset).__name__ if name is None else name)
-        if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+        if (
+            isinstance(dataset, Mapping)
+            or not isinstance(dataset, Sized)
+            or not hasattr(dataset, "__getitem__")
+        ):
             raise InvalidArgument(
-                f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__; "
-                "for other data write a reader (AbstractDataReader)"
+                f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__ "
+                "by number; for other data write a reader (AbstractDataReader)"
             )
         self.dataset: Any = dataset
         self._count = len(dataset)

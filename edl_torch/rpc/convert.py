@@ -17,12 +17,11 @@ from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 A = TypeVar("A")
 B = TypeVar("B")
 
-_STATE_TO_WIRE = {state: pb.PassState.Value(state.name) for state in calls.PassState}
-_STATE_FROM_WIRE = {number: state for state, number in _STATE_TO_WIRE.items()}
+_STATE_FROM_WIRE = {pb.PassState.Value(state.name): state for state in calls.PassState}
 
 
 def checked(convert: Callable[[A], B], value: A) -> B:
-    """Convert a value; what the other side cannot express is an InvalidArgument, not a ValueError of protobuf.
+    """Convert a value; what the other side cannot express raises InvalidArgument.
 
     Such are a text that is not Unicode, a number beyond 64 bits, an unknown member of an enum.
     """
@@ -146,7 +145,7 @@ def lease_answer_to_wire(value: calls.LeaseAnswer) -> pb.LeaseResponse:
     return pb.LeaseResponse(
         request=value.request,
         epoch=value.epoch,
-        state=_STATE_TO_WIRE[value.state],
+        state=value.state.name,
         grants=[_grant_to_wire(grant) for grant in value.grants],
     )
 
@@ -267,7 +266,7 @@ def _take(value: object, names: Iterable[str]) -> dict[str, Any]:
 
 def dataset_status_to_wire(value: calls.DatasetStatus) -> pb.DatasetStatus:
     quarantine = [pb.QuarantinedRecord(**_take(q, _QUARANTINED)) for q in value.quarantine]
-    return pb.DatasetStatus(task_type=int(value.task_type), quarantine=quarantine, **_take(value, _COUNTS))
+    return pb.DatasetStatus(task_type=value.task_type.name, quarantine=quarantine, **_take(value, _COUNTS))
 
 
 def dataset_status_from_wire(message: pb.DatasetStatus) -> calls.DatasetStatus:

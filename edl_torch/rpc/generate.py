@@ -24,10 +24,15 @@ def tools_version() -> str | None:
 
 
 def generate(into: Path) -> None:
-    """Write the three files under `into`, at `edl_torch/rpc/`. Raises RuntimeError for other tools than TOOLS."""
+    """Write the three files under `into`, at `edl_torch/rpc/`.
+
+    Raises RuntimeError for other tools than TOOLS, and when protoc refuses the proto.
+    """
     if tools_version() != TOOLS:
-        raise RuntimeError(f"stubs are made with grpcio-tools {TOOLS}, not {tools_version()}: install it in a venv")
-    from grpc_tools import protoc
+        raise RuntimeError(
+            f"stubs are made with grpcio-tools {TOOLS}, not {tools_version()}: install it in a venv"
+        )
+    from grpc_tools import protoc  # type: ignore[import-untyped]
 
     root = PACKAGE.parent.parent
     outputs = [f"--{kind}_out={into}" for kind in ("python", "pyi", "grpc_python")]

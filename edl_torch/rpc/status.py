@@ -6,6 +6,8 @@ which call failed, and it never hides an unknown failure behind a known one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 
 from edl_torch import errors
@@ -48,7 +50,7 @@ def to_status(error: EdlError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, s
 
 
 def from_status(error: grpc.RpcError, address: str) -> EdlError:
-    """The error that the master raised, or MasterUnavailable, or an EdlError that shows the foreign status."""
+    """The error that the master raised; else MasterUnavailable, or an EdlError with the foreign status."""
     code, details = error.code(), error.details() or ""
     cls = _BY_NAME.get(_error_name(error))
     if cls is not None:
@@ -61,10 +63,8 @@ def from_status(error: grpc.RpcError, address: str) -> EdlError:
 
 
 def _error_name(error: grpc.RpcError) -> str:
-    for key, value in error.trailing_metadata() or ():
-        if key == ERROR_KEY:
-            return str(value)
-    return ""
+    metadata: Any = error.trailing_metadata() or ()  # pairs, which the stubs do not know
+    return next((str(value) for key, value in metadata if key == ERROR_KEY), "")
 
 
 def shorten(message: str) -> str:

@@ -1,0 +1,24 @@
+"""Tools for testing readers and training loops: a fake master, a fake clock, faults, `check_reader`.
+
+Public, and without torch: nothing here is needed to run a job.
+"""
+
+from __future__ import annotations
+
+from edl_torch.testing.check_reader import check_reader
+from edl_torch.testing.clock import FakeClock
+from edl_torch.testing.fake_master import FakeConnection, FakeMaster
+from edl_torch.testing.faults import Fault, Faults
+from edl_torch.testing.outcomes import Outcomes
+from edl_torch.testing.wait import wait_until
+
+__all__ = [
+    "FakeClock",
+    "FakeConnection",
+    "FakeMaster",
+    "Fault",
+    "Faults",
+    "Outcomes",
+    "check_reader",
+    "wait_until",
+]

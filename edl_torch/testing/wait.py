@@ -14,8 +14,8 @@ def wait_until(
 ) -> T:
     """Call `condition` until it returns something true, and return that.
 
-    Looks every `poll_s` seconds. After `timeout_s` seconds raises AssertionError, which names `what` (default:
-    the condition) and the last value seen. An exception of the condition is not caught.
+    Looks every `poll_s` seconds. After `timeout_s` seconds raises AssertionError, which names `what`
+    (default: the condition) and the last value seen. An exception of the condition is not caught.
 
         address = wait_until(lambda: path.exists() and path.read_text(), timeout_s=5)
     """
@@ -25,5 +25,7 @@ def wait_until(
         if value:
             return value
         if time.monotonic() >= deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what or condition}; the last value: {value!r}")
+            raise AssertionError(
+                f"not within {timeout_s:g} s: {what or condition}; the last value: {value!r}"
+            )
         time.sleep(poll_s)

@@ -200,7 +200,7 @@ class Trainer:
         self.line = ProgressLine()
         self._saved_at = self.line.now()
 
-    def train(self, service: DataShardService, loader: ElasticDataLoader[Any], stop: StopSignal) -> None:
+    def train(self, service: DataShardService, loader: ElasticDataLoader, stop: StopSignal) -> None:
         """Train until the data is finished, or a signal asks to stop."""
         service.attach(self.optimizer)
         while not service.finished and not stop.asked():
@@ -254,7 +254,7 @@ class Trainer:
             Standing(
                 epoch=self.tally.epoch,
                 num_epochs=self.options.epochs,
-                done=progress.acknowledged,
+                done=progress.size - progress.todo - progress.leased,
                 total=progress.size,
                 loss=self.tally.loss,
                 shards_left=progress.shards_left,
@@ -355,7 +355,7 @@ def _make_service(options: Options, reader: NumberedReader) -> DataShardService:
 
 def _make_loader(
     options: Options, service: DataShardService, reader: NumberedReader, trainer: Trainer
-) -> ElasticDataLoader[Any]:
+) -> ElasticDataLoader:
     config = trainer.model.config
     dataset = ImageDataset(
         service,

@@ -133,9 +133,9 @@ def test_help_lists_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
         train.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for argument in ("--images", "--annotations", "--epochs", "--batch-size", "--workers", "--device", "--output",
-                     "--resume", "--master", "--demo"):  # fmt: skip
-        assert argument in text
+    wanted = "images annotations epochs batch-size workers device output resume master demo"
+    for argument in wanted.split():
+        assert f"--{argument}" in text
 
 
 def test_resume_without_a_file_means_the_last_checkpoint() -> None:

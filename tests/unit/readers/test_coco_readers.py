@@ -136,10 +136,16 @@ def test_masks_of_another_size_than_the_image_name_the_object(coco):
     "segmentation", [{}, {"size": [4, 4], "counts": "~~~~~"}, [["x"] * 6], 7, {"size": [4, 4]}]
 )
 def test_unreadable_segmentations_are_bad_records(segmentation):
-    if segmentation == {"size": [4, 4], "counts": "~~~~~"}:
-        pytest.skip("pycocotools does not check compressed counts")
-    with pytest.raises(BadRecord, match="segmentation"):
+    with pytest.raises(BadRecord, match="run-length mask"):
         decode_segmentation(segmentation, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "counts", ["", "0", "PPYo0000000000", "oooooo", "é", [3, 50], [3, -2, 15], [3], [20, -4]]
+)
+def test_run_lengths_that_do_not_cover_the_image_are_bad_records(counts):
+    with pytest.raises(BadRecord, match="mask"):
+        decode_segmentation({"size": [4, 4], "counts": counts}, 4, 4)
 
 
 def test_compressed_run_lengths_are_decoded():
@@ -274,6 +280,7 @@ def test_real_captions(samples):
     assert len(reader.read_record(reader.name, 112)[1]) == 5
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools' decode
 @pytest.mark.parametrize(
     ("name", "images", "objects"), [("instances_mini", 57, 517), ("person_keypoints_mini", 25, 44)]
 )

@@ -1,0 +1,73 @@
+"""Datasets that `edl-torch master` makes by itself: from its options to registrations.
+
+Opens readers to learn names and sizes; it reads no record, and must not know the dispatcher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+
+from edl_torch.core.calls import Registration
+from edl_torch.errors import InvalidArgument
+from edl_torch.readers.base import AbstractDataReader, reader_sources
+from edl_torch.shard import TaskType
+
+_KINDS = (
+    ("training", "training_data", TaskType.TRAINING),
+    ("evaluation", "validation_data", TaskType.EVALUATION),
+    ("prediction", "prediction_data", TaskType.PREDICTION),
+)
+
+
+def described(options: argparse.Namespace) -> Iterator[Registration]:
+    """One registration for each kind of data that is given. Epochs and shuffles are those of training."""
+    given = [(name, getattr(options, option), kind) for name, option, kind in _KINDS]
+    if options.custom_data_reader and not any(path for _, path, _ in given):
+        raise InvalidArgument(
+            "--custom_data_reader needs --training_data, --validation_data or --prediction_data"
+        )
+    for name, path, kind in given:
+        if path is not None:
+            yield _registration(options, name, path, kind)
+
+
+def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskType) -> Registration:
+    trains = kind is TaskType.TRAINING
+    return Registration(
+        name=name,
+        sources=reader_sources(_open(options, path, kind), kind),
+        records_per_shard=options.records_per_task,
+        seed=options.seed,
+        shuffle=trains and options.shuffle,
+        shuffle_shards=trains and options.shuffle_shards,
+        task_type=kind,
+        num_epochs=options.num_epochs if trains else 1,
+    )
+
+
+def _open(options: argparse.Namespace, path: str, kind: TaskType) -> AbstractDataReader:
+    from edl_torch.readers.reader_params import parse_reader_params
+    from edl_torch.readers.registry import load_reader, open_reader
+
+    params = parse_reader_params(options.custom_data_reader_params)
+    if not options.custom_data_reader:
+        return open_reader(path, kind, **params)
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it: the class is often beside the job
+    if _takes_data_origin(options.custom_data_reader):
+        params.setdefault("data_origin", path)
+    return load_reader(options.custom_data_reader, params)
+
+
+def _takes_data_origin(reader: str) -> bool:
+    """Whether the class wants the path, under the name that ElasticDL gave it."""
+    module, _, name = reader.partition(":")
+    try:
+        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    except (ImportError, AttributeError, ValueError, TypeError):
+        return False  # `load_reader` says what is wrong with it
+    return "data_origin" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

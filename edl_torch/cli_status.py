@@ -1,0 +1,105 @@
+"""A master's status for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
+
+MOST_BAD_RECORDS = 20  # in the table; JSON has them all
+
+
+def as_json(status: MasterStatus) -> str:
+    """Everything, indented; task types by name."""
+    value = asdict(status)
+    for item, dataset in zip(value["datasets"], status.datasets, strict=True):
+        item["task_type"] = dataset.task_type.name
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def as_table(status: MasterStatus) -> str:
+    """Datasets, trainers and bad records, one line each."""
+    return "\n".join(_lines(status))
+
+
+def _lines(status: MasterStatus) -> Iterator[str]:
+    kept = "in a journal" if status.durable else "in memory only"
+    yield f"ledger {status.ledger}, kept {kept}"
+    yield ""
+    if not status.datasets:
+        yield "no dataset yet: trainers register theirs when they start"
+    else:
+        yield from _columns([_DATASET_HEADING, *map(_dataset_row, status.datasets)])
+    for dataset in status.datasets:
+        if dataset.failure:
+            yield f"FAILED: {dataset.failure}"
+    if status.trainers:
+        yield ""
+        yield from _columns([_TRAINER_HEADING, *map(_trainer_row, status.trainers)])
+    for dataset in status.datasets:
+        yield from _quarantine(dataset)
+
+
+_DATASET_HEADING = (
+    "DATASET",
+    "TYPE",
+    "EPOCH",
+    "SIZE",
+    "SHARDS LEFT",
+    "TODO",
+    "LEASED",
+    "DONE",
+    "BAD",
+    "DROPPED",
+    "STATE",
+)
+_TRAINER_HEADING = ("TRAINER", "SESSION", "DATASETS", "LEASED", "IDLE")
+_BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCH", "REASON")
+
+
+def _dataset_row(item: DatasetStatus) -> tuple[str, ...]:
+    epochs = str(item.num_epochs) if item.num_epochs else "endless"
+    state = "finished" if item.finished else "failed" if item.failure else "open"
+    counts = (item.todo, item.leased, item.acknowledged, item.quarantined, item.dropped)
+    shards = f"{item.shards_left}/{item.shards}"
+    return (
+        item.dataset,
+        item.task_type.name.lower(),
+        f"{item.epoch}/{epochs}",
+        str(item.size),
+        shards,
+        *map(str, counts),
+        state,
+    )
+
+
+def _trainer_row(item: TrainerStatus) -> tuple[str, ...]:
+    return (
+        item.worker_id,
+        item.session[:12],
+        ",".join(item.datasets),
+        str(item.leased),
+        f"{item.idle_s:.1f} s",
+    )
+
+
+def _quarantine(dataset: DatasetStatus) -> Iterator[str]:
+    if not dataset.quarantine:
+        return
+    yield ""
+    yield from _columns([_BAD_HEADING, *map(_bad_row, dataset.quarantine[:MOST_BAD_RECORDS])])
+    hidden = len(dataset.quarantine) - MOST_BAD_RECORDS
+    if hidden > 0:
+        yield f"… and {hidden} more: see --json"
+
+
+def _bad_row(item: QuarantinedRecord) -> tuple[str, ...]:
+    return (item.name, str(item.index), str(item.epoch), " ".join(item.reason.split()))
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,138 @@
+"""A master for tests: the real dispatcher in memory, on a fake clock, behind a transport with planned faults.
+
+Nothing of the master's logic is imitated. No network, no server; a thread only where a test asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from edl_torch.core.calls import (
+    DatasetStatus,
+    LeaseAnswer,
+    LeaseCall,
+    MasterStatus,
+    RegisterAnswer,
+    RegisterCall,
+    Registration,
+    ReportAnswer,
+    ReportCall,
+)
+from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.core.plan import Plan
+from edl_torch.errors import MasterUnavailable
+from edl_torch.master.embedded import LocalMaster
+from edl_torch.testing.clock import FakeClock
+from edl_torch.testing.faults import Fault, Faults
+from edl_torch.testing.outcomes import Outcomes
+
+T = TypeVar("T")
+
+
+class FakeConnection:
+    """A `MasterPort` of one trainer to a `FakeMaster`, with a transport that repeats lost calls."""
+
+    def __init__(self, fake: FakeMaster, local: LocalMaster, worker_id: str, *, in_process: bool) -> None:
+        self.worker_id = worker_id
+        self.in_process = in_process
+        self._fake = fake
+        self._local = local
+
+    def _send(self, call: str, action: Callable[[], T]) -> T:
+        while True:
+            if self._fake.faults.away:
+                raise MasterUnavailable("the fake master is away: call faults.master_away(False)")
+            match self._fake.faults.next(call):
+                case Fault.LOSE_CALL:
+                    continue
+                case Fault.LOSE_ANSWER | Fault.REPEAT:
+                    action()
+                case None:
+                    return action()
+
+    def register(self, call: RegisterCall) -> RegisterAnswer:
+        """Join a dataset."""
+        answer = self._send("register", lambda: self._local.register(call))
+        self._fake.outcomes.setdefault(answer.spec.name, Outcomes(Plan(answer.spec)))
+        return answer
+
+    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+        """Keep the session's stream; it breaks when a test says so."""
+        self._local.attend(session, on_wanted)
+
+    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+        """Ask for leases."""
+        answer = self._send("lease", lambda: self._local.lease(call, wait_s))
+        self._fake.outcomes[call.dataset].granted(answer)
+        return answer
+
+    def report(self, call: ReportCall) -> ReportAnswer:
+        """Tell outcomes and give back."""
+        answer = self._send("report", lambda: self._local.report(call))
+        self._fake.outcomes[call.dataset].reported(call, answer)
+        return answer
+
+    def snapshot(self, dataset: str) -> str:
+        """The dataset's token."""
+        return self._send("snapshot", lambda: self._local.snapshot(dataset))
+
+    def restore(self, dataset: str, token: str | None) -> int:
+        """Take the dataset back to a token."""
+        return self._send("restore", lambda: self._local.restore(dataset, token))
+
+    def dataset_status(self, dataset: str) -> DatasetStatus:
+        """One dataset's progress."""
+        return self._send("dataset_status", lambda: self._local.dataset_status(dataset))
+
+    def status(self) -> MasterStatus:
+        """The master's whole state."""
+        return self._send("status", self._local.status)
+
+    def leave(self, session: str) -> None:
+        """Say goodbye; a master that is away finds out by itself."""
+        if not self._fake.faults.away:
+            self._local.leave(session)
+
+    def close(self) -> None:
+        """Nothing to free: the master stays for the other trainers of the test."""
+
+    def __repr__(self) -> str:
+        return f"<FakeConnection {self.worker_id!r}>"
+
+
+class FakeMaster(FakeConnection):
+    """One master in memory; `connect()` gives a `master_client` for each trainer of a test.
+
+    It is itself a `master_client` too, for tests with one trainer: `DataShardService(8, FakeMaster(), …)`.
+    `outcomes[name]` tells what was acknowledged, `clock.advance(…)` and `expire()` let sessions die, and
+    `faults` plans what goes wrong on the way.
+    """
+
+    def __init__(self, *, lease_timeout_s: float = 30.0, grace_s: float = 1.0) -> None:
+        self.clock = FakeClock()
+        self.faults = Faults()
+        self.outcomes: dict[str, Outcomes] = {}
+        self._dispatcher = Dispatcher(ledger_id="fake", lease_timeout_s=lease_timeout_s, grace_s=grace_s)
+        local = LocalMaster("fake", dispatcher=self._dispatcher, clock=self.clock)
+        super().__init__(self, local, "fake", in_process=True)
+
+    def connect(self, worker_id: str = "trainer", *, in_process: bool = True) -> FakeConnection:
+        """Another trainer's client. With `in_process=False` it behaves like one over a network: leases are
+        fetched ahead and reports are sent by threads of the trainer."""
+        return FakeConnection(self, self._local, worker_id, in_process=in_process)
+
+    def define(self, registration: Registration) -> None:
+        """Make a dataset as the master's command line would."""
+        self._local.apply(lambda dispatcher, _: dispatcher.define(registration))
+
+    def break_stream(self, session: str) -> None:
+        """The session's stream breaks, as when its process dies."""
+        self._local.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
+
+    def expire(self) -> tuple[Released, ...]:
+        """Take back what dead sessions hold, as a server's timer would. Returns what was released."""
+        return self._local.apply(lambda dispatcher, now: dispatcher.expire(now))
+
+    def __repr__(self) -> str:
+        return f"<FakeMaster {self._dispatcher!r} {self.faults!r}>"
