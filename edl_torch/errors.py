@@ -27,6 +27,10 @@ class StaleLease(EdlError):
     """The lease was taken back, or belongs to another ledger, lineage or session; nothing was changed."""
 
 
+class SessionLost(StaleLease):
+    """The master does not know the session (any more): it was released, or never registered."""
+
+
 class TokenError(EdlError, ValueError):
     """A checkpoint token is damaged, of an unknown version, or of another dataset."""
 

@@ -28,7 +28,7 @@ def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | N
         return borrowed
     if _world_size(env) > 1:
         raise InvalidArgument(
-            f"WORLD_SIZE is {env['WORLD_SIZE']}, so several trainers share the data, but no master is named: "
+            f"WORLD_SIZE is {env['WORLD_SIZE']}, so several trainers share the data, but none names a master: "
             "start `edl-torch master --addr HOST:PORT` once and set EDL_MASTER_ADDR=HOST:PORT in every trainer"
         )
     return None

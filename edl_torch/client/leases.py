@@ -13,7 +13,7 @@ from enum import Enum
 
 from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseCall, PassState
-from edl_torch.errors import EdlError
+from edl_torch.errors import EdlError, SessionLost
 
 POLL_S = 1.0  # the longest single wait: so a closed pass or Ctrl-C is noticed soon
 
@@ -36,14 +36,16 @@ class LeaseSource:
         *,
         on_grant: Callable[[Grant], None],
         on_unwanted: Callable[[list[Grant]], None],
+        on_lost: Callable[[], None],
         holds: Callable[[], bool],
     ) -> None:
-        self.lineage = 0
+        self._ledger, self._lineage = "", 0
         self._port = port
         self._session = session
         self._dataset = dataset
         self._on_grant = on_grant
         self._on_unwanted = on_unwanted
+        self._on_lost = on_lost
         self._holds = holds
         self._changed = threading.Condition()
         self._ready: deque[Grant] = deque()
@@ -82,6 +84,10 @@ class LeaseSource:
     def read_nothing(self) -> bool:
         """Whether the pass has had no lease at all."""
         return not self._granted
+
+    def follow(self, ledger: str, lineage: int) -> None:
+        """Which ledger and lineage the calls from now on belong to."""
+        self._ledger, self._lineage = ledger, lineage
 
     # Passes ---------------------------------------------------------------------------------------------
 
@@ -207,7 +213,8 @@ class LeaseSource:
             call = LeaseCall(
                 session=self._session,
                 dataset=self._dataset,
-                lineage=self.lineage,
+                ledger=self._ledger,
+                lineage=self._lineage,
                 request=self._request,
                 epoch=self._epoch,
                 count=max(1, len(self._streams) - len(self._ready)) if self._ahead else 1,
@@ -226,6 +233,9 @@ class LeaseSource:
                     self._dry_answers += not answer.grants
                 else:
                     unwanted += answer.grants
+        except SessionLost:
+            self._forget()
+            self._on_lost()
         finally:
             with self._changed:
                 self._asking = False
@@ -233,6 +243,12 @@ class LeaseSource:
                 self._changed.notify_all()
         if unwanted:
             self._on_unwanted(unwanted)
+
+    def _forget(self) -> None:
+        """What was fetched is void."""
+        with self._changed:
+            self._ready.clear()
+            self._reserved.clear()
 
     # Fetching ahead ---------------------------------------------------------------------------------------
 

@@ -11,20 +11,30 @@ from collections.abc import Callable, Iterable
 
 from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, ReportAnswer, ReportCall
-from edl_torch.errors import EdlError, MasterUnavailable
+from edl_torch.errors import EdlError, MasterUnavailable, SessionLost
 
 
 class Reporter:
-    """One dataset's reports. Its lineage is set when the dataset is joined and after each restore."""
+    """One dataset's reports.
+
+    `on_answer` hears every answer; `on_lost` is called when the master does not know the session any more,
+    which makes what was reported void.
+    """
 
     def __init__(
-        self, port: MasterPort, session: str, dataset: str, on_answer: Callable[[ReportAnswer], None]
+        self,
+        port: MasterPort,
+        session: str,
+        dataset: str,
+        on_answer: Callable[[ReportAnswer], None],
+        on_lost: Callable[[], None],
     ) -> None:
-        self.lineage = 0
+        self._ledger, self._lineage = "", 0
         self._port = port
         self._session = session
         self._dataset = dataset
         self._on_answer = on_answer
+        self._on_lost = on_lost
         self._changed = threading.Condition()
         self._failures: list[Failure] = []
         self._acknowledgements: dict[int, Acknowledgement] = {}
@@ -98,13 +108,21 @@ class Reporter:
             return False
         call, submitted = taken
         try:
-            answer = self._port.report(call)
+            self._report(call)
         except EdlError as exc:
             self._sent(submitted, exc)
         else:
-            self._on_answer(answer)
             self._sent(submitted, None)
         return True
+
+    def _report(self, call: ReportCall) -> None:
+        try:
+            answer = self._port.report(call)
+        except SessionLost:
+            if not self._closed:
+                self._on_lost()
+        else:
+            self._on_answer(answer)
 
     def _take(self, *, wait: bool) -> tuple[ReportCall, int] | None:
         with self._changed:
@@ -117,7 +135,8 @@ class Reporter:
             call = ReportCall(
                 session=self._session,
                 dataset=self._dataset,
-                lineage=self.lineage,
+                ledger=self._ledger,
+                lineage=self._lineage,
                 request=self._request,
                 failures=tuple(self._failures),
                 acknowledgements=tuple(self._acknowledgements.values()),
@@ -139,12 +158,12 @@ class Reporter:
                 self._error = error
             self._changed.notify_all()
 
-    def abandon(self, lineage: int) -> None:
+    def follow(self, ledger: str, lineage: int) -> None:
         """Another lineage begins: what was not sent is of no interest any more."""
         with self._changed:
             self._drop_pending()
             self._answered = self._submitted
-            self.lineage = lineage
+            self._ledger, self._lineage = ledger, lineage
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:

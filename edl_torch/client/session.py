@@ -19,7 +19,7 @@ from edl_torch.client.tickets import Book, Ticket
 from edl_torch.core.calls import Grant, RegisterAnswer, RegisterCall, Registration, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
-from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument, UnknownDataset
+from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument, StaleLease, UnknownDataset
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -38,12 +38,19 @@ class Session:
         self._counts = StreamCounts(description.batch_size)
         self._begun: set[str] = set()  # plain streams of the open pass
         self._plan: Plan | None = None
+        self._ledger, self._lineage = "", 0
         self._mode = Mode.PLAIN
         self._exhausted = False  # every batch of the pass was handed out
         name = description.name
-        self._reporter = Reporter(master, self.id, name, self._on_answer)
+        self._reporter = Reporter(master, self.id, name, self._on_answer, self._rejoin)
         self._leases = LeaseSource(
-            master, self.id, name, on_grant=self._on_grant, on_unwanted=self._on_unwanted, holds=self._holds
+            master,
+            self.id,
+            name,
+            on_grant=self._on_grant,
+            on_unwanted=self._on_unwanted,
+            on_lost=self._rejoin,
+            holds=self._holds,
         )
 
     def __repr__(self) -> str:
@@ -62,7 +69,7 @@ class Session:
             if self._plan is None:
                 answer = self._register()
                 self._plan = Plan(answer.spec)
-                self._follow(answer.lineage)
+                self._follow(answer.ledger, answer.lineage)
                 self.master.attend(self.id, self._on_wanted)
             return self._plan
 
@@ -88,9 +95,32 @@ class Session:
             )
         )
 
-    def _follow(self, lineage: int) -> None:
-        self._leases.lineage = lineage
-        self._reporter.abandon(lineage)
+    def _follow(self, ledger: str, lineage: int) -> None:
+        self._ledger, self._lineage = ledger, lineage
+        self._leases.follow(ledger, lineage)
+        self._reporter.follow(ledger, lineage)
+
+    def _rejoin(self) -> None:
+        """The master gave this session up: what it held is others' now, and it takes part anew.
+
+        Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint.
+        """
+        with self._joining:
+            with self._lock:
+                self.book.clear()
+                self.steps.clear()
+                self._counts = StreamCounts(self.description.batch_size)
+            try:
+                answer = self._register_as(self.description.by_name())
+            except UnknownDataset as exc:
+                raise StaleLease(self._another(f"the master does not know dataset {self.description.name!r}")) from exc
+            if answer.ledger != self._ledger:
+                raise StaleLease(self._another(f"the master keeps ledger {answer.ledger}, not {self._ledger}"))
+            if answer.lineage != self._lineage:
+                raise StaleLease(self._another(f"{self.description.name!r} was taken back to a checkpoint"))
+
+    def _another(self, what: str) -> str:
+        return f"{what}: this trainer's leases are void. Restart it from the checkpoint that the others use"
 
     # What the master and the fetcher tell ------------------------------------------------------------------
 
@@ -335,7 +365,7 @@ class Session:
         self._leases.close_pass()
         self.flush()
         with self._lock:
-            self._follow(self.master.restore(self.description.name, token))
+            self._follow(self._ledger, self.master.restore(self.description.name, token))
             self.book.clear()
             self.steps.clear()
             self._begun.clear()

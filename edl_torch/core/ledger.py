@@ -14,7 +14,7 @@ from edl_torch.core.calls import NEW_PASS, Grant, PassState, QuarantinedRecord
 from edl_torch.core.identity import identity
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, StaleLease, TooManyBadRecords
+from edl_torch.errors import InvalidArgument, SessionLost, StaleLease, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Slice
 
 
@@ -202,7 +202,7 @@ class ShardLedger:
         try:
             return self._trainers[session]
         except KeyError:
-            raise StaleLease(
+            raise SessionLost(
                 f"session {session!r} does not take part in dataset {self.spec.name!r}: it was released; register again"
             ) from None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edl_torch.core.calls import LeaseAnswer
-from edl_torch.errors import StaleLease
+from edl_torch.errors import SessionLost
 
 
 @dataclass(slots=True)
@@ -46,16 +46,16 @@ class Members:
         return self.heard(session, now)
 
     def find(self, session: str) -> Member:
-        """A member. Raises StaleLease for a session that is none."""
+        """A member. Raises SessionLost for a session that is none."""
         member = self._members.get(session)
         if member is None:
-            raise StaleLease(
+            raise SessionLost(
                 f"session {session!r} is not known to this master: it was released, or never registered"
             )
         return member
 
     def heard(self, session: str, now: float) -> Member:
-        """A call of a session arrived. Raises StaleLease for one that is not a member.
+        """A call of a session arrived. Raises SessionLost for one that is not a member.
 
         After its stream broke a call extends the grace and no more: it may have been on its way when the
         trainer died.

@@ -73,6 +73,7 @@ class LocalMaster:
         """Remember whom to call back. The callback runs in the thread of the session that waits."""
         with self._changed:
             self._listeners[session] = on_wanted
+        self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from typing import Any
 
 from edl_torch.errors import DataFormatError
@@ -87,7 +88,7 @@ def sources_of(shards: Shards, reader: str) -> tuple[Source, ...]:
             ]
         else:
             rows = [(name, start, count) for name, start, count in shards]
-        sources = tuple(Source(name=str(n), start=int(s), count=int(c)) for n, s, c in rows)
+        sources = tuple(Source(name=str(n), start=index(s), count=index(c)) for n, s, c in rows)
     except (TypeError, ValueError) as exc:
         raise DataFormatError(
             f"{reader}.create_shards() returned {type(shards).__name__}: expected {{name: count}}, "

@@ -161,16 +161,18 @@ def numbers(
         table = np.empty(0, dtype=dtype)
     if not len(rows):
         return np.zeros((0, *shape), dtype=dtype)
-    if table.shape != (len(rows), *shape):
-        position = next((p for p, row in enumerate(rows) if not _has_shape(row, dtype, shape)), 0)
+    fits = table.shape == (len(rows), *shape)
+    if not fits or not np.isfinite(table).all():
+        position = next(p for p, row in enumerate(rows) if not _is_numbers(row, dtype, shape))
         raise DataFormatError(
             f"{where}[{position}] has {key}={rows[position]!r}, expected numbers {list(shape)}"
         )
     return table
 
 
-def _has_shape(row: object, dtype: type[np.generic], shape: tuple[int, ...]) -> bool:
+def _is_numbers(row: object, dtype: type[np.generic], shape: tuple[int, ...]) -> bool:
     try:
-        return bool(np.asarray(row, dtype=dtype).shape == shape)
+        value = np.asarray(row, dtype=dtype)
     except (TypeError, ValueError, OverflowError):
         return False
+    return value.shape == shape and bool(np.isfinite(value).all())

@@ -6,6 +6,7 @@ memory. It must not know where images are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
@@ -36,8 +37,6 @@ def parse_xml(data: bytes, path: str) -> Element:
     try:
         parser.Parse(data, True)
     except (expat.ExpatError, ValueError, LookupError) as exc:
-        if isinstance(exc, BadRecord):
-            raise
         raise BadRecord(
             f"'{path}' is not valid XML: {exc}; repair it or take the image out of the split"
         ) from exc
@@ -68,9 +67,12 @@ def parse_target(root: Element, classes: Mapping[str, int], path: str) -> dict[s
 def _coordinate(entry: Element, corner: str, number: int, path: str) -> float:
     text = entry.findtext(f"bndbox/{corner}")
     try:
-        return float(text or "")
-    except ValueError as exc:
-        raise BadRecord(f"'{path}' object {number} has {corner}={text!r}, expected a number") from exc
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadRecord(f"'{path}' object {number} has {corner}={text!r}, expected a number")
+    return value
 
 
 def _flag(entry: Element, key: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from itertools import islice, zip_longest
+from itertools import islice, pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ def check_reader(
 ) -> None:
     """Raise AssertionError, naming the rule, unless the readers that `factory` makes keep the contract.
 
-    - `create_shards` gives sources with distinct names and true counts, the same ones every time;
+    - `create_shards` gives sources that do not overlap, with true counts, the same ones every time;
     - `read_records` of any part of a source equals that part of the whole; a second pass equals the first;
     - two iterators do not disturb each other;
     - `read_record` and `read_batch`, where the reader has them, give the same records; a batch has a record's
@@ -54,7 +54,9 @@ def check_reader(
     limit = pickle_bytes + pickle_bytes_per_record * sum(source.count for source in sources)
     unused = _pickle(reader, limit)
     for source in sources:
-        _SourceCheck(reader, source, mode, max_records).run()
+        check = _SourceCheck(reader, source, mode, max_records)
+        check.run()
+        check.check_bounds(*_bounds(sources, source.name))
     if not sources:
         return
     for origin, data in (("before use", unused), ("after use", _pickle(reader, limit))):
@@ -70,9 +72,18 @@ def check_reader(
 
 
 def _check_sources(sources: tuple[Source, ...], again: tuple[Source, ...]) -> None:
-    names = [source.name for source in sources]
-    assert len(set(names)) == len(names), f"sources have distinct names: {names}"
+    runs = sorted((source.name, source.start, source.start + source.count) for source in sources)
+    for (name, _, end), (other, start, _) in pairwise(runs):
+        assert name != other or end <= start, (
+            f"no record belongs to two sources: {name!r} around record {start}"
+        )
     assert sources == again, f"two readers have the same sources: {sources} and {again}"
+
+
+def _bounds(sources: tuple[Source, ...], name: str) -> tuple[int, int]:
+    """The first record of a storage and the one after its last: sources may be runs of one storage."""
+    own = [source for source in sources if source.name == name]
+    return min(source.start for source in own), max(source.start + source.count for source in own)
 
 
 def _pickle(reader: AbstractDataReader, limit: int) -> bytes:
@@ -118,7 +129,6 @@ class _SourceCheck:
             self._check_random_access(whole)
         if has_batch_reads(self.reader) and self.n:
             self._check_batches(whole)
-        self._check_bounds()
 
     def read(self, start: int, end: int) -> list[Any]:
         return list(self.iterate(self.reader, start, end))
@@ -196,13 +206,14 @@ class _SourceCheck:
             where = f"record {self.source.start + position} differs"
             _rule(equal, "read_batch equals read_records", self.source, where)
 
-    def _check_bounds(self) -> None:
-        count = self.source.count
-        self.refuses("a range beyond the end is refused", lambda: self.read(count, count + 1))
-        self.refuses("a range across the end is refused", lambda: self.read(max(count - 1, 0), count + 1))
-        self.refuses("a range before the start is refused", lambda: self.read(-1, min(1, count)))
+    def check_bounds(self, first: int, last: int) -> None:
+        """The storage has the records `first … last - 1`."""
+        name, before, after = self.source.name, first - self.source.start, last - self.source.start
+        one = min(1, last - first)
+        self.refuses("a range beyond the end is refused", lambda: self.read(after, after + 1))
+        self.refuses("a range across the end is refused", lambda: self.read(after - one, after + 1))
+        self.refuses("a range before the start is refused", lambda: self.read(before - 1, before + one))
         if has_random_access(self.reader):
-            name, first = self.source.name, self.source.start
             read = self.reader.read_record
-            self.refuses("a number beyond the end is refused", lambda: read(name, first + count))
+            self.refuses("a number beyond the end is refused", lambda: read(name, last))
             self.refuses("a number before the start is refused", lambda: read(name, first - 1))

@@ -33,8 +33,9 @@ def records_equal(left: Any, right: Any) -> bool:
 
 def batch_row_equals(batch: Any, row: int, record: Any) -> bool:
     """Whether row `row` of a columnar batch is `record`; numbers are compared by value, not by type."""
-    if isinstance(record, Mapping):
-        return all(batch_row_equals(batch[key], row, value) for key, value in record.items())
+    if isinstance(record, Mapping) or isinstance(batch, Mapping):
+        same_keys = isinstance(record, Mapping) and isinstance(batch, Mapping) and set(record) == set(batch)
+        return same_keys and all(batch_row_equals(batch[key], row, record[key]) for key in record)
     if isinstance(record, tuple):
         return len(batch) == len(record) and all(
             batch_row_equals(column, row, value) for column, value in zip(batch, record, strict=True)

@@ -54,20 +54,25 @@ class SequentialOnly(AbstractDataReader):
         return [float("nan")] * (task.end - task.start)
 
 
-@pytest.mark.parametrize("factory", [Good, SequentialOnly])
-def test_good_readers_pass(factory):
-    check_reader(factory, max_records=10)
-    check_reader(factory, max_records=1000)
-
-
 class CountTooHigh(Good):
     def read_records(self, task):
         return itertools.islice(super().read_records(task), 3)
 
 
-class SameNameTwice(Good):
+class TwoRunsOfOneStorage(Good):
     def create_shards(self):
-        return [("a", 0, 3), ("a", 3, 4)]
+        return [("a", 0, 3), ("b", 50, 10), ("a", 3, 4), ("b", 5, 40), ("b", 60, 45)]
+
+
+@pytest.mark.parametrize("factory", [Good, SequentialOnly, TwoRunsOfOneStorage])
+def test_good_readers_pass(factory):
+    check_reader(factory, max_records=10)
+    check_reader(factory, max_records=1000)
+
+
+class Overlap(Good):
+    def create_shards(self):
+        return [("a", 3, 4), ("a", 0, 4)]
 
 
 class OtherSourcesEveryTime(Good):
@@ -126,6 +131,8 @@ class Fat(Good):
 
 
 class ForgetsWhenPickled(Good):
+    read_batch = AbstractDataReader.read_batch
+
     def __init__(self):
         self.offset = 1
 
@@ -138,6 +145,8 @@ class ForgetsWhenPickled(Good):
 
 class ForgetsUsed(Good):
     """Its pickle is right until it was used."""
+
+    read_batch = AbstractDataReader.read_batch
 
     def __getstate__(self):
         return self.__dict__ or {"nothing": 0}
@@ -185,7 +194,7 @@ class OtherError(Good):
     ("factory", "rule"),
     [
         (CountTooHigh, "the count is true"),
-        (SameNameTwice, "sources have distinct names"),
+        (Overlap, "no record belongs to two sources: 'a' around record 3"),
         (OtherSourcesEveryTime, "two readers have the same sources"),
         (Random, "a second pass equals the first"),
         (RangeFromTheStart, "a part equals that part of the whole"),
@@ -208,13 +217,14 @@ def test_a_bad_reader_is_caught_and_the_rule_named(factory, rule):
         check_reader(factory)
 
 
-def test_errors_of_reading_pass_through():
-    class Broken(Good):
-        def record(self, name, index):
-            raise OSError("disk")
+class BrokenDisk(Good):
+    def record(self, name, index):
+        raise OSError("disk")
 
+
+def test_errors_of_reading_pass_through():
     with pytest.raises(OSError, match="disk"):
-        check_reader(Broken)
+        check_reader(BrokenDisk)
 
 
 def test_the_pickle_bound_is_the_callers():

@@ -210,6 +210,7 @@ def test_bad_captions_files_name_file_and_entry(coco, edit, message):
         (drop("bbox"), r"annotations\[2\] has bbox=None, expected numbers \[4\]"),
         (put("bbox", [1, 2, 3]), r"annotations\[2\] has bbox=\[1, 2, 3\]"),
         (put("bbox", "x"), r"annotations\[2\] has bbox='x'"),
+        (put("bbox", [1, 2, 3, float("nan")]), r"annotations\[2\] has bbox=\[1, 2, 3, nan\]"),
         (put("area", [1]), r"annotations\[2\] has area=\[1\]"),
         (put("keypoints", [1, 2, 0]), r"annotations\[2\] has keypoints=\[1, 2, 0\]"),
         (drop("category_id"), r"annotations\[2\] has no 'category_id'"),

@@ -119,7 +119,9 @@ def test_declared_encodings_are_understood(base):
     assert first(annotate(base, data))[1]["names"] == ["dog"]
 
 
-@pytest.mark.parametrize(("old", "new"), [("1.5", "wide"), ("<xmin>1.5</xmin>", ""), ("bndbox>", "box>")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("1.5", "wide"), ("1.5", "nan"), ("<xmin>1.5</xmin>", ""), ("bndbox>", "box>")]
+)
 def test_bad_boxes_name_file_and_object(base, old, new):
     with pytest.raises(BadRecord, match=r"0000\.xml' object 0 has xmin="):
         first(annotate(base, voc_xml(1).replace(old, new)))

@@ -1,0 +1,535 @@
+"""The ledger in any order of events, against a model that tracks every record of every epoch by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import pytest
+
+from edl_torch.core.calls import NEW_PASS, Grant, PassState
+from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.token import Token
+from edl_torch.errors import InvalidArgument, StaleLease
+from edl_torch.shard import DatasetSpec, Slice, Source
+from simulated_trainers import SimulatedTrainer, run_to_the_end
+
+Record = tuple[int, int, int]  # epoch, shard, position
+
+AHEAD, LENT, CRUMB, TRAINED, BAD, DROPPED = "ahead", "lent", "crumb", "trained", "bad", "dropped"
+NAMES = ("a", "b", "c", "d")
+
+
+@dataclass
+class ModelLease:
+    """What the model knows of a live lease: its records by position, in order."""
+
+    grant: Grant
+    session: str
+    positions: list[int]  # without outcome
+    start: int
+    stop: int
+    bad: set[int] = field(default_factory=set)
+
+    def record(self, position: int) -> Record:
+        return self.grant.slice.epoch, self.grant.slice.shard, position
+
+    @property
+    def done(self) -> int:
+        """The acknowledged prefix reaches to the first record without outcome."""
+        return min(self.positions, default=self.stop)
+
+
+def records_of(piece: Slice) -> list[Record]:
+    return [(piece.epoch, piece.shard, position) for position in range(piece.skip, piece.stop)]
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Every rule acts on the ledger and on the model; the invariants compare the two."""
+
+    @initialize(
+        counts=st.lists(st.integers(0, 11), min_size=1, max_size=3).filter(any),
+        per=st.integers(1, 7),
+        shuffles=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        epochs=st.integers(1, 3),
+        barrier=st.booleans(),
+        sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    )
+    def begin(
+        self,
+        counts: list[int],
+        per: int,
+        shuffles: tuple[bool, bool, bool],
+        epochs: int,
+        barrier: bool,
+        sizes: list[int],
+    ) -> None:
+        self.spec = DatasetSpec(
+            name="training",
+            sources=tuple(Source(name=f"file-{i}", start=i, count=count) for i, count in enumerate(counts)),
+            records_per_shard=per,
+            seed=5,
+            shuffle=shuffles[0],
+            shuffle_shards=shuffles[1],
+            shuffle_in_shard=shuffles[2],
+            num_epochs=epochs,
+            epoch_barrier=barrier,
+            max_bad_records=10**6,
+        )
+        self.ledger = ShardLedger(self.spec)
+        self.state: dict[Record, str] = {
+            (epoch, shard, position): AHEAD
+            for epoch in range(epochs)
+            for shard in range(self.ledger.plan.num_shards)
+            for position in range(self.ledger.plan.length(shard))
+        }
+        self.sizes: dict[str, int] = {}
+        self.live: dict[int, ModelLease] = {}
+        self.gone: list[tuple[str, Grant]] = []  # leases that were taken back: nothing may touch them
+        self.closed: list[tuple[str, Grant]] = []  # ended by their session and not confirmed yet
+        self.handed: set[int] = set()
+        self.drops: Counter[int] = Counter()
+        self.largest_batch = max(sizes)
+        self.saved: list[tuple[str, dict[Record, str]]] = []
+        for name, size in zip(NAMES, sizes, strict=False):
+            self._join(name, size)
+
+    # Helpers --------------------------------------------------------------------------------------------
+
+    def _join(self, name: str, size: int) -> None:
+        self.ledger.join(name, size)
+        self.sizes[name] = size
+        self.largest_batch = max(self.largest_batch, size)
+
+    def _in(self, *states: str) -> set[Record]:
+        return {record for record, state in self.state.items() if state in states}
+
+    def _forget(self, task: int, where: list[tuple[str, Grant]]) -> None:
+        lease = self.live.pop(task)
+        self.handed.discard(task)
+        where.append((lease.session, lease.grant))
+
+    def _close_if_done(self, task: int) -> None:
+        if not self.live[task].positions:
+            self._forget(task, self.closed)
+
+    def _settle_drops(self) -> None:
+        """The ledger may drop crumbs, all of an epoch at once, and only when nothing else of it is left."""
+        while self.ledger.dropped > len(self._in(DROPPED)):
+            crumbs = Counter(record[0] for record in self._in(CRUMB))
+            busy = {record[0] for record in self._in(AHEAD, LENT)}
+            if not self.spec.epoch_barrier:
+                assert not busy, "dropped while records wait or are lent"
+            free = [epoch for epoch in sorted(crumbs) if not self.spec.epoch_barrier or epoch not in busy]
+            assert free, "dropped records of an epoch that is not over"
+            for record in self._in(CRUMB):
+                if record[0] == free[0]:
+                    self.state[record] = DROPPED
+                    self.drops[record[0]] += 1
+        if self.spec.epoch_barrier:
+            assert all(count < self.largest_batch for count in self.drops.values())
+        else:
+            assert sum(self.drops.values()) < self.largest_batch
+
+    def _photo(self) -> tuple[str, str, int]:
+        return self.ledger.snapshot().encode(), repr(self.ledger), self.ledger.leases
+
+    def _a_lease(self, data: st.DataObject) -> ModelLease:
+        return self.live[data.draw(st.sampled_from(sorted(self.live)), label="task")]
+
+    # Rules ----------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.sizes) < len(NAMES))
+    @rule(data=st.data(), size=st.integers(1, 5))
+    def join(self, data: st.DataObject, size: int) -> None:
+        self._join(data.draw(st.sampled_from([n for n in NAMES if n not in self.sizes])), size)
+
+    @precondition(lambda self: self.sizes)
+    @rule(data=st.data(), size=st.integers(1, 5))
+    def join_again(self, data: st.DataObject, size: int) -> None:
+        self._join(data.draw(st.sampled_from(sorted(self.sizes))), size)
+
+    @precondition(lambda self: self.sizes)
+    @rule(data=st.data(), count=st.integers(1, 4), old=st.booleans(), drained=st.booleans())
+    def lease(self, data: st.DataObject, count: int, old: bool, drained: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.sizes)), label="session")
+        epoch = data.draw(st.integers(0, self.ledger.epoch), label="epoch") if old else NEW_PASS
+        self._lease(name, epoch, count, drained)
+
+    def _lease(self, name: str, asked: int, count: int, drained: bool) -> None:
+        before = self.ledger.snapshot()
+        crumbs_before = self._in(CRUMB)
+        was_over = asked != NEW_PASS and asked < before.epoch
+        epoch, state, grants = self.ledger.lease(name, epoch=asked, count=count, drained=drained)
+        note(f"-> epoch {epoch} {state} {grants}")
+        if drained:
+            self.handed |= {
+                task
+                for task, lease in self.live.items()
+                if lease.session == name and (lease.grant.slice.epoch == epoch or not self.spec.epoch_barrier)
+            }
+        self._settle_drops()
+        self._check_grants(name, epoch, grants, before, crumbs_before)
+        bundle = [g for g in grants if g.bundle]
+        assert len(grants) - len(bundle) <= count
+        assert len({g.task for g in grants} | set(self.live)) == len(grants) + len(self.live), "task id used again"
+        for grant in grants:
+            self._lend(name, grant)
+        if grants:
+            assert state is PassState.OPEN
+        elif state is PassState.EPOCH_OVER:
+            self._check_over(epoch)
+        elif state is PassState.FINISHED:
+            assert not self._in(AHEAD, LENT, CRUMB)
+        elif was_over and self.spec.epoch_barrier:
+            assert self._waits_for_someone(epoch)
+
+    def _lend(self, name: str, grant: Grant) -> None:
+        for record in records_of(grant.slice):
+            expected = CRUMB if grant.bundle else AHEAD
+            assert self.state[record] == expected, f"{record} is {self.state[record]}"
+            self.state[record] = LENT
+        piece = grant.slice
+        positions = list(range(piece.skip, piece.stop))
+        self.live[grant.task] = ModelLease(grant, name, positions, piece.skip, piece.stop)
+
+    def _check_grants(
+        self, name: str, epoch: int, grants: tuple[Grant, ...], before: Token, crumbs: set[Record]
+    ) -> None:
+        size = self.sizes[name]
+        ends = {(s.epoch, s.shard, s.stop) for s in before.open}
+        for grant in grants:
+            piece = grant.slice
+            assert piece.limit > 0
+            if self.spec.epoch_barrier:
+                assert piece.epoch == epoch, "a pass never mixes epochs"
+                earlier = {r for r in self._in(AHEAD) if r[0] < piece.epoch}
+                assert not {r for r in earlier if (r[0], r[1]) not in {(s.epoch, s.shard) for s in before.open}}
+        waiting = [r for r in self._in(AHEAD) if r[0] == epoch or not self.spec.epoch_barrier]
+        cursor_epoch = max([before.epoch, *(g.slice.epoch for g in grants)])
+        begun = len([r for r in waiting if r[0] <= cursor_epoch])
+        for grant in (g for g in grants if not g.bundle):
+            piece = grant.slice
+            at_end = piece.stop == self.ledger.plan.length(piece.shard)
+            assert piece.limit % size == 0 or at_end or (piece.epoch, piece.shard, piece.stop) in ends
+            share = begun // (2 * len(self.sizes))
+            if self.spec.epoch_barrier:
+                assert piece.limit <= max(size, share - share % size), "the guided tail"
+            assert piece.limit <= max(size, self.spec.records_per_shard)
+            begun -= piece.limit
+        bundled = sum(g.slice.limit for g in grants if g.bundle)
+        assert bundled % size == 0, "a bundle is whole batches"
+        assert {r for g in grants if g.bundle for r in records_of(g.slice)} <= crumbs
+        assert len({g.bundle for g in grants if g.bundle}) <= 1
+
+    def _check_over(self, epoch: int) -> None:
+        """Over for this pass: nothing of the epoch waits, and what is lent are batches of drained trainers."""
+        relevant = {r for r in self.state if r[0] == epoch or not self.spec.epoch_barrier}
+        assert not relevant & self._in(AHEAD)
+        for task, lease in self.live.items():
+            if relevant & {lease.record(p) for p in lease.positions}:
+                assert task in self.handed, f"the pass ended while task {task} may still produce batches"
+
+    def _waits_for_someone(self, epoch: int) -> bool:
+        """A pass over an epoch that the cursor has left stays open for somebody's sake only."""
+        lent = any(t not in self.handed and l.grant.slice.epoch == epoch for t, l in self.live.items())
+        return lent or any(self.state[r] in (AHEAD, CRUMB) for r in self.state if r[0] == epoch)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        lease = self._a_lease(data)
+        upto = data.draw(st.integers(lease.start, lease.stop), label="upto")
+        self._acknowledge(lease, upto)
+        if data.draw(st.booleans(), label="again"):
+            photo = self._photo()
+            self.ledger.acknowledge(lease.session, lease.grant.task, lease.grant.attempt, upto)
+            assert self._photo() == photo, "a repeat changes nothing"
+
+    def _acknowledge(self, lease: ModelLease, upto: int) -> None:
+        self.ledger.acknowledge(lease.session, lease.grant.task, lease.grant.attempt, upto)
+        for position in [p for p in lease.positions if p < upto]:
+            self.state[lease.record(position)] = TRAINED
+            lease.positions.remove(position)
+        self._close_if_done(lease.grant.task)
+        self._settle_drops()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def acknowledge_all_of_a_session(self, data: st.DataObject) -> None:
+        name = self._a_lease(data).session
+        for lease in [held for held in self.live.values() if held.session == name]:
+            self._acknowledge(lease, lease.stop)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        lease = self._a_lease(data)
+        position = data.draw(st.integers(lease.start, lease.stop - 1), label="position")
+        grant = lease.grant
+        self.ledger.fail(lease.session, grant.task, grant.attempt, position, "broken")
+        if position in lease.positions:
+            self.state[lease.record(position)] = BAD
+            lease.positions.remove(position)
+            last = self.ledger.quarantine[-1]
+            assert (last.epoch, last.shard, last.position) == lease.record(position)
+            only = Slice(epoch=last.epoch, shard=last.shard, skip=position, limit=1)
+            assert self.ledger.plan.indices(only)[0] == (last.name, last.index)
+        self._close_if_done(grant.task)
+        self._settle_drops()
+        photo = self._photo()
+        self.ledger.fail(lease.session, grant.task, grant.attempt, position, "broken")
+        assert self._photo() == photo, "a repeat changes nothing"
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), crumb=st.booleans())
+    def give_back(self, data: st.DataObject, crumb: bool) -> None:
+        lease = self._a_lease(data)
+        start = data.draw(st.integers(lease.done, lease.stop), label="start")
+        grant = lease.grant
+        old_stop = lease.stop
+        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, crumb=crumb)
+        for position in [p for p in lease.positions if p >= start]:
+            self.state[lease.record(position)] = CRUMB if crumb else AHEAD
+            lease.positions.remove(position)
+        lease.stop = min(lease.stop, start)
+        self._close_if_done(grant.task)
+        self._settle_drops()
+        photo = self._photo()
+        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, crumb=crumb)
+        if start < old_stop:  # the whole report may come twice, its failures too
+            self.ledger.fail(lease.session, grant.task, grant.attempt, start, "broken")
+        assert self._photo() == photo, "a repeat changes nothing"
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        """A trainer trains nothing more of what it holds than it has handed on, and waits for the verdict."""
+        lease = self._a_lease(data)
+        self._lease(lease.session, lease.grant.slice.epoch, 1, drained=True)
+
+    @precondition(lambda self: self.sizes)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.sizes)), label="session")
+        lost = self.ledger.release(name)
+        held = [lease for lease in self.live.values() if lease.session == name]
+        records = [record for piece in lost for record in records_of(piece)]
+        assert sorted(records) == sorted(lease.record(p) for lease in held for p in lease.positions)
+        for record in records:
+            self.state[record] = AHEAD
+        del self.sizes[name]
+        for lease in held:
+            self._forget(lease.grant.task, self.gone)
+        self.gone += [entry for entry in self.closed if entry[0] == name]
+        self.closed = [entry for entry in self.closed if entry[0] != name]
+        self._settle_drops()
+
+    @precondition(lambda self: self.closed)
+    @rule(data=st.data())
+    def repeat_on_closed(self, data: st.DataObject) -> None:
+        name, grant = data.draw(st.sampled_from(self.closed), label="closed")
+        photo = self._photo()
+        self.ledger.acknowledge(name, grant.task, grant.attempt, grant.slice.stop)
+        self.ledger.fail(name, grant.task, grant.attempt, grant.slice.skip, "broken")
+        self.ledger.give_back(name, grant.task, grant.attempt, grant.slice.skip)
+        assert self._photo() == photo, "a repeat changes nothing"
+
+    @precondition(lambda self: self.closed)
+    @rule(data=st.data())
+    def confirm(self, data: st.DataObject) -> None:
+        name, _ = data.draw(st.sampled_from(self.closed), label="closed")
+        self.ledger.confirm(name)
+        self.gone += [entry for entry in self.closed if entry[0] == name]
+        self.closed = [entry for entry in self.closed if entry[0] != name]
+
+    def _refuse(self, error: type[Exception], name: str, task: int, attempt: int, position: int) -> None:
+        photo = self._photo()
+        with pytest.raises(error):
+            self.ledger.acknowledge(name, task, attempt, position)
+        with pytest.raises(error):
+            self.ledger.fail(name, task, attempt, position, "broken")
+        for crumb in (False, True):
+            with pytest.raises(error):
+                self.ledger.give_back(name, task, attempt, position, crumb=crumb)
+        assert self._photo() == photo, "a refusal changes nothing"
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def zombie(self, data: st.DataObject) -> None:
+        name, grant = data.draw(st.sampled_from(self.gone), label="gone")
+        self._refuse(StaleLease, name, grant.task, grant.attempt, grant.slice.skip)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def thief(self, data: st.DataObject) -> None:
+        lease = self._a_lease(data)
+        grant = lease.grant
+        self._refuse(StaleLease, "nobody", grant.task, grant.attempt, lease.stop)
+        self._refuse(StaleLease, lease.session, grant.task, grant.attempt + 1, lease.stop)
+        self._refuse(StaleLease, lease.session, grant.task + 10**6, 1, lease.stop)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), beyond=st.integers(1, 3))
+    def out_of_bounds(self, data: st.DataObject, beyond: int) -> None:
+        lease = self._a_lease(data)
+        name, task, attempt = lease.session, lease.grant.task, lease.grant.attempt
+        photo = self._photo()
+        with pytest.raises(InvalidArgument):
+            self.ledger.acknowledge(name, task, attempt, lease.stop + beyond)
+        with pytest.raises(InvalidArgument):
+            self.ledger.fail(name, task, attempt, lease.grant.slice.stop + beyond, "broken")
+        if lease.done > lease.start:
+            with pytest.raises(InvalidArgument):
+                self.ledger.give_back(name, task, attempt, lease.start)
+        with pytest.raises(StaleLease):
+            self.ledger.lease("nobody", epoch=NEW_PASS, count=1)
+        with pytest.raises(InvalidArgument):
+            self.ledger.lease(name, epoch=self.spec.num_epochs + 1, count=1)
+        assert self._photo() == photo, "a refusal changes nothing"
+
+    @rule()
+    def save(self) -> None:
+        text = self.ledger.snapshot().encode()
+        assert Token.decode(text).encode() == text
+        self.saved.append((text, dict(self.state)))
+        # A fresh ledger knows from the token alone exactly what has no outcome yet.
+        other = ShardLedger(self.spec)
+        other.restore(Token.decode(text))
+        without = {r for r, state in self.state.items() if state in (AHEAD, LENT, CRUMB)}
+        assert self._all_waiting(other) == without
+        assert len(without) == other.todo + other.plan.size * max(0, self.spec.num_epochs - other.snapshot().epoch - 1)
+        assert (other.acknowledged, other.dropped) == (self.ledger.acknowledged, self.ledger.dropped)
+        assert other.quarantine == self.ledger.quarantine
+
+    def _all_waiting(self, ledger: ShardLedger) -> set[Record]:
+        token = ledger.snapshot()
+        waiting = [record for piece in (*token.open, *token.crumbs) for record in records_of(piece)]
+        plan = ledger.plan
+        for epoch in range(token.epoch, self.spec.num_epochs):
+            first = token.position if epoch == token.epoch else 0
+            for place in range(first, plan.num_shards):
+                shard = plan.shard_at(epoch, place)
+                skip = token.offset if epoch == token.epoch and place == first else 0
+                waiting += [(epoch, shard, position) for position in range(skip, plan.length(shard))]
+        assert len(waiting) == len(set(waiting)), "a record waits twice"
+        return set(waiting)
+
+    @precondition(lambda self: self.saved)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        text, state = data.draw(st.sampled_from(self.saved), label="saved")
+        lineage = self.ledger.lineage
+        self.ledger.restore(Token.decode(text))
+        assert self.ledger.lineage == lineage + 1
+        self.state = {record: AHEAD if what == LENT else what for record, what in state.items()}
+        self.drops = Counter(record[0] for record in self._in(DROPPED))
+        self.gone += [(lease.session, lease.grant) for lease in self.live.values()] + self.closed
+        self.live.clear()
+        self.handed.clear()
+        self.closed = []
+        self._settle_drops()
+
+    @rule()
+    def restart(self) -> None:
+        """Another master takes over from the token: no session is known there, all leases are void."""
+        token = Token.decode(self.ledger.snapshot().encode())
+        self.ledger = ShardLedger(self.spec)
+        self.ledger.restore(token)
+        self.state = {record: AHEAD if what == LENT else what for record, what in self.state.items()}
+        self.live.clear()
+        self.handed.clear()
+        self.gone, self.closed = [], []  # task ids begin anew: another ledger id fences them, see the dispatcher
+        sizes, self.sizes = self.sizes, {}
+        for name, size in sizes.items():
+            self._join(name, size)
+        self._settle_drops()
+
+    # Invariants -----------------------------------------------------------------------------------------
+
+    @invariant()
+    def every_record_is_in_exactly_one_place(self) -> None:
+        lent = [lease.record(p) for lease in self.live.values() for p in lease.positions]
+        assert len(lent) == len(set(lent)), "two live leases over one record"
+        assert set(lent) == self._in(LENT)
+        assert self._all_waiting(self.ledger) == self._in(AHEAD, LENT, CRUMB)
+
+    @invariant()
+    def counts_are_those_of_the_model(self) -> None:
+        ledger = self.ledger
+        token = ledger.snapshot()
+        begun = {record for record in self._in(AHEAD, CRUMB) if record[0] <= token.epoch}
+        assert ledger.todo == len(begun)
+        assert ledger.leased_records == len(self._in(LENT))
+        assert ledger.leases == len(self.live)
+        assert ledger.acknowledged == len(self._in(TRAINED))
+        assert ledger.dropped == len(self._in(DROPPED))
+        assert ledger.trainers == len(self.sizes)
+        quarantined = [(q.epoch, q.shard, q.position) for q in ledger.quarantine]
+        assert len(quarantined) == len(set(quarantined))
+        assert set(quarantined) == self._in(BAD)
+        for name in NAMES:
+            held = [lease for lease in self.live.values() if lease.session == name]
+            assert ledger.held_by(name) == sum(len(lease.positions) for lease in held)
+
+    @invariant()
+    def finished_means_that_every_record_has_an_outcome(self) -> None:
+        assert self.ledger.finished == (not self._in(AHEAD, LENT, CRUMB))
+
+    @invariant()
+    def shards_left_counts_shards_with_records(self) -> None:
+        cursor = self.ledger.snapshot().epoch
+        left = {r[:2] for r in self._in(AHEAD, LENT, CRUMB) if r[0] <= cursor}
+        assert self.ledger.shards_left == len(left)
+
+    @invariant()
+    def an_epoch_begins_when_the_one_before_is_over(self) -> None:
+        cursor = self.ledger.snapshot().epoch
+        touched = {r[0] for r, state in self.state.items() if state != AHEAD}
+        assert all(epoch <= cursor for epoch in touched)
+        if self.spec.epoch_barrier and cursor < self.spec.num_epochs:
+            waiting_in = {r[0] for r in self._in(AHEAD)}
+            assert self.ledger.epoch == min(waiting_in | {cursor}) or self._in(CRUMB)
+
+    def teardown(self) -> None:
+        """From wherever this run stopped, trainers that follow the waiting rules finish the job."""
+        if not hasattr(self, "ledger"):
+            return
+        if not self.sizes:
+            self._join("a", 2)
+        trainers = []
+        for place, (name, size) in enumerate(sorted(self.sizes.items())):
+            held = [lease for lease in self.live.values() if lease.session == name]
+            idle = bool(place) and place % 3 == 2 and not held  # takes part, and never fetches
+            if not idle:
+                trainers.append(
+                    SimulatedTrainer(
+                        self.ledger,
+                        name,
+                        size,
+                        drop_last=bool(place % 2) or size > 3,
+                        hold_back=place % 3,
+                        held=[(h.grant, sorted(h.positions)) for h in held],
+                    )
+                )
+        before = self.ledger.acknowledged + len(self._in(BAD)) + self.ledger.dropped
+        trained = run_to_the_end(self.ledger, trainers)
+        total = len(self.state)
+        assert self.ledger.acknowledged + len(self._in(BAD)) + self.ledger.dropped == total
+        assert before <= total
+        assert len(trained) == len(set(trained)), "a record was trained on twice"
+        assert set(trained) <= self._in(AHEAD, LENT, CRUMB)
+
+
+LedgerMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestLedgerMachine = LedgerMachine.TestCase

@@ -1,0 +1,192 @@
+"""Every call and answer survives the wire unchanged."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl_torch.core import calls
+from edl_torch.errors import InvalidArgument
+from edl_torch.rpc import convert
+from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+
+INT = st.integers(-(1 << 63), (1 << 63) - 1)
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+FLAG = st.booleans()
+TASK_TYPES = st.sampled_from(TaskType)
+
+
+def many(strategy):
+    return st.lists(strategy, max_size=4).map(tuple)
+
+
+SOURCES = many(st.builds(Source, name=TEXT, start=INT, count=INT))
+REGISTRATIONS = st.builds(
+    calls.Registration,
+    name=TEXT,
+    sources=st.none() | SOURCES,
+    records_per_shard=st.none() | INT,
+    seed=st.none() | INT,
+    shuffle=st.none() | FLAG,
+    shuffle_shards=st.none() | FLAG,
+    shuffle_in_shard=st.none() | FLAG,
+    task_type=st.none() | TASK_TYPES,
+    num_epochs=st.none() | INT,
+    epoch_barrier=st.none() | FLAG,
+    max_bad_records=st.none() | INT,
+)
+SPECS = st.builds(
+    DatasetSpec,
+    name=TEXT,
+    sources=SOURCES,
+    records_per_shard=INT,
+    seed=INT,
+    shuffle=FLAG,
+    shuffle_shards=FLAG,
+    shuffle_in_shard=st.none() | FLAG,
+    task_type=TASK_TYPES,
+    num_epochs=INT,
+    epoch_barrier=FLAG,
+    max_bad_records=INT,
+)
+GRANTS = st.builds(
+    calls.Grant,
+    task=INT,
+    attempt=INT,
+    bundle=INT,
+    slice=st.builds(Slice, epoch=INT, shard=INT, skip=INT, limit=INT),
+)
+REPORTS = st.builds(
+    calls.ReportCall,
+    session=TEXT,
+    dataset=TEXT,
+    ledger=TEXT,
+    lineage=INT,
+    request=INT,
+    failures=many(st.builds(calls.Failure, task=INT, attempt=INT, position=INT, reason=TEXT)),
+    acknowledgements=many(st.builds(calls.Acknowledgement, task=INT, attempt=INT, upto=INT)),
+    give_backs=many(st.builds(calls.GiveBack, task=INT, attempt=INT, start=INT, crumb=FLAG)),
+)
+BAD_RECORDS = st.builds(
+    calls.QuarantinedRecord, epoch=INT, shard=INT, position=INT, name=TEXT, index=INT, reason=TEXT
+)
+STATUSES = st.builds(
+    calls.MasterStatus,
+    ledger=TEXT,
+    durable=FLAG,
+    datasets=many(
+        st.builds(
+            calls.DatasetStatus,
+            dataset=TEXT,
+            task_type=TASK_TYPES,
+            quarantine=many(BAD_RECORDS),
+            failure=TEXT,
+            finished=FLAG,
+            **dict.fromkeys(
+                (
+                    *("epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases"),
+                    *("acknowledged", "quarantined", "dropped", "trainers"),
+                ),
+                INT,
+            ),
+        )
+    ),
+    trainers=many(
+        st.builds(
+            calls.TrainerStatus,
+            session=TEXT,
+            worker_id=TEXT,
+            datasets=many(TEXT),
+            leased=INT,
+            idle_s=st.floats(0, 1e9),
+        )
+    ),
+)
+
+ROUND_TRIPS = {
+    "register call": (
+        st.builds(
+            calls.RegisterCall, session=TEXT, worker_id=TEXT, batch_size=INT, registration=REGISTRATIONS
+        ),
+        convert.register_call_to_wire,
+        pb.RegisterRequest,
+        convert.register_call_from_wire,
+    ),
+    "register answer": (
+        st.builds(calls.RegisterAnswer, spec=SPECS, ledger=TEXT, lineage=INT, epoch=INT),
+        convert.register_answer_to_wire,
+        pb.RegisterResponse,
+        convert.register_answer_from_wire,
+    ),
+    "lease call": (
+        st.builds(
+            calls.LeaseCall,
+            session=TEXT,
+            dataset=TEXT,
+            ledger=TEXT,
+            lineage=INT,
+            request=INT,
+            epoch=INT,
+            count=INT,
+            drained=FLAG,
+        ),
+        convert.lease_call_to_wire,
+        pb.LeaseRequest,
+        convert.lease_call_from_wire,
+    ),
+    "lease answer": (
+        st.builds(
+            calls.LeaseAnswer,
+            request=INT,
+            epoch=INT,
+            state=st.sampled_from(calls.PassState),
+            grants=many(GRANTS),
+        ),
+        convert.lease_answer_to_wire,
+        pb.LeaseResponse,
+        convert.lease_answer_from_wire,
+    ),
+    "report call": (REPORTS, convert.report_call_to_wire, pb.ReportRequest, convert.report_call_from_wire),
+    "report answer": (
+        st.builds(calls.ReportAnswer, request=INT, stale=many(INT), wanted=FLAG),
+        convert.report_answer_to_wire,
+        pb.ReportResponse,
+        convert.report_answer_from_wire,
+    ),
+    "status": (STATUSES, convert.status_to_wire, pb.StatusResponse, convert.status_from_wire),
+}
+
+
+@pytest.mark.parametrize("kind", ROUND_TRIPS)
+@given(data=st.data())
+def test_value_is_the_same_after_the_wire(kind, data):
+    strategy, to_wire, message, from_wire = ROUND_TRIPS[kind]
+    value = data.draw(strategy)
+    assert from_wire(message.FromString(to_wire(value).SerializeToString())) == value
+
+
+def report(**fields):
+    return calls.ReportCall(**{"session": "s", "dataset": "d", "lineage": 1, "request": 1} | fields)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [report(request=1 << 63), report(session="\udcff"), report(session=None), report(lineage="one")],
+    ids=["beyond 64 bits", "no Unicode", "no text", "no number"],
+)
+def test_what_does_not_fit_the_wire_is_an_invalid_argument(call):
+    with pytest.raises(InvalidArgument, match="ReportCall does not fit the wire format"):
+        convert.checked(convert.report_call_to_wire, call)
+
+
+def test_unknown_task_type_is_an_invalid_argument():
+    message = pb.RegisterRequest(registration=pb.Registration(name="d", task_type=77))
+    with pytest.raises(InvalidArgument, match="77"):
+        convert.checked(convert.register_call_from_wire, message)
+
+
+def test_empty_message_is_a_call_with_nothing_in_it():
+    call = convert.register_call_from_wire(pb.RegisterRequest())
+    assert call.registration == calls.Registration(name="")

@@ -1,0 +1,28 @@
+"""The stubs that are checked in are those of the proto."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc.generate import GENERATED, PACKAGE, TOOLS, generate, tools_version
+
+
+@pytest.mark.skipif(tools_version() != TOOLS, reason=f"needs grpcio-tools {TOOLS}")
+def test_regenerating_changes_nothing(tmp_path):
+    generate(tmp_path)
+    for name in GENERATED:
+        assert (tmp_path / "edl_torch" / "rpc" / name).read_text() == (PACKAGE / name).read_text()
+
+
+@pytest.mark.skipif(tools_version() == TOOLS, reason="the right tools are installed")
+def test_other_tools_are_refused(tmp_path):
+    with pytest.raises(RuntimeError, match=TOOLS):
+        generate(tmp_path)
+
+
+def test_stubs_know_every_message_of_the_proto():
+    # A cheap stand-in where the tools are missing: names and numbers, read from the proto's text.
+    text = (PACKAGE / "edl_torch.proto").read_text()
+    declared = [line.split()[1] for line in text.splitlines() if line.startswith("message ")]
+    assert sorted(pb.DESCRIPTOR.message_types_by_name) == sorted(declared)
