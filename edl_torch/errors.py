@@ -51,6 +51,10 @@ class ServiceClosed(EdlError, RuntimeError):
     """The service was closed before this call."""
 
 
+class LoaderWorkerDied(EdlError, RuntimeError):
+    """A DataLoader worker was killed or crashed; the message names the records that it was at."""
+
+
 class MasterUnavailable(EdlError, ConnectionError):
     """The master did not answer within `master_timeout_s`. It is never an end of the data."""
 

@@ -49,12 +49,12 @@ class Attendance:
         session: str,
         on_wanted: Callable[[str], None],
         *,
-        before_connect: Callable[[], None],
+        on_connect: Callable[[], None],
     ) -> None:
         self._door = door
         self._session = session
         self._on_wanted = on_wanted
-        self._before_connect = before_connect
+        self._on_connect = on_connect
         self._lock = threading.Lock()
         self._stream: Any = None
         self._stop = threading.Event()
@@ -93,7 +93,6 @@ class Attendance:
         pauses = backoff()
         while not self._stop.is_set():
             try:
-                self._before_connect()
                 for event in self._open():
                     if self._heard(event):
                         pauses = backoff()
@@ -108,7 +107,8 @@ class Attendance:
         with self._lock:
             if self._stop.is_set():
                 return iter(())
-            self._stream = self._door.Attend(pb.AttendRequest(session=self._session))
+            # Waits inside grpc for a master that is away: older releases only then make a new connection.
+            self._stream = self._door.Attend(pb.AttendRequest(session=self._session), wait_for_ready=True)
             stream: Iterator[pb.AttendEvent] = self._stream
         return stream
 
@@ -118,6 +118,7 @@ class Attendance:
         if kind == "attending":
             self._timeout_s = event.attending.lease_timeout_s
             self._retime.set()
+            self._on_connect()
             self._attending.set()
             return True
         if kind == "wanted":

@@ -28,8 +28,9 @@ def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | N
         return borrowed
     if _world_size(env) > 1:
         raise InvalidArgument(
-            f"WORLD_SIZE is {env['WORLD_SIZE']}, so several trainers share the data, but none names a master: "
-            "start `edl-torch master --addr HOST:PORT` once and set EDL_MASTER_ADDR=HOST:PORT in every trainer"
+            f"WORLD_SIZE is {env['WORLD_SIZE']}, so several trainers share the data, but no master is "
+            "named: start `edl-torch master --addr HOST:PORT` once, and give every trainer "
+            "EDL_MASTER_ADDR=HOST:PORT in its environment"
         )
     return None
 

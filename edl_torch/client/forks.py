@@ -28,7 +28,7 @@ class ForkGuard:
         _guards.add(self)
 
     def refresh(self) -> None:
-        """Look the name up (again): call before each new connection. Earlier addresses stay guarded."""
+        """Look the name up (again): call at each new connection. Earlier addresses stay guarded."""
         try:
             self.addresses |= self._master.resolve()
         except OSError:

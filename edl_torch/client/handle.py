@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import threading
 from dataclasses import asdict, dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from edl_torch import errors
@@ -21,6 +23,9 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+
+ACCEPT_PAUSE_S = 0.05
+JOIN_S = 1.0
 
 
 class Link(Protocol):
@@ -42,8 +47,12 @@ class Link(Protocol):
 class Host(Protocol):
     """What the trainer's side of the links needs of the service."""
 
-    def begin_stream(self, stream: str, mode: Mode) -> tuple[int, Plan]:
+    def begin_stream(self, stream: str, mode: Mode, run: str = "") -> tuple[int, Plan]:
         """A worker begins to iterate; returns the pass's number and the dataset."""
+        ...
+
+    def stream_broke(self, stream: str) -> None:
+        """A worker hung up."""
         ...
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -75,16 +84,25 @@ class DirectLink:
 
 
 class SocketLink:
-    """The link of a loader worker. One connection per process, made at first use."""
+    """The link of a loader worker. One connection per process, made at first use.
 
-    def __init__(self, handle: Handle, stream: str) -> None:
+    `run` is the same in all workers of one DataLoader iterator, and empty in a process that is none of them.
+    """
+
+    def __init__(self, handle: Handle, stream: str, run: str = "") -> None:
         self._handle = handle
         self._stream = stream
+        self._run = run
+        self._begun = 0  # persistent workers begin once for each iteration
         self._pass = 0
         self._connection = handle.connect()
+        # Run when the process ends in good order, or nobody uses the link any more; not when it is killed.
+        Finalize(self, _say_goodbye, args=(self._connection,), exitpriority=1)
 
     def begin(self, mode: Mode) -> Plan:
-        answer = self._ask(op="begin", stream=self._stream, mode=mode.value)
+        self._begun += 1
+        run = f"{self._run} {self._begun}" if self._run else ""
+        answer = self._ask(op="begin", stream=self._stream, mode=mode.value, run=run)
         self._pass = answer["pass"]
         return Plan(_spec(answer["spec"]))
 
@@ -103,6 +121,14 @@ class SocketLink:
         if "error" in reply:
             raise getattr(errors, reply["error"], EdlError)(reply["message"])
         return reply["answer"]
+
+
+def _say_goodbye(connection: Connection[Any, Any]) -> None:
+    try:
+        connection.send_bytes(json.dumps({"op": "goodbye"}).encode())
+        connection.close()
+    except OSError:
+        pass  # the trainer hung up first
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +158,9 @@ class LinkServer:
         self._host = host
         self._key = secrets.token_bytes(32)
         self._listener = Listener(backlog=64, authkey=self._key)
-        self._connections: set[Connection[Any, Any]] = set()
+        self._connections: dict[Connection[Any, Any], threading.Thread] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self._closing = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._accept, name="edl-links", daemon=True)
         self._thread.start()
@@ -145,26 +171,32 @@ class LinkServer:
         return Handle(self._listener.address, self._key)
 
     def _accept(self) -> None:
-        while not self._closed:
+        while not self._closing.is_set():
             try:
                 connection = self._listener.accept()
             except (OSError, EOFError, AuthenticationError):
-                continue  # closed, or a stranger: `_closed` tells
+                self._closing.wait(ACCEPT_PAUSE_S)  # a stranger, no descriptor left, or the end
+                continue
+            thread = threading.Thread(target=self._serve, args=(connection,), name="edl-link", daemon=True)
             with self._lock:
-                self._connections.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="edl-link", daemon=True).start()
+                self._connections[connection] = thread
+            thread.start()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
+        stream = ""
         try:
-            while True:
-                reply = self._reply(json.loads(connection.recv_bytes()))
-                connection.send_bytes(json.dumps(reply).encode())
+            while (question := json.loads(connection.recv_bytes()))["op"] != "goodbye":
+                stream = question.get("stream", stream)
+                connection.send_bytes(json.dumps(self._reply(question)).encode())
+            stream = ""
         except (EOFError, OSError):
             pass  # the worker ended
         finally:
             with self._lock:
-                self._connections.discard(connection)
+                self._connections.pop(connection, None)
             connection.close()
+            if stream and not self._closing.is_set():
+                self._host.stream_broke(stream)
 
     def _reply(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -175,7 +207,8 @@ class LinkServer:
     def _answer(self, question: dict[str, Any]) -> Any:
         match question["op"]:
             case "begin":
-                number, plan = self._host.begin_stream(question["stream"], Mode(question["mode"]))
+                mode = Mode(question["mode"])
+                number, plan = self._host.begin_stream(question["stream"], mode, question["run"])
                 return {"pass": number, "spec": asdict(plan.spec)}
             case "next":
                 grant = self._host.next_grant(question["stream"], question["number"])
@@ -188,22 +221,32 @@ class LinkServer:
         """Stop listening and hang up; workers that still read get ServiceClosed."""
         if self._pid != os.getpid():
             return  # a forked child must not tear down its parent's server
-        self._closed = True
-        _wake(self.handle)
-        self._listener.close()
+        self._closing.set()
         with self._lock:
-            connections = list(self._connections)
+            connections = dict(self._connections)
         for connection in connections:
-            connection.close()
-        self._thread.join(1.0)
+            _hang_up(connection)
+        _wake(self._listener.address)
+        for thread in (self._thread, *connections.values()):
+            thread.join(JOIN_S)
+        self._listener.close()
 
 
-def _wake(handle: Handle) -> None:
-    """Make a blocked `accept` return."""
+def _hang_up(connection: Connection[Any, Any]) -> None:
+    """Make a blocked `recv_bytes` return; to close the descriptor under it would not."""
     try:
-        handle.connect().close()
-    except ServiceClosed:
-        pass
+        with socket.socket(fileno=os.dup(connection.fileno())) as borrowed:
+            borrowed.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # hung up already
+
+
+def _wake(address: str | tuple[str, int]) -> None:
+    """Make a blocked `accept` return: a caller without a key, who does not wait to be asked for it."""
+    try:
+        Client(address).close()
+    except OSError:
+        pass  # nobody listens any more
 
 
 def _grant(value: dict[str, Any] | None) -> Grant | None:

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
+from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseCall, PassState
-from edl_torch.errors import EdlError, SessionLost
+from edl_torch.errors import SessionLost
 
 POLL_S = 1.0  # the longest single wait: so a closed pass or Ctrl-C is noticed soon
 
@@ -36,10 +37,10 @@ class LeaseSource:
         *,
         on_grant: Callable[[Grant], None],
         on_unwanted: Callable[[list[Grant]], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[Membership], None],
         holds: Callable[[], bool],
     ) -> None:
-        self._ledger, self._lineage = "", 0
+        self._membership = Membership()
         self._port = port
         self._session = session
         self._dataset = dataset
@@ -62,7 +63,7 @@ class LeaseSource:
         self._dry_answers = 0  # of those, the ones without a lease
         self._request = 0
         self._ahead = not port.in_process
-        self._error: EdlError | None = None
+        self._error: Exception | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -85,9 +86,12 @@ class LeaseSource:
         """Whether the pass has had no lease at all."""
         return not self._granted
 
-    def follow(self, ledger: str, lineage: int) -> None:
-        """Which ledger and lineage the calls from now on belong to."""
-        self._ledger, self._lineage = ledger, lineage
+    def follow(self, membership: Membership) -> None:
+        """Ask as this member from now on; what was fetched before is void."""
+        with self._changed:
+            self._membership = membership
+            self._ready.clear()
+            self._reserved.clear()
 
     # Passes ---------------------------------------------------------------------------------------------
 
@@ -106,25 +110,29 @@ class LeaseSource:
         """End the pass: leases that nobody drew go back, and waiting streams get None."""
         with self._changed:
             self._open = False
-            self._changed.notify_all()
-        self.return_undrawn()
-
-    def return_undrawn(self) -> None:
-        """Give back what was fetched and not drawn."""
-        with self._changed:
-            undrawn = list(self._ready)
-            self._ready.clear()
+            undrawn = self._take_ready()
             for reserved in self._reserved.values():
                 undrawn += reserved
             self._reserved.clear()
+            self._changed.notify_all()
         if undrawn:
             self._on_unwanted(undrawn)
 
     def yield_to_others(self) -> None:
-        """Another trainer waits: give back what is not drawn and fetch nothing ahead in this pass any more."""
+        """Another trainer waits: give back what is not drawn and fetch nothing ahead in this pass any more.
+
+        The rest of a bundle stays with the stream that began it: without it there would be no whole batch.
+        """
         with self._changed:
             self._ahead = False
-        self.return_undrawn()
+            undrawn = self._take_ready()
+        if undrawn:
+            self._on_unwanted(undrawn)
+
+    def _take_ready(self) -> list[Grant]:
+        ready = list(self._ready)
+        self._ready.clear()
+        return ready
 
     def wait_for_more(self) -> bool:
         """With no batch left to hand out, wait for the master's verdict: True when there is more to read.
@@ -208,13 +216,13 @@ class LeaseSource:
 
     def _ask(self, wait_s: float, *, drained: bool = False) -> None:
         with self._changed:
-            number = self._pass
+            number, member = self._pass, self._membership
             self._request += 1
             call = LeaseCall(
                 session=self._session,
                 dataset=self._dataset,
-                ledger=self._ledger,
-                lineage=self._lineage,
+                ledger=member.ledger,
+                lineage=member.lineage,
                 request=self._request,
                 epoch=self._epoch,
                 count=max(1, len(self._streams) - len(self._ready)) if self._ahead else 1,
@@ -226,7 +234,7 @@ class LeaseSource:
             with self._changed:
                 for grant in answer.grants:
                     self._on_grant(grant)
-                if number == self._pass and self._open:
+                if number == self._pass and self._open and member is self._membership:
                     self._epoch, self._state = answer.epoch, answer.state
                     self._granted += len(answer.grants)
                     self._ready += answer.grants
@@ -234,8 +242,7 @@ class LeaseSource:
                 else:
                     unwanted += answer.grants
         except SessionLost:
-            self._forget()
-            self._on_lost()
+            self._on_lost(member)
         finally:
             with self._changed:
                 self._asking = False
@@ -243,12 +250,6 @@ class LeaseSource:
                 self._changed.notify_all()
         if unwanted:
             self._on_unwanted(unwanted)
-
-    def _forget(self) -> None:
-        """What was fetched is void."""
-        with self._changed:
-            self._ready.clear()
-            self._reserved.clear()
 
     # Fetching ahead ---------------------------------------------------------------------------------------
 
@@ -266,7 +267,7 @@ class LeaseSource:
                 self._asking = True
             try:
                 self._ask(0.0)
-            except EdlError as exc:
+            except Exception as exc:  # noqa: BLE001  the top of a thread: the next to ask hears of it
                 with self._changed:
                     self._error, self._ahead = exc, False
                     self._changed.notify_all()
@@ -294,5 +295,5 @@ class LeaseSource:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)

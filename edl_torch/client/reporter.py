@@ -6,16 +6,49 @@ they come faster than answers. It does not know why something is acknowledged.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
+from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, ReportAnswer, ReportCall
-from edl_torch.errors import EdlError, MasterUnavailable, SessionLost
+from edl_torch.errors import EdlError, MasterUnavailable, SessionLost, StaleLease
+
+log = logging.getLogger("edl_torch.client")
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What is to be told. Several reports become one call: failures, acknowledgements, then give-backs."""
+
+    failures: list[Failure] = field(default_factory=list)
+    acknowledgements: dict[int, Acknowledgement] = field(default_factory=dict)
+    give_backs: list[GiveBack] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.failures or self.acknowledgements or self.give_backs)
+
+    def add(
+        self,
+        failures: Iterable[Failure],
+        acknowledgements: Iterable[Acknowledgement],
+        give_backs: Iterable[GiveBack],
+    ) -> None:
+        """Tell this too."""
+        self.failures += failures
+        self.acknowledgements.update((done.task, done) for done in acknowledgements)
+        self.give_backs += give_backs
+
+    def add_later(self, later: Outbox) -> None:
+        """Tell what was noted after this."""
+        self.add(later.failures, later.acknowledgements.values(), later.give_backs)
 
 
 class Reporter:
-    """One dataset's reports.
+    """One dataset's reports. A report that no master answered is kept, and sent again with the next one.
 
     `on_answer` hears every answer; `on_lost` is called when the master does not know the session any more,
     which makes what was reported void.
@@ -27,43 +60,51 @@ class Reporter:
         session: str,
         dataset: str,
         on_answer: Callable[[ReportAnswer], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[Membership], None],
     ) -> None:
-        self._ledger, self._lineage = "", 0
+        self._membership = Membership()
         self._port = port
         self._session = session
         self._dataset = dataset
         self._on_answer = on_answer
         self._on_lost = on_lost
         self._changed = threading.Condition()
-        self._failures: list[Failure] = []
-        self._acknowledgements: dict[int, Acknowledgement] = {}
-        self._give_backs: list[GiveBack] = []
+        self._outbox = Outbox()
         self._request = 0
-        self._submitted = 0  # reports handed in
+        self._noted = 0  # reports noted
         self._answered = 0  # of those, reports that the master has answered
-        self._error: EdlError | None = None
+        self._error: Exception | None = None
         self._sending = False
+        self._stalled = False  # the master did not answer: send again only when asked to
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def submit(
+    def __repr__(self) -> str:
+        return f"<Reporter request={self._request} unanswered={self._noted - self._answered}>"
+
+    def note(
         self,
         *,
-        failures: Iterable[Failure] = (),
-        acknowledgements: Iterable[Acknowledgement] = (),
-        give_backs: Iterable[GiveBack] = (),
+        failures: Sequence[Failure] = (),
+        acknowledgements: Sequence[Acknowledgement] = (),
+        give_backs: Sequence[GiveBack] = (),
     ) -> None:
-        """Hand in what has happened. Raises what sending an earlier report raised."""
+        """Keep what has happened for `send`. Never raises and never waits: call it under the book's lock, so
+        that the master hears things in the order in which they happened."""
+        if not (failures or acknowledgements or give_backs):
+            return
+        with self._changed:
+            self._outbox.add(failures, acknowledgements, give_backs)
+            self._noted += 1
+
+    def send(self) -> None:
+        """Send what was noted. Raises what sending an earlier report raised."""
         with self._changed:
             self._raise_error()
-            self._failures += failures
-            self._acknowledgements.update((done.task, done) for done in acknowledgements)
-            self._give_backs += give_backs
-            if not self._pending:
-                return
-            self._submitted += 1
+            self._stalled = False
             self._changed.notify_all()
+            if not self._outbox:
+                return
         self._start()
 
     def _start(self) -> None:
@@ -76,15 +117,16 @@ class Reporter:
             self._thread = threading.Thread(target=self._run, name="edl-reporter", daemon=True)
             self._thread.start()
 
-    @property
-    def _pending(self) -> bool:
-        return bool(self._failures or self._acknowledgements or self._give_backs)
-
     def wait_answered(self, lag: int, timeout_s: float | None = None) -> bool:
         """Wait until at most `lag` reports are unanswered. False when the time was not enough."""
         with self._changed:
+            self._raise_error()
+            if self._noted - self._answered <= lag:
+                return True
+        self.send()
+        with self._changed:
             done = self._changed.wait_for(
-                lambda: self._submitted - self._answered <= lag or self._error is not None, timeout_s
+                lambda: self._noted - self._answered <= lag or self._error is not None, timeout_s
             )
             self._raise_error()
             return done
@@ -99,82 +141,94 @@ class Reporter:
             raise error
 
     def _run(self) -> None:
-        while self._send_next(wait=True):
-            pass
+        try:
+            while self._send_next(wait=True):
+                pass
+        except Exception as exc:  # noqa: BLE001  the top of a thread: whoever waits for it must hear of it
+            self._sent(self._noted, exc)
 
     def _send_next(self, *, wait: bool) -> bool:
         taken = self._take(wait=wait)
         if taken is None:
             return False
-        call, submitted = taken
+        outbox, noted, membership = taken
         try:
-            self._report(call)
+            self._report(outbox, membership)
+        except MasterUnavailable as exc:
+            self._keep(outbox, membership, exc)
         except EdlError as exc:
-            self._sent(submitted, exc)
+            self._sent(noted, exc)
         else:
-            self._sent(submitted, None)
+            self._sent(noted, None)
         return True
 
-    def _report(self, call: ReportCall) -> None:
+    def _report(self, outbox: Outbox, membership: Membership) -> None:
+        call = ReportCall(
+            session=self._session,
+            dataset=self._dataset,
+            ledger=membership.ledger,
+            lineage=membership.lineage,
+            request=self._request,
+            failures=tuple(outbox.failures),
+            acknowledgements=tuple(outbox.acknowledgements.values()),
+            give_backs=tuple(outbox.give_backs),
+        )
         try:
             answer = self._port.report(call)
         except SessionLost:
             if not self._closed:
-                self._on_lost()
+                self._on_lost(membership)
         else:
             self._on_answer(answer)
 
-    def _take(self, *, wait: bool) -> tuple[ReportCall, int] | None:
+    def _take(self, *, wait: bool) -> tuple[Outbox, int, Membership] | None:
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._pending or self._closed)
-            if not self._pending or self._sending:
+                self._changed.wait_for(lambda: self._closed or (bool(self._outbox) and not self._stalled))
+            if not self._outbox or self._sending or self._stalled:
                 return None
             self._sending = True
             self._request += 1
-            call = ReportCall(
-                session=self._session,
-                dataset=self._dataset,
-                ledger=self._ledger,
-                lineage=self._lineage,
-                request=self._request,
-                failures=tuple(self._failures),
-                acknowledgements=tuple(self._acknowledgements.values()),
-                give_backs=tuple(self._give_backs),
-            )
-            self._drop_pending()
-            return call, self._submitted
+            outbox, self._outbox = self._outbox, Outbox()
+            return outbox, self._noted, self._membership
 
-    def _drop_pending(self) -> None:
-        self._failures.clear()
-        self._acknowledgements.clear()
-        self._give_backs.clear()
-
-    def _sent(self, submitted: int, error: EdlError | None) -> None:
+    def _sent(self, noted: int, error: Exception | None) -> None:
         with self._changed:
             self._sending = False
-            self._answered = submitted
+            self._answered = max(noted, self._answered)
             if error is not None:
                 self._error = error
             self._changed.notify_all()
 
-    def follow(self, ledger: str, lineage: int) -> None:
-        """Another lineage begins: what was not sent is of no interest any more."""
+    def _keep(self, outbox: Outbox, membership: Membership, error: MasterUnavailable) -> None:
         with self._changed:
-            self._drop_pending()
-            self._answered = self._submitted
-            self._ledger, self._lineage = ledger, lineage
+            self._sending = False
+            self._stalled = True
+            if membership == self._membership:
+                outbox.add_later(self._outbox)
+                self._outbox = outbox
+            self._error = error
+            self._changed.notify_all()
+
+    def follow(self, membership: Membership) -> None:
+        """The trainer takes part anew: what was not sent is of no interest any more."""
+        with self._changed:
+            self._outbox = Outbox()
+            self._answered = self._noted
+            self._membership = membership
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Send what is left, for at most `timeout_s`, and end the thread."""
+        """Send what is left and end the thread, within `timeout_s`. What a master does not answer it takes
+        back by itself when the session ends."""
+        deadline = time.monotonic() + timeout_s
         try:
             self.flush(timeout_s)
-        except MasterUnavailable:
-            pass  # the master takes the leases back by itself
+        except (MasterUnavailable, StaleLease):
+            log.debug("the last report of session %s was not answered", self._session, exc_info=True)
         finally:
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
-            if self._thread is not None:
-                self._thread.join(timeout_s)
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join(max(0.0, deadline - time.monotonic()))

@@ -5,13 +5,16 @@ It decides nothing about samples or batches; it does not know torch.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import uuid
 import warnings
 
 from edl_torch.client.counting import StreamCounts
 from edl_torch.client.description import Description
 from edl_torch.client.leases import LeaseSource, Mode
+from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
@@ -20,8 +23,14 @@ from edl_torch.core.calls import Grant, RegisterAnswer, RegisterCall, Registrati
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument, StaleLease, UnknownDataset
+from edl_torch.shard import Shard
 
 CLOSE_TIMEOUT_S = 5.0
+OWN_STREAM = "main"  # what is read in the trainer's own process
+NO_PASS = 0  # passes are numbered from 1
+
+
+log = logging.getLogger("edl_torch.client")
 
 
 class Session:
@@ -36,11 +45,17 @@ class Session:
         self._lock = threading.RLock()  # guards book, steps, counts
         self._joining = threading.Lock()
         self._counts = StreamCounts(description.batch_size)
+        self._beginning = threading.Lock()
         self._begun: set[str] = set()  # plain streams of the open pass
+        self._run = ""  # the plain DataLoader's iteration that reads the open pass
+        self._runs: set[str] = set()  # all of them so far
         self._plan: Plan | None = None
-        self._ledger, self._lineage = "", 0
+        self._membership = Membership()
         self._mode = Mode.PLAIN
         self._exhausted = False  # every batch of the pass was handed out
+        self._hung_up = threading.Condition(self._lock)
+        self._broken: dict[str, str] = {}  # streams that died in this pass, and the records that they were at
+        self.closed = False
         name = description.name
         self._reporter = Reporter(master, self.id, name, self._on_answer, self._rejoin)
         self._leases = LeaseSource(
@@ -96,28 +111,44 @@ class Session:
         )
 
     def _follow(self, ledger: str, lineage: int) -> None:
-        self._ledger, self._lineage = ledger, lineage
-        self._leases.follow(ledger, lineage)
-        self._reporter.follow(ledger, lineage)
+        number = self._membership.number + 1
+        self._membership = Membership(ledger=ledger, lineage=lineage, number=number)
+        self._forget()
+        self._leases.follow(self._membership)
+        self._reporter.follow(self._membership)
 
-    def _rejoin(self) -> None:
+    def _forget(self) -> None:
+        """All that was held is void."""
+        with self._lock:
+            self.book.clear()
+            self.steps.clear()
+            self._counts = StreamCounts(self.description.batch_size)
+
+    def _rejoin(self, lost: Membership) -> None:
         """The master gave this session up: what it held is others' now, and it takes part anew.
 
         Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint.
         """
+        self._join_again(lost)
+        if self._mode is Mode.PLAIN:
+            # Batches of void leases are on their way, and a report does not say which batch it means: the pass
+            # ends, and what is left of it is read in the next one.
+            self._leases.close_pass()
+
+    def _join_again(self, lost: Membership) -> None:
         with self._joining:
-            with self._lock:
-                self.book.clear()
-                self.steps.clear()
-                self._counts = StreamCounts(self.description.batch_size)
+            if lost != self._membership:
+                return  # another call has found it out before
+            self._forget()
             try:
                 answer = self._register_as(self.description.by_name())
             except UnknownDataset as exc:
                 raise StaleLease(self._another(f"the master does not know dataset {self.description.name!r}")) from exc
-            if answer.ledger != self._ledger:
-                raise StaleLease(self._another(f"the master keeps ledger {answer.ledger}, not {self._ledger}"))
-            if answer.lineage != self._lineage:
+            if answer.ledger != lost.ledger:
+                raise StaleLease(self._another(f"the master keeps ledger {answer.ledger}, not {lost.ledger}"))
+            if answer.lineage != lost.lineage:
                 raise StaleLease(self._another(f"{self.description.name!r} was taken back to a checkpoint"))
+            self._follow(answer.ledger, answer.lineage)
 
     def _another(self, what: str) -> str:
         return f"{what}: this trainer's leases are void. Restart it from the checkpoint that the others use"
@@ -134,8 +165,8 @@ class Session:
 
     def _on_unwanted(self, grants: list[Grant]) -> None:
         with self._lock:
-            backs = self.book.give_back_unhanded(grant.task for grant in grants)
-        self._reporter.submit(give_backs=backs)
+            self._reporter.note(give_backs=self.book.give_back_undrawn(grants))
+        self._reporter.send()
 
     def _on_answer(self, answer: ReportAnswer) -> None:
         if answer.stale:
@@ -164,6 +195,7 @@ class Session:
         self.batch_requested()
         self._mode = Mode.ELASTIC
         self._exhausted = False
+        self._broken.clear()
         return self._leases.open(Mode.ELASTIC)
 
     def more_to_read(self) -> bool:
@@ -180,8 +212,8 @@ class Session:
     def give_back_undelivered(self) -> None:
         """Return what loader workers drew and no batch brought."""
         with self._lock:
-            backs = self.book.give_back_unhanded()
-        self._reporter.submit(give_backs=backs)
+            self._reporter.note(give_backs=self.book.give_back_undelivered())
+        self._reporter.send()
 
     def _check_stuck(self) -> None:
         """Records that only this trainer can finish would make `while not service.finished` spin for ever."""
@@ -192,9 +224,13 @@ class Session:
                 f"service.report_batch_done() if they count as trained on"
             )
 
+    def in_pass(self, number: int) -> bool:
+        """Whether pass `number` is open."""
+        return self._leases.is_open and number == self._leases.pass_number
+
     def close_pass(self, number: int) -> None:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
-        if number != self._leases.pass_number or not self._leases.is_open:
+        if not self.in_pass(number):
             return
         finished = self._exhausted
         self._leases.close_pass()
@@ -202,9 +238,9 @@ class Session:
             return
         with self._lock:
             in_hand = self.steps.in_hand if self.steps.attached else self.book.batches
-            backs = self.book.withdraw(in_hand)
+            self._reporter.note(give_backs=self.book.withdraw(in_hand))
             self.steps.withdrawn(in_hand)
-        self._reporter.submit(give_backs=backs)
+        self._reporter.send()
 
     # Batches --------------------------------------------------------------------------------------------
 
@@ -215,15 +251,15 @@ class Session:
             if self.book.hand(ticket):
                 self.steps.handed()
                 return True
-            backs = self.book.discard(ticket)
-        self._reporter.submit(give_backs=backs)
+            self._reporter.note(give_backs=self.book.discard(ticket))
+        self._reporter.send()
         return False
 
     def crumble(self, ticket: Ticket) -> None:
         """A partial batch is not to be trained: back to the master, until it fills one."""
         with self._lock:
-            backs = self.book.crumble(ticket)
-        self._reporter.submit(give_backs=backs)
+            self._reporter.note(give_backs=self.book.crumble(ticket))
+        self._reporter.send()
 
     def batch_requested(self) -> None:
         """The loop asks for the next batch: without an optimizer it is done with those before."""
@@ -244,7 +280,8 @@ class Session:
         with self._lock:
             acknowledgements = self.book.settle(keep)
             completed = sum(done.task not in self.book for done in acknowledgements)
-        self._reporter.submit(acknowledgements=acknowledgements)
+            self._reporter.note(acknowledgements=acknowledgements)
+        self._reporter.send()
         return completed
 
     def report_elastic(self) -> int:
@@ -259,24 +296,41 @@ class Session:
 
     # Passes of a plain DataLoader, and of fetch_shard ------------------------------------------------------
 
-    def begin_stream(self, stream: str, mode: Mode) -> tuple[int, Plan]:
-        """A reading process begins; in plain mode, the second beginning of a stream is a new pass."""
+    def begin_stream(self, stream: str, mode: Mode, run: str = "") -> tuple[int, Plan]:
+        """A reading process begins. Returns the number of the pass that it takes part in, and the dataset.
+
+        `run` names one iteration over a plain DataLoader, the same in all its workers: a worker that begins
+        after its iteration has been given up gets the number of no pass. Without a `run` the trainer's own
+        stream always begins a pass, and another process does when it begins for the second time.
+        """
         plan = self.plan()
-        with self._lock:
-            if mode is Mode.ELASTIC:
-                return self._leases.pass_number, plan
+        if mode is Mode.ELASTIC:
+            return self._leases.pass_number, plan
+        with self._beginning:
             if self._leases.is_open and self._mode is Mode.ELASTIC:
                 raise ConcurrentIteration(
                     f"an ElasticDataLoader iterates {self.description.name!r}: end it before reading otherwise"
                 )
-            new = stream in self._begun or not self._leases.is_open
-        if new:
-            self._finish_plain_pass()
-            self._mode = Mode.PLAIN
-            self._leases.open(Mode.PLAIN)
-        with self._lock:
-            self._begun.add(stream)
-            return self._leases.pass_number, plan
+            if run in self._runs and not self._joins(stream, run):
+                return NO_PASS, plan
+            if not self._joins(stream, run):
+                self._open_plain_pass(run)
+            with self._lock:
+                self._begun.add(stream)
+                return self._leases.pass_number, plan
+
+    def _joins(self, stream: str, run: str) -> bool:
+        if not self._leases.is_open or stream == OWN_STREAM:
+            return False
+        return run == self._run if run else stream not in self._begun
+
+    def _open_plain_pass(self, run: str) -> None:
+        self._finish_plain_pass()
+        self._mode, self._run = Mode.PLAIN, run
+        self._broken.clear()
+        self._leases.open(Mode.PLAIN)
+        if run:
+            self._runs.add(run)
 
     def _finish_plain_pass(self) -> None:
         """What a plain pass left unreported was never trained on, as far as anybody can tell."""
@@ -285,9 +339,10 @@ class Session:
         self._leases.close_pass()
         with self._lock:
             unreported = self.book.records
-            backs = self.book.give_back_unacknowledged()
+            self._reporter.note(give_backs=self.book.give_back_unacknowledged())
             self._begun.clear()
             self._counts = StreamCounts(self.description.batch_size)
+        self._reporter.send()
         if unreported:
             warnings.warn(
                 f"a pass over {self.description.name!r} ended with {unreported} record(s) that were not reported "
@@ -295,22 +350,43 @@ class Session:
                 f"ElasticDataLoader",
                 stacklevel=2,
             )
-        self._reporter.submit(give_backs=backs)
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """The next lease of a stream."""
         grant = self._leases.next(stream, number)
-        if grant is not None and self._mode is Mode.PLAIN:
+        if grant is not None:
             with self._lock:
-                self._counts.grant(stream, grant)
+                self.book.draw(grant.task, stream)
+                if self._mode is Mode.PLAIN:
+                    self._counts.grant(stream, grant)
         return grant
+
+    def stream_broke(self, stream: str) -> None:
+        """A reading process hung up. While its pass is open that means that it died."""
+        with self._hung_up:
+            if self._leases.is_open and not self.closed:
+                self._broken.setdefault(stream, self._whereabouts(stream))
+                log.warning("loader %s ended before its pass: %s", stream, self._broken[stream])
+            self._hung_up.notify_all()
+
+    def _whereabouts(self, stream: str) -> str:
+        with self._lock:
+            shards = [self.plan().shard(part) for part in self.book.unhanded(stream)]
+        return ", then ".join(map(describe_shard, shards)) or "no record"
+
+    def broken_streams(self, timeout_s: float) -> dict[str, str]:
+        """Reading processes of this pass that died, and what they were at; waits for the first to be seen."""
+        with self._hung_up:
+            self._hung_up.wait_for(lambda: self._broken, timeout_s)
+            return dict(self._broken)
 
     def fail_record(self, task: int, position: int, reason: str) -> None:
         """A record cannot be read."""
         with self._lock:
             failures = self.book.fail(task, position, reason)
             self._counts.fail(task, position)
-        self._reporter.submit(failures=failures)
+            self._reporter.note(failures=failures)
+        self._reporter.send()
 
     def report_plain(self, batch_size: int | None) -> int:
         """A batch of a plain loop was trained on. Returns how many leases that completed."""
@@ -319,15 +395,16 @@ class Session:
             done = {task: after for task, _, after in runs}
             acknowledgements = [a for task, upto in done.items() for a in self.book.acknowledge(task, upto).values()]
             completed = sum(a.task not in self.book for a in acknowledgements)
-        self._reporter.submit(acknowledgements=acknowledgements)
+            self._reporter.note(acknowledgements=acknowledgements)
+        self._reporter.send()
         return completed
 
     def fail_batch(self, batch_size: int | None, reason: str) -> None:
         """The batch in hand could not be trained on: its records go to quarantine."""
         with self._lock:
             if self._mode is Mode.ELASTIC:
-                failures = self.book.fail_batch(reason)
-                self.steps.withdrawn(1)
+                failures = self.book.fail_batch(reason, self.steps.ahead)
+                self.steps.failed()
             else:
                 if not self._counts.exact:
                     raise InvalidArgument(
@@ -336,7 +413,8 @@ class Session:
                     )
                 runs = self._counts.report(batch_size)
                 failures = [f for t, a, b in runs for p in range(a, b) for f in self.book.fail(t, p, reason)]
-        self._reporter.submit(failures=failures)
+            self._reporter.note(failures=failures)
+        self._reporter.send()
 
     @property
     def in_elastic_mode(self) -> bool:
@@ -364,21 +442,25 @@ class Session:
         self.plan()
         self._leases.close_pass()
         self.flush()
+        self._follow(self._membership.ledger, self.master.restore(self.description.name, token))
         with self._lock:
-            self._follow(self._ledger, self.master.restore(self.description.name, token))
-            self.book.clear()
-            self.steps.clear()
             self._begun.clear()
-            self._counts = StreamCounts(self.description.batch_size)
 
     def close(self) -> None:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
-        self._leases.close(CLOSE_TIMEOUT_S)
-        with self._lock:
-            backs = self.book.give_back_unacknowledged()
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        self.closed = True
         try:
-            self._reporter.submit(give_backs=backs)
+            self._leases.close(CLOSE_TIMEOUT_S)
+            with self._lock:
+                self._reporter.note(give_backs=self.book.give_back_unacknowledged())
+            self._reporter.close(max(0.0, deadline - time.monotonic()))
         finally:
-            self._reporter.close(CLOSE_TIMEOUT_S)
-        if self.joined:
-            self.master.leave(self.id)
+            if self.joined:
+                self.master.leave(self.id)
+
+
+def describe_shard(shard: Shard) -> str:
+    """The shard's records, for people."""
+    some = "some of " if shard.shuffled else ""
+    return f"{some}records {shard.start} to {shard.end - 1} of {shard.name!r}"

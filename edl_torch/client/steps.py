@@ -65,6 +65,11 @@ class Steps:
         for number in self._since:
             self._since[number] = max(0, self._since[number] - batches)
 
+    def failed(self) -> None:
+        """The batch in hand went to quarantine: there is nothing to step on."""
+        for number, since in self._since.items():
+            self._since[number] = max(self._ahead, since - 1)
+
     def passed_on(self) -> None:
         """The loop begins another pass: nothing is read ahead any more."""
         self._ahead = 0

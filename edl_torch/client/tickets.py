@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.errors import AccountingError
+from edl_torch.shard import Slice
 
 Ticket = tuple[tuple[int, int, int], ...]  # (task, first position, position after the last), in drawing order
 
@@ -50,12 +51,17 @@ def ticket_size(ticket: Ticket) -> int:
 
 @dataclass(slots=True)
 class Holding:
-    """One lease as this trainer holds it: acknowledged below `done`, handed to the loop below `handed`."""
+    """One lease as this trainer holds it: acknowledged below `done`, handed to the loop below `handed`.
 
+    `stream` names who reads it, and is empty until somebody does.
+    """
+
+    slice: Slice
     attempt: int
     done: int
     handed: int
     stop: int
+    stream: str = ""
     holes: set[int] = field(default_factory=set)
 
     @property
@@ -98,7 +104,21 @@ class Book:
     def grant(self, grant: Grant) -> None:
         """A lease arrived."""
         cut = grant.slice
-        self._holdings[grant.task] = Holding(grant.attempt, cut.skip, cut.skip, cut.stop)
+        self._holdings[grant.task] = Holding(cut, grant.attempt, cut.skip, cut.skip, cut.stop)
+
+    def draw(self, task: int, stream: str) -> None:
+        """A stream begins to read a lease."""
+        if task in self._holdings:
+            self._holdings[task].stream = stream
+
+    def unhanded(self, stream: str) -> list[Slice]:
+        """What a stream has begun to read and no batch has brought yet."""
+        drawn = [holding for holding in self._holdings.values() if holding.stream == stream]
+        return [
+            replace(holding.slice, skip=holding.handed, limit=holding.stop - holding.handed)
+            for holding in drawn
+            if holding.handed < holding.stop
+        ]
 
     def hand(self, ticket: Ticket) -> bool:
         """A batch goes to the loop. False when one of its leases is void: then it must be discarded."""
@@ -115,7 +135,11 @@ class Book:
 
     def discard(self, ticket: Ticket) -> list[GiveBack]:
         """A batch is thrown away: what of it is still this trainer's goes back, with the rest of its leases."""
-        return self._give_back_all({task: first for task, first, _ in ticket if task in self._holdings})
+        starts: dict[int, int] = {}
+        for task, first, _ in ticket:
+            if task in self._holdings:
+                starts.setdefault(task, first)  # runs of one lease are in order: the first begins it
+        return self._give_back_all(starts)
 
     def _advance(self, task: int, first: int, after: int) -> None:
         holding = self._holdings[task]
@@ -138,25 +162,26 @@ class Book:
         if holding is None:
             return {}
         holding.holes = {hole for hole in holding.holes if hole >= upto}
-        holding.done = upto
+        holding.done = max(upto, holding.done)
         self._close_if_done(task, holding)
         return {task: Acknowledgement(task=task, attempt=holding.attempt, upto=upto)}
 
     def fail(self, task: int, position: int, reason: str) -> list[Failure]:
         """A record cannot be read."""
         holding = self._holdings.get(task)
-        if holding is None or position < holding.done or position in holding.holes:
+        if holding is None or position in holding.holes or not holding.done <= position < holding.stop:
             return []
         holding.holes.add(position)
         attempt = holding.attempt
         self._close_if_done(task, holding)
         return [Failure(task=task, attempt=attempt, position=position, reason=reason)]
 
-    def fail_batch(self, reason: str) -> list[Failure]:
-        """The batch in hand failed as a whole: each of its records goes to quarantine."""
-        if not self._batches:
+    def fail_batch(self, reason: str, ahead: int = 0) -> list[Failure]:
+        """The batch in hand, after which `ahead` were handed out, failed: its records go to quarantine."""
+        if len(self._batches) <= ahead:
             return []
-        ticket = self._batches.pop()
+        ticket = self._batches[-1 - ahead]
+        del self._batches[-1 - ahead]
         return [f for task, first, after in ticket for p in range(first, after) for f in self.fail(task, p, reason)]
 
     def crumble(self, ticket: Ticket) -> list[GiveBack]:
@@ -173,10 +198,16 @@ class Book:
                     starts[task] = min(first, starts[task])
         return self._give_back_all(starts)
 
-    def give_back_unhanded(self, tasks: Iterable[int] | None = None) -> list[GiveBack]:
-        """Return what was never handed to the loop: of the leases named, or of all."""
-        wanted = self._holdings if tasks is None else [task for task in tasks if task in self._holdings]
-        return self._give_back_all({task: self._holdings[task].handed for task in wanted})
+    def give_back_undelivered(self) -> list[GiveBack]:
+        """Return what streams have drawn and no batch has brought to the loop."""
+        drawn = {task: holding.handed for task, holding in self._holdings.items() if holding.stream}
+        return self._give_back_all(drawn)
+
+    def give_back_undrawn(self, grants: Iterable[Grant]) -> list[GiveBack]:
+        """Return leases that no stream has begun; those of a bundle as the crumbs that they were made of."""
+        held = [grant for grant in grants if grant.task in self._holdings]
+        backs = (self._give_back(grant.task, grant.slice.skip, crumb=bool(grant.bundle)) for grant in held)
+        return [back for back in backs if back is not None]
 
     def give_back_unacknowledged(self) -> list[GiveBack]:
         """Return all that is not acknowledged."""
@@ -201,6 +232,7 @@ class Book:
         while holding.done in holding.holes:
             holding.holes.discard(holding.done)
             holding.done += 1
+        holding.handed = max(holding.handed, holding.done)  # a hole at the front is no batch's
         if holding.done >= holding.stop:
             del self._holdings[task]
 

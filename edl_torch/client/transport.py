@@ -120,21 +120,28 @@ class MasterClient:
     def _call(self, rpc: Callable[..., Any], request: Any, *, wait_s: float = 0.0) -> Any:
         """Repeat until answered; a repeated request is answered alike by the master."""
         give_up_at = time.monotonic() + self._timeout_s
+        first: MasterUnavailable | None = None
         for pause_s in backoff():
             left_s = give_up_at - time.monotonic()
+            timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(ATTEMPT_S, left_s))
             try:
-                return self._attempt(rpc, request, wait_s + max(LEAST_ATTEMPT_S, min(ATTEMPT_S, left_s)))
+                return self._attempt(rpc, request, timeout_s, wait_for_ready=first is not None)
             except MasterUnavailable as error:
+                first = first or error
                 if time.monotonic() + pause_s >= give_up_at:
-                    raise self._unavailable(error) from error
+                    raise self._unavailable(first) from error
                 log.debug("%s; trying again", error)
             self._closing.wait(pause_s)
         raise AssertionError("backoff never ends")
 
-    def _attempt(self, rpc: Callable[..., Any], request: Any, timeout_s: float) -> Any:
+    def _attempt(
+        self, rpc: Callable[..., Any], request: Any, timeout_s: float, *, wait_for_ready: bool = False
+    ) -> Any:
+        """Call once. The first attempt fails fast, so that it can say why. Later ones wait inside grpc: older
+        releases make a new connection only while a call waits for it."""
         self._check_usable()
         try:
-            return rpc(request, timeout=timeout_s)
+            return rpc(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
         except grpc.RpcError as error:
             self._check_usable()
             raise from_status(error, self.address) from error
@@ -150,10 +157,10 @@ class MasterClient:
                 "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
             )
 
-    def _unavailable(self, last: MasterUnavailable) -> MasterUnavailable:
+    def _unavailable(self, first: MasterUnavailable) -> MasterUnavailable:
         return MasterUnavailable(
             f"no answer from the master at {self.address} within {self._timeout_s:g} s: "
-            f"is it running, and is the address right? The last attempt: {last}"
+            f"is it running, and is the address right? At first: {first}"
         )
 
     # Presence -------------------------------------------------------------------------------------------
@@ -164,7 +171,7 @@ class MasterClient:
         with self._lock:
             if session in self._attendances:
                 return
-            attendance = Attendance(self._stub, session, on_wanted, before_connect=self._guard.refresh)
+            attendance = Attendance(self._stub, session, on_wanted, on_connect=self._guard.refresh)
             self._attendances[session] = attendance
         attendance.start()
 

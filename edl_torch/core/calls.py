@@ -52,7 +52,7 @@ class RegisterAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """One lease: a slice, named by (task, attempt). Grants of one non-zero `bundle` make whole batches together."""
+    """One lease: a slice, named by (task, attempt). Grants of one non-zero `bundle` make whole batches."""
 
     task: int
     attempt: int
@@ -167,7 +167,7 @@ class QuarantinedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStatus:
-    """Counts in records unless said otherwise. `acknowledged`, `quarantined`, `dropped` are totals of all epochs."""
+    """Counts are of records unless said otherwise; those of outcomes are totals of all epochs."""
 
     dataset: str
     task_type: TaskType

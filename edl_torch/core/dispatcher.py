@@ -42,7 +42,7 @@ class Released:
 
 
 class Dispatcher:
-    """Applies calls to ledgers. `ledger_id` names this dispatcher's leases among all masters that ever were."""
+    """Applies calls to ledgers. `ledger_id` tells its leases from those of all masters that ever were."""
 
     def __init__(
         self, *, ledger_id: str, lease_timeout_s: float = 30.0, grace_s: float = 1.0, durable: bool = False
@@ -72,8 +72,7 @@ class Dispatcher:
         if ledger is None:
             ledger = ShardLedger(new_spec(call.registration, call.batch_size))
             self._ledgers[name] = ledger
-        else:
-            self._reconcile(ledger, call)
+        self._reconcile(ledger, call)
         member = self.members.enter(call.session, call.worker_id, now)
         member.datasets.add(name)
         ledger.join(call.session, call.batch_size)
@@ -129,35 +128,46 @@ class Dispatcher:
     def lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
         """Lend slices. A repeated request number gets the answer that it got before."""
         self.members.heard(call.session, now)
-        return self.poll(call, now, last=True)
+        return self.answer(call, now)
 
-    def poll(self, call: LeaseCall, now: float, *, last: bool = False) -> LeaseAnswer:
-        """Look on behalf of a call that waits in the shell: the session is not heard by it.
+    def poll(self, call: LeaseCall, now: float) -> LeaseAnswer | None:
+        """Look on behalf of a call that waits in the shell: None, and nothing remembered, while it must wait.
 
-        Unless it is the `last` look, an answer with nothing yet is not remembered, because it is not sent.
+        The shell looks again when `version` has changed. Looks do not count as hearing from the session.
         """
-        member = self.members.find(call.session)
-        earlier = member.answers.get(call.dataset)
-        if earlier is not None and call.request == earlier.request:
+        earlier = self._answered(call)
+        if earlier is not None:
             return earlier
-        if earlier is not None and call.request < earlier.request:
+        answer = self._lease(call, now)
+        return None if answer.nothing_yet else self._remember(call, answer)
+
+    def answer(self, call: LeaseCall, now: float) -> LeaseAnswer:
+        """What a call that has waited long enough is told, be it nothing."""
+        return self._answered(call) or self._remember(call, self._lease(call, now))
+
+    def _answered(self, call: LeaseCall) -> LeaseAnswer | None:
+        earlier = self.members.find(call.session).answers.get(call.dataset)
+        if earlier is None or call.request > earlier.request:
+            return None
+        if call.request < earlier.request:
             raise StaleLease(
                 f"request {call.request} of session {call.session!r} was followed by {earlier.request}"
             )
-        answer = self._lease(call, now)
-        if last or not answer.nothing_yet:
-            member.answers[call.dataset] = answer
+        return earlier
+
+    def _remember(self, call: LeaseCall, answer: LeaseAnswer) -> LeaseAnswer:
+        self.members.find(call.session).answers[call.dataset] = answer
         return answer
 
     def _lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
         ledger = self._fenced(call)
         if call.count < 1:
             raise InvalidArgument(f"a lease call asks for 1 slice or more, not {call.count}")
-        before = ledger.epoch, ledger.finished
+        before = ledger.epoch, ledger.finished, ledger.handed_over
         epoch, state, grants = ledger.lease(
             call.session, epoch=call.epoch, count=call.count, drained=call.drained
         )
-        if (ledger.epoch, ledger.finished) != before:
+        if (ledger.epoch, ledger.finished, ledger.handed_over) != before:
             self.version += 1
         hungry = self._hungry.setdefault(call.dataset, {})
         hungry.pop(call.session, None)
@@ -166,7 +176,7 @@ class Dispatcher:
         return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants)
 
     def wanted(self, dataset: str, session: str, now: float) -> bool:
-        """Whether another trainer was sent away empty a moment ago, and so waits for records of the dataset."""
+        """Whether another trainer was sent away empty a moment ago, and so waits for records."""
         hungry = self._hungry.get(dataset, {})
         return any(other != session and now - since <= HUNGRY_S for other, since in hungry.items())
 
@@ -177,8 +187,8 @@ class Dispatcher:
         if call.request > member.reports.get(call.dataset, 0):
             ledger.confirm(call.session)
             member.reports[call.dataset] = call.request
+        self.version += 1  # first: what was applied before a bad argument stands
         stale = tuple(self._apply(ledger, call))
-        self.version += 1
         return ReportAnswer(
             request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now)
         )

@@ -53,6 +53,13 @@ class Plan:
         self._check_shard("position", position)
         return self._pi(epoch)(position) if self.spec.shuffle_shards else position
 
+    def shards_at(self, epoch: int, start: int, stop: int) -> list[int]:
+        """The shards at positions `start` to `stop`: `shard_at` for many, which costs far less."""
+        if not self.spec.shuffle_shards:
+            return list(range(start, stop))
+        shards: list[int] = self._pi(epoch).many(np.arange(start, stop, dtype=np.int64)).tolist()
+        return shards
+
     def position_of(self, epoch: int, shard: int) -> int:
         """The position of `shard` in the epoch: the inverse of `shard_at`."""
         self._check_shard("shard", shard)
@@ -62,7 +69,9 @@ class Plan:
         """Records of the shards that stand before `position` of the epoch."""
         full = position * self.spec.records_per_shard
         lacking = ((shard, self.spec.records_per_shard - self.length(shard)) for shard in self._last_pieces())
-        return full - sum(lack for shard, lack in lacking if lack and self.position_of(epoch, shard) < position)
+        return full - sum(
+            lack for shard, lack in lacking if lack and self.position_of(epoch, shard) < position
+        )
 
     def _last_pieces(self) -> Iterator[int]:
         """The last shard of each source: the only ones that may be short."""

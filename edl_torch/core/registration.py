@@ -19,8 +19,8 @@ def new_spec(registration: Registration, batch_size: int) -> DatasetSpec:
     """The dataset that a first registration describes. Raises UnknownDataset when it is a name alone."""
     if registration.sources is None:
         raise UnknownDataset(
-            f"the master has no dataset {registration.name!r}, and the service gives no reader and no dataset_size: "
-            f"pass one of them, or start the master with --training_data"
+            f"the master has no dataset {registration.name!r}, and the service gives no reader and no "
+            f"dataset_size: pass one of them, or start the master with --training_data"
         )
     given = _given(registration)
     given.setdefault("records_per_shard", BATCHES_PER_SHARD * batch_size)
@@ -34,12 +34,12 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
     """The registered dataset, with what `asked` may still change of it.
 
     The identity must agree in every field that `asked` names; a dataset made without a trainer leaves the
-    in-shard shuffle open for the first one. Options differ freely while `alone` uses the dataset.
+    in-shard shuffle open for the first one, and who says nothing of it does not shuffle. Options differ freely while `alone` uses the dataset.
     Raises DatasetConflict with the differing fields.
     """
     given = _given(asked)
     if registered.shuffle_in_shard is None:
-        registered = replace(registered, shuffle_in_shard=given.get("shuffle_in_shard"))
+        registered = replace(registered, shuffle_in_shard=given.get("shuffle_in_shard", False))
     wanted = replace(registered, **given)
     differing = differences(identity(registered), identity(wanted))
     if not alone:

@@ -35,9 +35,13 @@ def validate_spec(spec: DatasetSpec) -> None:
         if not isinstance(getattr(spec, field), bool):
             raise InvalidArgument(f"{who}: {field} is {getattr(spec, field)!r}: give True or False")
     if not isinstance(spec.shuffle_in_shard, bool | None):  # None: the first trainer says
-        raise InvalidArgument(f"{who}: shuffle_in_shard is {spec.shuffle_in_shard!r}: give True, False or None")
+        raise InvalidArgument(
+            f"{who}: shuffle_in_shard is {spec.shuffle_in_shard!r}: give True, False or None"
+        )
     if spec.shuffle_in_shard not in (True, False, None):
-        raise InvalidArgument(f"{who}: shuffle_in_shard is {spec.shuffle_in_shard!r}: give True, False or None")
+        raise InvalidArgument(
+            f"{who}: shuffle_in_shard is {spec.shuffle_in_shard!r}: give True, False or None"
+        )
     if not isinstance(spec.task_type, TaskType):
         raise InvalidArgument(f"{who}: task_type is {spec.task_type!r}: give a TaskType")
     _check_sources(who, spec)

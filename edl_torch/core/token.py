@@ -12,7 +12,8 @@ from typing import Any
 
 from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.identity import differences, identity
-from edl_torch.errors import TokenError
+from edl_torch.core.plan import Plan
+from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.shard import DatasetSpec, Slice
 
 VERSION = 1
@@ -49,6 +50,35 @@ class Token:
                 f"Give the service what the checkpoint was made with, or load_state_dict(None) to begin anew"
             )
 
+    def check_within(self, plan: Plan) -> None:
+        """Raise TokenError unless all slices lie in the plan, behind the cursor, and no two overlap."""
+        try:
+            self._check_cursor(plan)
+            self._check_slices(plan)
+        except InvalidArgument as exc:
+            raise TokenError(f"damaged token of dataset {plan.spec.name!r}: {exc}") from exc
+
+    def _check_cursor(self, plan: Plan) -> None:
+        if (self.position, self.offset) == (plan.num_shards, 0):
+            return
+        length = plan.length(plan.shard_at(self.epoch, self.position))
+        if self.offset >= length:
+            raise InvalidArgument(f"the cursor is at record {self.offset} of a shard with {length}")
+
+    def _check_slices(self, plan: Plan) -> None:
+        cursor = self.epoch, self.position, self.offset
+        place, last = (-1, -1), 0
+        for s in sorted((*self.open, *self.crumbs), key=lambda s: (s.epoch, s.shard, s.skip)):
+            if not s.limit or s.stop > plan.length(s.shard):
+                raise InvalidArgument(
+                    f"{s} is not a part of its shard, which has {plan.length(s.shard)} records"
+                )
+            if (s.epoch, plan.position_of(s.epoch, s.shard), s.stop) > cursor:
+                raise InvalidArgument(f"{s} reaches beyond the cursor")
+            if (s.epoch, s.shard) == place and s.skip < last:
+                raise InvalidArgument(f"{s} overlaps another slice")
+            place, last = (s.epoch, s.shard), s.stop
+
     def encode(self) -> str:
         """The token as one line of JSON."""
         return json.dumps(
@@ -58,7 +88,9 @@ class Token:
                 "cursor": [self.epoch, self.position, self.offset],
                 "open": [_row(s) for s in self.open],
                 "crumbs": [_row(s) for s in self.crumbs],
-                "quarantine": [[q.epoch, q.shard, q.position, q.name, q.index, q.reason] for q in self.quarantine],
+                "quarantine": [
+                    [q.epoch, q.shard, q.position, q.name, q.index, q.reason] for q in self.quarantine
+                ],
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,
             },
@@ -76,8 +108,11 @@ class Token:
     @classmethod
     def _from(cls, value: dict[str, Any]) -> Token:
         if value["version"] != VERSION:
-            raise TokenError(f"token version {value['version']} is not known here (this is {VERSION}): upgrade edl-torch")
+            raise TokenError(
+                f"token version {value['version']} is not known here (this is {VERSION}): upgrade edl-torch"
+            )
         epoch, position, offset = map(_count, value["cursor"])
+        _count(value["identity"]["records_per_shard"])
         return cls(
             identity=dict(value["identity"]),
             epoch=epoch,
@@ -92,7 +127,7 @@ class Token:
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
+    if type(value) is not int or value < 0:  # True is no count
         raise ValueError(f"{value!r} is not a count")
     return value
 

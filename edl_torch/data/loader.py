@@ -6,9 +6,10 @@ records and does not speak to the master; the session does.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate, default_convert
@@ -18,8 +19,9 @@ from edl_torch.client.session import Session
 from edl_torch.client.tickets import ticket_size
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.dataset import Feed, ShardedDataset
-from edl_torch.errors import ConcurrentIteration, InvalidArgument
+from edl_torch.errors import ConcurrentIteration, InvalidArgument, LoaderWorkerDied, ServiceClosed
 
+WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
 _FROM_SERVICE: Any = object()
 _ELSEWHERE = {
     "shuffle": "order is set by shuffle= at the dataset and shuffle_shards=, shuffle= at the service",
@@ -69,7 +71,7 @@ class ElasticDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         live = None if self._live is None else self._live()
-        if live is not None and not live.closed:
+        if live is not None and live.going_on:
             raise ConcurrentIteration(
                 "an iterator over this loader is alive: finish it, break out of its loop, or call loader.close()"
             )
@@ -107,8 +109,7 @@ class ElasticDataLoader(DataLoader[Any]):
         try:
             return iter(self._inner)
         finally:
-            if self.num_workers:
-                dataset.bind(None)
+            dataset.bind(None)  # the iterator has it: the dataset may serve a plain DataLoader again
 
     def _user_collate(self) -> Callable[[Any], Any]:
         given: Callable[[Any], Any] | None = self._arguments.get("collate_fn")
@@ -119,9 +120,8 @@ class ElasticDataLoader(DataLoader[Any]):
 
 def _check_arguments(kwargs: dict[str, Any]) -> None:
     for name, why in _ELSEWHERE.items():
-        if kwargs.get(name):
+        if kwargs.pop(name, None) not in (None, False):
             raise InvalidArgument(f"ElasticDataLoader takes no {name}: {why}")
-        kwargs.pop(name, None)
 
 
 class _Pass(Iterator[Any]):
@@ -132,23 +132,40 @@ class _Pass(Iterator[Any]):
         self._session = session
         self._batch_size = loader.batch_size if loader.drop_last else None
         self._inner: Iterator[Envelope] | None = None
-        self.closed = False
+        self._pid = os.getpid()
+        self._closed = False
         self._number = session.open_pass()
 
+    @property
+    def going_on(self) -> bool:
+        """Whether it may still hand out batches: not closed, and no token was loaded meanwhile."""
+        return not self._closed and self._session.in_pass(self._number)
+
     def __next__(self) -> Any:
-        if self.closed:
-            raise StopIteration
+        if not self.going_on:
+            self._end_early()
         going_on = False
         try:
             self._session.batch_requested()
             envelope = self._next_envelope()
             going_on = envelope is not None
+        except RuntimeError as exc:
+            if str(exc).startswith(WORKER_DIED):
+                raise self._name_records(exc) from exc
+            raise
         finally:
             if not going_on:
                 self.close()
         if envelope is None:
             raise StopIteration
         return envelope.batch
+
+    def _end_early(self) -> NoReturn:
+        closed, self._inner = self._closed, None
+        self._closed = True
+        if self._session.closed and not closed:
+            raise ServiceClosed("the DataShardService was closed while its loader was being iterated")
+        raise StopIteration
 
     def _next_envelope(self) -> Envelope | None:
         while True:
@@ -163,17 +180,28 @@ class _Pass(Iterator[Any]):
                     return envelope
             self._inner = None
 
+    def _name_records(self, exc: RuntimeError) -> LoaderWorkerDied:
+        broken = self._session.broken_streams(timeout_s=1.0)
+        where = "; ".join(f"{stream} was at {records}" for stream, records in sorted(broken.items()))
+        return LoaderWorkerDied(
+            f"{exc}. {where or 'It held no record'}. Nothing was put in quarantine: those records go back to "
+            f"the master and are read again"
+        )
+
     def _is_crumb(self, envelope: Envelope) -> bool:
         return self._batch_size is not None and ticket_size(envelope.ticket) < self._batch_size
 
     def close(self) -> None:
         """End the pass; a batch in hand that is not finished with goes back."""
-        if self.closed:
+        if self._closed:
             return
-        self.closed = True
-        self._inner = None
-        self._session.close_pass(self._number)
+        self._closed = True
+        try:
+            self._session.close_pass(self._number)  # first: workers that wait for a lease hear of it
+        finally:
+            self._inner = None
 
     def __del__(self) -> None:
-        if not getattr(self, "closed", True):
+        # A forked child has a copy of this object, and no business with the trainer's pass.
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
             self.close()

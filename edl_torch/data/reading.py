@@ -1,11 +1,14 @@
-"""Reads one leased slice through a reader, sample by sample, and says which position each sample is.
+"""Reads one leased slice through a reader, sample by sample, and counts how far it came.
 
 It names the record when reading fails; what becomes of the failure is decided by `on_bad`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice, starmap
 from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
@@ -14,6 +17,10 @@ from edl_torch.errors import AccountingError, BadRecord
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.shard import Shard, Shuffle, Slice, Task
 
+Run = list[int]  # of `Tally.start`: its last item is the next position to read
+Source = Callable[[Slice], Iterable[Any]]  # the records of a slice, in its order
+ToSamples = Callable[[Plan, Slice, Iterable[Any]], Iterable[Any]]
+
 
 class OnBad(Protocol):
     """Called with the failed position and its error; returns to skip the record, or raises."""
@@ -21,78 +28,76 @@ class OnBad(Protocol):
     def __call__(self, position: int, error: BadRecord) -> None: ...
 
 
-class SampleReader:
-    """A reader, and how its records become samples: `to_sample(record, name, index)`."""
+class OnBadInRun(Protocol):
+    """As `OnBad`; returns the run in which to count what follows the failed position."""
 
-    def __init__(self, reader: AbstractDataReader, to_sample: Callable[[Any, Slice, str, int], Any]) -> None:
+    def __call__(self, position: int, error: BadRecord) -> Run: ...
+
+
+class SampleReader:
+    """A reader, and how its records become samples: `to_samples(plan, slice, records of the slice)`."""
+
+    def __init__(self, reader: AbstractDataReader, to_samples: ToSamples) -> None:
         self._reader = reader
-        self._to_sample = to_sample
+        self._to_samples = to_samples
         self._random = has_random_access(reader)
 
-    def samples(self, plan: Plan, grant: Grant, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
-        """Yield `(position, sample)` for every readable record of the lease, in the order of the slice."""
-        if plan.order is Shuffle.NONE:
-            return self._sequential(plan, grant, on_bad)
-        if self._random:
-            return self._picked(plan, grant, on_bad)
-        return self._permuted(plan, grant, on_bad)
-
-    def _sequential(self, plan: Plan, grant: Grant, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
-        cut = grant.slice
-        shard = plan.shard(cut)
-        offset = cut.skip - shard.start  # position of record number 0
-        index = shard.start
-        while index < shard.end:
-            records = iter(self._range(plan, shard, index, grant.task))
+    def samples(self, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun) -> Iterator[Any]:
+        """Yield a sample for every readable record of the lease, in order, moving `run` before each."""
+        source = self._source(plan, grant)
+        whole = grant.slice
+        while (position := run[2]) < whole.stop:
+            rest = replace(whole, skip=position, limit=whole.stop - position)
             try:
-                for record in records:
-                    sample = self._to_sample(record, cut, shard.name, index)
-                    index += 1
-                    yield index - 1 + offset, sample
-                    if index == shard.end:
-                        return
+                # The loop itself moves the run: there is one step of Python for a record, and no more.
+                for run[2], sample in enumerate(self._rest(source, plan, rest), position + 1):
+                    yield sample
             except Exception as exc:  # noqa: BLE001  a reader is the user's code: whatever it raises is named
-                error = name_record(exc, shard.name, index)
+                error = exc
             else:
-                error = too_few(self._reader, shard, index)
-            on_bad(index + offset, error)
-            index += 1
+                if run[2] == whole.stop:
+                    return
+                error = too_few(self._reader, whole.stop - run[2])
+            failed = run[2]
+            run = on_bad(failed, name_record(error, *plan.locate(whole.epoch, whole.shard, failed)))
 
-    def _range(self, plan: Plan, shard: Shard, start: int, task: int) -> Any:
-        part = Shard(name=shard.name, start=start, end=shard.end, epoch=shard.epoch)
+    def _rest(self, source: Source, plan: Plan, rest: Slice) -> Iterable[Any]:
+        """At most as many samples as the slice has: a reader may not know where to stop."""
+        return self._to_samples(plan, rest, islice(source(rest), rest.limit))
+
+    def _source(self, plan: Plan, grant: Grant) -> Source:
+        if plan.order is Shuffle.NONE:
+            return partial(self._in_order, plan, grant.task)
+        if self._random:
+            return partial(self._picked, plan)
+        return self._permuted(plan, grant)
+
+    def _in_order(self, plan: Plan, task: int, rest: Slice) -> Iterable[Any]:
+        return self._range(plan, plan.shard(rest), task)
+
+    def _range(self, plan: Plan, shard: Shard, task: int) -> Iterable[Any]:
+        part = Shard(name=shard.name, start=shard.start, end=shard.end, epoch=shard.epoch)
         return self._reader.read_records(Task(shard=part, type=plan.spec.task_type, task_id=task))
 
-    def _picked(self, plan: Plan, grant: Grant, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
-        read = self._reader.read_record
-        cut = grant.slice
-        for position, (name, index) in enumerate(plan.indices(cut), cut.skip):
-            try:
-                sample = self._to_sample(read(name, index), cut, name, index)
-            except Exception as exc:  # noqa: BLE001  as above
-                on_bad(position, name_record(exc, name, index))
-            else:
-                yield position, sample
+    def _picked(self, plan: Plan, rest: Slice) -> Iterable[Any]:
+        return starmap(self._reader.read_record, plan.indices(rest))
 
-    def _permuted(self, plan: Plan, grant: Grant, on_bad: OnBad) -> Iterator[tuple[int, Any]]:
+    def _permuted(self, plan: Plan, grant: Grant) -> Source:
         """Without random access: the shard's records are read in storage order and kept, then picked."""
         if plan.order is Shuffle.GLOBAL:
             raise AccountingError(
-                f"{type(self._reader).__name__} has no read_record(name, index), which a global shuffle needs: "
-                f"use shuffle_shards=True at the service and shuffle=True at the dataset"
+                f"{type(self._reader).__name__} has no read_record(name, index), which a global shuffle "
+                f"needs: use shuffle_shards=True at the service and shuffle=True at the dataset"
             )
         kept = self._whole_shard(plan, grant)
-        cut = grant.slice
-        for position, (name, index) in enumerate(plan.indices(cut), cut.skip):
+
+        def pick(name: str, index: int) -> Any:
             found = kept[index]
-            if isinstance(found, BadRecord):
-                on_bad(position, found)
-                continue
-            try:
-                sample = self._to_sample(found, cut, name, index)
-            except Exception as exc:  # noqa: BLE001  as above
-                on_bad(position, name_record(exc, name, index))
-            else:
-                yield position, sample
+            if isinstance(found, _Unreadable):
+                raise found.error
+            return found
+
+        return lambda rest: starmap(pick, plan.indices(rest))
 
     def _whole_shard(self, plan: Plan, grant: Grant) -> dict[int, Any]:
         shard = plan.shard(grant.slice)
@@ -100,19 +105,26 @@ class SampleReader:
         kept: dict[int, Any] = {}
         index = shard.start
         while index < shard.end:
+            part = replace(shard, start=index)
             try:
-                for record in self._range(plan, shard, index, grant.task):
+                for record in islice(self._range(plan, part, grant.task), shard.end - index):
                     if index in wanted:
                         kept[index] = record
                     index += 1
-                    if index == shard.end:
-                        return kept
             except Exception as exc:  # noqa: BLE001  as above
-                kept[index] = name_record(exc, shard.name, index)
+                kept[index] = _Unreadable(exc)
             else:
-                kept[index] = too_few(self._reader, shard, index)
+                if index < shard.end:
+                    kept[index] = _Unreadable(too_few(self._reader, shard.end - index))
             index += 1
         return kept
+
+
+class _Unreadable:
+    """Stands for a record that could not be read, until its turn comes."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 def name_record(error: Exception, name: str, index: int) -> BadRecord:
@@ -125,9 +137,9 @@ def name_record(error: Exception, name: str, index: int) -> BadRecord:
     return bad
 
 
-def too_few(reader: AbstractDataReader, shard: Shard, index: int) -> BadRecord:
+def too_few(reader: AbstractDataReader, missing: int) -> BadRecord:
     """The reader ended before the range did."""
     return BadRecord(
-        f"record {index} of {shard.name!r}: {type(reader).__name__}.read_records() ended {shard.end - index} "
-        f"record(s) early; create_shards() promised them"
+        f"{type(reader).__name__}.read_records() ended {missing} record(s) early; "
+        f"create_shards() promised them"
     )

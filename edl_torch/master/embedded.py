@@ -79,19 +79,17 @@ class LocalMaster:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
         deadline = time.monotonic() + wait_s
         self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, now))
-        while True:
-            version, left = self._version, deadline - time.monotonic()
-            answer = self._look(call, last=left <= 0)
+        while (left := deadline - time.monotonic()) > 0:
+            version = self._version
+            answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
             if answer is not None:
                 return answer
+            self._call_back(call)
             self._wait_for_change(version, min(left, LOOK_AGAIN_S))
-
-    def _look(self, call: LeaseCall, *, last: bool) -> LeaseAnswer | None:
-        answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now, last=last))
-        if not answer.nothing_yet:
-            return answer
-        self._call_back(call)
-        return answer if last else None
+        answer = self.apply(lambda dispatcher, now: dispatcher.answer(call, now))
+        if answer.nothing_yet:
+            self._call_back(call)
+        return answer
 
     def _wait_for_change(self, version: int, timeout_s: float) -> None:
         with self._changed:

@@ -105,19 +105,16 @@ class MasterHost:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
         deadline = self._clock() + (min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0)
         self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, now))
-        while True:
-            left = deadline - self._clock()
-            answer = self._look(call, last=left <= 0 or self._draining)
+        while (left := deadline - self._clock()) > 0 and not self._draining:
+            answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
             if answer is not None:
                 return answer
+            self._call_back(call.dataset)
             await _set_within(self._changed, min(left, LOOK_AGAIN_S))
-
-    def _look(self, call: LeaseCall, *, last: bool) -> LeaseAnswer | None:
-        answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now, last=last))
-        if not answer.nothing_yet:
-            return answer
-        self._call_back(call.dataset)
-        return answer if last else None
+        answer = self.apply(lambda dispatcher, now: dispatcher.answer(call, now))
+        if answer.nothing_yet:
+            self._call_back(call.dataset)
+        return answer
 
     def leave(self, session: str) -> None:
         """The session says goodbye."""

@@ -37,6 +37,7 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.ReaderUnavailable: _Code.FAILED_PRECONDITION,
     errors.DataFormatError: _Code.INVALID_ARGUMENT,
     errors.BadRecord: _Code.DATA_LOSS,
+    errors.LoaderWorkerDied: _Code.ABORTED,
 }
 _BY_NAME = {cls.__name__: cls for cls in STATUS}
 

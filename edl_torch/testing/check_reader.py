@@ -17,7 +17,7 @@ from edl_torch.readers.base import AbstractDataReader, has_batch_reads, has_rand
 from edl_torch.shard import Shard, Source, Task, TaskType
 from edl_torch.testing.records_equal import batch_row_equals, records_equal
 
-_REFUSALS = (EdlError, IndexError, KeyError)
+_REFUSALS = (EdlError, IndexError, KeyError, OSError)
 _NO_SOURCE = "no source of this reader has this name"
 
 
@@ -37,7 +37,8 @@ def check_reader(
     - `read_record` and `read_batch`, where the reader has them, give the same records; a batch has a record's
       structure (dict, tuple or single value) with columns in the places of values;
     - a reader pickles, small, before and after use, and the copy reads the same;
-    - a range or a number outside of a source, and an unknown source, raise (EdlError, IndexError, KeyError).
+    - a number beyond a source's end and an unknown source raise (EdlError, IndexError, KeyError, OSError), a
+      range beyond the end raises or ends early.
 
     A reader that augments at random cannot pass: augment in the dataset's `transform`.
 
@@ -154,15 +155,24 @@ class _SourceCheck:
             )
 
     def refuses(self, rule: str, call: Callable[[], object]) -> None:
+        _rule(self._refused(rule, call), rule, self.source, "but nothing was raised")
+
+    def _refused(self, rule: str, call: Callable[[], object]) -> bool:
         try:
             call()
         except _REFUSALS:
-            return
+            return True
         except Exception as exc:
             raise AssertionError(
-                f"rule broken: {rule}; it raised {exc!r}, expected an EdlError, IndexError or KeyError"
+                f"rule broken: {rule}; it raised {exc!r}, expected an EdlError, IndexError, KeyError or OSError"
             ) from exc
-        _rule(False, rule, self.source, "but nothing was raised")
+        return False
+
+    def refuses_or_ends(self, rule: str, start: int, end: int, most: int) -> None:
+        """Datasets notice a reader that ends early; one that goes on would deliver somebody else's records."""
+        found: list[Any] = []
+        if not self._refused(rule, lambda: found.extend(self.iterate(self.reader, start, end))):
+            _rule(len(found) <= most, rule, self.source, f"{len(found)} records read, {most} are there")
 
     def _check_parts(self, whole: list[Any]) -> None:
         n, half = self.n, self.n // 2
@@ -208,12 +218,9 @@ class _SourceCheck:
 
     def check_bounds(self, first: int, last: int) -> None:
         """The storage has the records `first … last - 1`."""
-        name, before, after = self.source.name, first - self.source.start, last - self.source.start
+        name, end = self.source.name, last - self.source.start
         one = min(1, last - first)
-        self.refuses("a range beyond the end is refused", lambda: self.read(after, after + 1))
-        self.refuses("a range across the end is refused", lambda: self.read(after - one, after + 1))
-        self.refuses("a range before the start is refused", lambda: self.read(before - 1, before + one))
+        self.refuses_or_ends("a range beyond the end is refused, or ends early", end, end + 1, 0)
+        self.refuses_or_ends("a range across the end is refused, or ends early", end - one, end + 1, one)
         if has_random_access(self.reader):
-            read = self.reader.read_record
-            self.refuses("a number beyond the end is refused", lambda: read(name, last))
-            self.refuses("a number before the start is refused", lambda: read(name, first - 1))
+            self.refuses("a number beyond the end is refused", lambda: self.reader.read_record(name, last))

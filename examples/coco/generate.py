@@ -43,7 +43,7 @@ COLOURS: dict[str, tuple[float, float, tuple[float, float], tuple[float, float]]
     "purple": (281, 9, (0.65, 0.95), (0.5, 0.8)),
     "pink": (335, 8, (0.3, 0.5), (0.95, 1.0)),
 }
-SIZES = {"small": (0.095, 0.12), "large": (0.17, 0.2)}  # radius as a share of the picture's side
+SIZES = {"small": (0.105, 0.13), "large": (0.175, 0.205)}  # radius as a share of the picture's side
 COLUMNS = (0.24, 0.5, 0.76)
 PLACES = (
     ("in the top left corner", "at the top", "in the top right corner"),
@@ -134,7 +134,7 @@ def draw_scene(rng: np.random.Generator) -> Scene:
     """Choose what a picture shows."""
     cells = _one_cell(rng) if rng.random() < 0.6 else _two_cells(rng)
     looks = [(str(rng.choice(list(SHAPES))), str(rng.choice(list(COLOURS)))) for _ in cells]
-    while len(looks) == 2 and looks[0] == looks[1]:  # "a red star above a red star" helps nobody
+    while len(looks) == 2 and looks[0][1] == looks[1][1]:  # two colours, so that each phrase means one shape
         looks[1] = (str(rng.choice(list(SHAPES))), str(rng.choice(list(COLOURS))))
     items = tuple(_item(rng, look, cell) for look, cell in zip(looks, cells, strict=True))
     return Scene(items=items, background="light" if rng.random() < 0.5 else "dark")
@@ -165,7 +165,7 @@ def _item(rng: np.random.Generator, look: tuple[str, str], cell: tuple[int, int]
         x=COLUMNS[column] + float(rng.uniform(-0.04, 0.04)),
         y=COLUMNS[row] + float(rng.uniform(-0.04, 0.04)),
         radius=float(rng.uniform(*SIZES[size])),
-        angle=float(rng.uniform(-14, 14)),
+        angle=float(rng.uniform(-12, 12)),
     )
 
 
@@ -176,7 +176,7 @@ def render(scene: Scene, size: int, rng: np.random.Generator) -> Pixels:
     for item in scene.items:
         _draw_item(canvas, item, rng)
     small = cv2.resize(canvas, (size, size), interpolation=cv2.INTER_AREA).astype(np.float32)
-    small += rng.standard_normal(small.shape, dtype=np.float32) * float(rng.uniform(2, 9))
+    small += rng.standard_normal(small.shape, dtype=np.float32) * float(rng.uniform(2, 7))
     return np.clip(small, 0, 255).astype(np.uint8)
 
 
@@ -331,7 +331,9 @@ def _write_split(folder: Path, split: str, ids: range, recipe: Recipe) -> list[d
             annotation_id = (image_id - 1) * CAPTIONS_PER_IMAGE + number
             annotations.append({"image_id": image_id, "id": annotation_id, "caption": caption})
         scenes.append({"image_id": image_id, "file_name": file_name, **asdict(scene)})
-    _dump(folder / f"captions_{split}.json", _coco(split, images, annotations))
+    # As in COCO's own files, the captions of one image do not stand together: a shard then sees many images.
+    order = np.random.default_rng([recipe.seed, len(ids)]).permutation(len(annotations))
+    _dump(folder / f"captions_{split}.json", _coco(split, images, [annotations[i] for i in order]))
     return scenes
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from vocabulary import BOS, EOS, PAD
+from vocabulary import BOS, EOS, PAD, UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +96,13 @@ class Captioner(nn.Module):
 
     @torch.no_grad()
     def greedy(self, features: Tensor) -> Tensor:
-        """The likeliest word again and again: (B, up to max_tokens) without BOS, PAD after EOS."""
+        """The likeliest known word again and again: (B, up to max_tokens) without BOS, PAD after EOS."""
         tokens = torch.full((len(features), 1), BOS, device=features.device)
+        never = torch.tensor([PAD, BOS, UNKNOWN], device=features.device)
         ended = torch.zeros(len(features), dtype=torch.bool, device=features.device)
         while tokens.shape[1] <= self.config.max_tokens and not bool(ended.all()):
-            best = self.decode(features, tokens)[:, -1].argmax(-1).masked_fill(ended, PAD)
+            scores = self.decode(features, tokens)[:, -1].index_fill(1, never, -torch.inf)
+            best = scores.argmax(-1).masked_fill(ended, PAD)
             ended |= best == EOS
             tokens = torch.cat([tokens, best[:, None]], dim=1)
         return tokens[:, 1:]

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str] | None) -> Options:
     """The options in `argv`. Raises InvalidArgument."""
     values = vars(_parser().parse_args(argv))
-    output = values["output"] = values["output"] or Path("runs/coco-demo" if values["demo"] else "runs/coco")
+    output = values["output"] = values["output"] or Path("runs/demo" if values["demo"] else "runs/coco")
     if values["resume"] is True:
         values["resume"] = output / CHECKPOINT
     values["device"] = _device(values["device"])
@@ -87,9 +87,9 @@ def _parser() -> Parser:
     )
     data.add_argument("--scenes", type=Path, metavar="JSON", help="what generate.py drew, to judge captions")
     data.add_argument("--demo", action="store_true", help="draw a dataset into OUTPUT/data and train on it")
-    data.add_argument("--demo-images", type=_count, default=2000, metavar="N", help="pictures to draw (2000)")
+    data.add_argument("--demo-images", type=_count, default=3000, metavar="N", help="pictures to draw (3000)")
     train = parser.add_argument_group("training")
-    train.add_argument("--epochs", type=_count, default=6, metavar="N", help="passes over all captions (6)")
+    train.add_argument("--epochs", type=_count, default=4, metavar="N", help="passes over all captions (4)")
     train.add_argument("--batch-size", type=_count, default=32, metavar="N", help="captions in a batch (32)")
     train.add_argument(
         "--lr", type=_positive, default=2e-3, metavar="X", help="highest learning rate (0.002)"

@@ -203,6 +203,8 @@ class Trainer:
     def train(self, service: DataShardService, loader: ElasticDataLoader, stop: StopSignal) -> None:
         """Train until the data is finished, or a signal asks to stop."""
         service.attach(self.optimizer)
+        if self.options.resume is None:
+            self.save(service)  # so that --resume never finds the checkpoint of an earlier run
         while not service.finished and not stop.asked():
             self._begin_epoch(service.epoch)
             for batch in loader:
@@ -244,7 +246,8 @@ class Trainer:
         self.line.say(
             f"{epoch}: loss {tally.loss:.3f}, {tally.records} records, {self.line.rate:.0f} records/s"
         )
-        self.history.append({"epoch": tally.epoch, "loss": tally.loss, "records": tally.records})
+        loss = tally.loss if tally.records else None  # other trainers may have taken all of an epoch
+        self.history.append({"epoch": tally.epoch, "loss": loss, "records": tally.records})
         self.tally = Tally(epoch=tally.epoch + 1)
         self.save(service)
 
@@ -308,11 +311,12 @@ def run(options: Options) -> int:
     data = find_data(options)
     trainer, reader = _make_trainer(options, data, saved)
     with StopSignal() as stop, _make_service(options, reader) as service:
+        loader = _make_loader(options, service, reader, trainer)
         if saved is not None:
             trainer.load(saved)
             if options.rewind or not options.shared:
                 service.load_state_dict(saved["data"])
-        trainer.train(service, _make_loader(options, service, reader, trainer), stop)
+        trainer.train(service, loader, stop)
     if stop.asked():
         print(f"stopped: go on with --resume {trainer.checkpoint_path}", file=sys.stderr)
         return 128 + stop.number

@@ -44,7 +44,10 @@ class SimulatedTrainer:
 
     def step(self) -> None:
         """One look at the ledger, and what follows from it."""
-        if self.ended or self._ask(drained=False):
+        if self.ended:
+            return
+        if self._ask(drained=False):
+            self._train_whole_batches()
             return
         self._train()
         if self.elastic and not self.ended:
@@ -73,9 +76,13 @@ class SimulatedTrainer:
             self._step(0)  # a pass without a batch: the loop has nothing to wait for
         self.epoch, self.read = NEW_PASS, 0
 
-    def _train(self) -> None:
+    def _train_whole_batches(self) -> None:
         while len(self.drawn) >= self.batch_size:
             self._hand(self.batch_size)
+        self._step(self.hold_back)
+
+    def _train(self) -> None:
+        self._train_whole_batches()
         if self.drawn and self.drop_last:
             self._crumble()
         elif self.drawn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, note, settings
+from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -167,11 +167,7 @@ class LedgerMachine(RuleBasedStateMachine):
         epoch, state, grants = self.ledger.lease(name, epoch=asked, count=count, drained=drained)
         note(f"-> epoch {epoch} {state} {grants}")
         if drained:
-            self.handed |= {
-                task
-                for task, lease in self.live.items()
-                if lease.session == name and (lease.grant.slice.epoch == epoch or not self.spec.epoch_barrier)
-            }
+            self.handed |= {task for task, lease in self.live.items() if lease.session == name}
         self._settle_drops()
         self._check_grants(name, epoch, grants, before, crumbs_before)
         bundle = [g for g in grants if g.bundle]
@@ -530,6 +526,8 @@ LedgerMachine.TestCase.settings = settings(
     stateful_step_count=40,
     deadline=None,
     print_blob=True,
+    report_multiple_bugs=False,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestLedgerMachine = LedgerMachine.TestCase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ def test_pycocotools_reads_the_captions(dataset: Path, capsys: pytest.CaptureFix
     for image_id in coco.getImgIds():
         captions = [a["caption"] for a in coco.loadAnns(coco.getAnnIds(imgIds=image_id))]
         assert len(set(captions)) == 5
+
+
+def test_captions_of_one_image_do_not_stand_together(dataset: Path) -> None:
+    owners = [a["image_id"] for a in read(dataset / "captions_train.json")["annotations"]]
+    assert sum(a == b for a, b in pairwise(owners)) < 20  # of 149; 120 if they did
 
 
 def test_training_and_held_out_images_have_no_id_in_common(dataset: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from model import Captioner, ModelConfig
-from vocabulary import BOS, EOS, PAD
+from vocabulary import BOS, EOS, PAD, UNKNOWN
 
 CONFIG = ModelConfig(vocabulary=12, image_size=32, max_tokens=9, width=16, heads=2, layers=1)
 
@@ -68,6 +68,15 @@ def test_greedy_ends_when_nothing_says_the_end(model: Captioner) -> None:
         model.scores.bias[EOS] = -1e9
     model.eval()
     assert model.greedy(model.encoder(pictures(2))).shape == (2, CONFIG.max_tokens)
+
+
+def test_greedy_never_says_a_special_word(model: Captioner) -> None:
+    with torch.no_grad():
+        model.scores.bias[[PAD, BOS, UNKNOWN]] = 1e9
+    model.eval()
+    said = model.greedy(model.encoder(pictures(2)))
+    assert not set(said[said != PAD].tolist()) & {BOS, UNKNOWN}
+    assert said[:, 0].min() > 0
 
 
 def test_greedy_does_not_depend_on_the_batch(model: Captioner) -> None:

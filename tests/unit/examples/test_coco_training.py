@@ -125,6 +125,22 @@ def test_interrupted_run_goes_on_to_the_same_weights(
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_signal_before_the_first_batch_leaves_a_checkpoint_to_go_on_from(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        original = train._make_loader
+
+        def interrupted(*given: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return original(*given)
+
+        patch.setattr(train, "_make_loader", interrupted)
+        assert train.main(arguments(dataset, tmp_path, "--workers", "0")) == 130
+    assert train.main(arguments(dataset, tmp_path, "--workers", "0", "--resume")) == 0
+    assert "delivered 300 of 300 annotations, each once" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_loader_processes_change_nothing_in_the_count_when_interrupted(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -70,6 +70,10 @@ def test_good_readers_pass(factory):
     check_reader(factory, max_records=1000)
 
 
+def test_a_reader_that_ends_early_beyond_its_end_passes():
+    check_reader(EndsEarly, max_records=10)
+
+
 class Overlap(Good):
     def create_shards(self):
         return [("a", 3, 4), ("a", 0, 4)]
@@ -171,10 +175,16 @@ class ShortRead(Good):
         return (self.record(task.shard_name, index) for index in range(task.start, end))
 
 
-class NegativeIndex(Good):
+class EndsEarly(ShortRead):
     def read_record(self, name, index):
-        first, count = {source: (s, c) for source, s, c in self.sources}[name]
-        return self.record(name, list(range(first, first + count))[index - first])
+        self.check(name, index, index + 1)
+        return Good.record(self, name, range(105 if name == "b" else 7)[index])
+
+
+class GoesOn(ShortRead):
+    def read_records(self, task):
+        self.check(task.shard_name, task.start, task.end)
+        return (self.record(task.shard_name, index) for index in range(task.start, task.end))
 
 
 class AnyName(Good):
@@ -206,10 +216,9 @@ class OtherError(Good):
         (Fat, "a reader pickles small"),
         (ForgetsWhenPickled, "a reader pickled before use reads the same"),
         (ForgetsUsed, "a reader pickled after use reads the same"),
-        (ShortRead, "a range beyond the end is refused"),
-        (NegativeIndex, "a number before the start is refused"),
+        (GoesOn, "a range beyond the end is refused, or ends early"),
         (AnyName, "an unknown source is refused by read_records"),
-        (OtherError, r"a range beyond the end is refused; it raised RuntimeError"),
+        (OtherError, r"a range beyond the end is refused, or ends early; it raised RuntimeError"),
     ],
 )
 def test_a_bad_reader_is_caught_and_the_rule_named(factory, rule):

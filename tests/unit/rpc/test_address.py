@@ -27,7 +27,20 @@ def test_good_address(text, host, port):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "host", ":1", "host:", "host:x", "host:-1", "host:65536", "::1", "::1:80", "[]:1", "a b:1", "http://h:1"],
+    [
+        "",
+        "host",
+        ":1",
+        "host:",
+        "host:x",
+        "host:-1",
+        "host:65536",
+        "::1",
+        "::1:80",
+        "[]:1",
+        "a b:1",
+        "http://h:1",
+    ],
 )
 def test_bad_address_is_named_in_the_error(text):
     with pytest.raises(InvalidArgument) as caught:

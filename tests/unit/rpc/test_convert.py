@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,13 +169,39 @@ def test_value_is_the_same_after_the_wire(kind, data):
     assert from_wire(message.FromString(to_wire(value).SerializeToString())) == value
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Source, pb.Source),
+        (DatasetSpec, pb.DatasetSpec),
+        (calls.Registration, pb.Registration),
+        (calls.RegisterCall, pb.RegisterRequest),
+        (calls.RegisterAnswer, pb.RegisterResponse),
+        (calls.LeaseCall, pb.LeaseRequest),
+        (calls.LeaseAnswer, pb.LeaseResponse),
+        (calls.ReportCall, pb.ReportRequest),
+        (calls.ReportAnswer, pb.ReportResponse),
+        (calls.Acknowledgement, pb.Acknowledgement),
+        (calls.Failure, pb.Failure),
+        (calls.GiveBack, pb.GiveBack),
+        (calls.QuarantinedRecord, pb.QuarantinedRecord),
+        (calls.DatasetStatus, pb.DatasetStatus),
+        (calls.TrainerStatus, pb.TrainerStatus),
+        (calls.MasterStatus, pb.StatusResponse),
+    ],
+)
+def test_no_field_was_forgotten_in_the_proto(value, message):
+    names = {field.name for field in message.DESCRIPTOR.fields}
+    assert {field.name for field in dataclasses.fields(value)} == names - {"wait_s"}
+
+
 def report(**fields):
     return calls.ReportCall(**{"session": "s", "dataset": "d", "lineage": 1, "request": 1} | fields)
 
 
 @pytest.mark.parametrize(
     "call",
-    [report(request=1 << 63), report(session="\udcff"), report(session=None), report(lineage="one")],
+    [report(request=1 << 63), report(session="\udcff"), report(session=7), report(lineage="one")],
     ids=["beyond 64 bits", "no Unicode", "no text", "no number"],
 )
 def test_what_does_not_fit_the_wire_is_an_invalid_argument(call):

@@ -9,9 +9,7 @@ from edl_torch import errors
 from edl_torch.errors import EdlError, MasterUnavailable, StaleLease
 from edl_torch.rpc.status import MESSAGE_BYTES, STATUS, from_status, shorten, to_status
 
-ALL = [
-    value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, EdlError)
-]
+ALL = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, EdlError)]
 
 
 class Status(grpc.RpcError):

@@ -1,0 +1,258 @@
+"""What is raced: our loader, torch's over the same reader, bare decoding, and a PIL image folder.
+
+Each is a callable that goes over all records once and says how many there were. Worker processes persist
+between rounds, so that starting them is not measured.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from records import SIDE, TinyRows, ToTensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from edl_torch import (
+    DataShardService,
+    ElasticDataLoader,
+    ImageDataset,
+    LocalMaster,
+    MasterClient,
+    ShardedDataset,
+)
+from edl_torch.client.port import MasterPort
+from edl_torch.readers.base import AbstractDataReader, reader_sources
+from edl_torch.shard import Shard, Task
+
+Transform = Callable[[Any], Any]
+READY_S = 60.0
+
+
+class Elastic:
+    """`ElasticDataLoader` over an endless dataset: each round is one epoch, acknowledged to the last record."""
+
+    def __init__(
+        self,
+        reader: AbstractDataReader,
+        transform: Transform | None = None,
+        *,
+        master: MasterPort | None = None,
+        batch_size: int,
+        workers: int,
+        shuffle: bool = False,
+        columnar: bool = False,
+    ) -> None:
+        self.service = DataShardService(
+            batch_size,
+            master or LocalMaster(),
+            reader,
+            dataset_name=f"{type(reader).__name__}-{workers}-{shuffle}-{columnar}",
+            num_epochs=0,
+            shuffle_shards=shuffle,
+        )
+        kind = ShardedDataset if transform is None else ImageDataset
+        dataset = kind(self.service, reader, shuffle=shuffle, transform=transform)
+        size = {"batch_size": None} if columnar else {}
+        self._loader = ElasticDataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **size)
+
+    def __call__(self) -> int:
+        return sum(map(records_of, self._loader))
+
+    def close(self) -> None:
+        """Leave the master."""
+        self.service.close()
+
+
+class Plain:
+    """torch's `DataLoader` over the same reader, as one would write it by hand."""
+
+    def __init__(
+        self,
+        reader: AbstractDataReader,
+        transform: Transform | None = None,
+        *,
+        batch_size: int,
+        workers: int,
+        shuffle: bool = False,
+    ) -> None:
+        dataset = StaticShares(reader, transform, batch_size, shuffle=shuffle)
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset, batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0
+        )
+
+    def __call__(self) -> int:
+        return sum(map(records_of, self._loader))
+
+
+class StaticShares(IterableDataset[Any]):
+    """Every worker reads an equal share of a reader's only source, in whole batches, in order or shuffled."""
+
+    def __init__(
+        self, reader: AbstractDataReader, transform: Transform | None, batch_size: int, *, shuffle: bool
+    ) -> None:
+        self._reader = reader
+        self._transform = transform
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        source = reader_sources(self._reader)[0]
+        start, end = self._share(source.count)
+        self._epoch += 1
+        if self._shuffle:
+            order = np.random.default_rng(self._epoch).permutation(source.count)[start:end]
+            records = (self._reader.read_record(source.name, index) for index in order.tolist())
+        else:
+            shard = Shard(name=source.name, start=start, end=end)
+            records = iter(self._reader.read_records(Task(shard=shard)))
+        return records if self._transform is None else map(self._transform, records)
+
+    def _share(self, count: int) -> tuple[int, int]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        batches = -(-count // self._batch_size)
+        bounds = [worker * batches // workers, (worker + 1) * batches // workers]
+        first, last = (min(count, bound * self._batch_size) for bound in bounds)
+        return first, last
+
+
+class MapStyle:
+    """torch's `DataLoader` over a map-style dataset of single rows."""
+
+    def __init__(self, reader: TinyRows, *, batch_size: int, workers: int) -> None:
+        self._loader: DataLoader[Any] = DataLoader(
+            _Rows(reader), batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0
+        )
+
+    def __call__(self) -> int:
+        return sum(map(records_of, self._loader))
+
+
+class _Rows(Dataset[Any]):
+    def __init__(self, reader: TinyRows) -> None:
+        self._reader = reader
+        self._count = reader_sources(reader)[0].count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        return self._reader.read_record("rows", index)
+
+
+class PilFolder:
+    """A shuffling map-style loader over PIL, as torchvision's `ImageFolder` with `Resize` does it."""
+
+    def __init__(
+        self, paths: list[str], count: int, to_tensor: ToTensor, *, batch_size: int, workers: int
+    ) -> None:
+        self._loader: DataLoader[Any] = DataLoader(
+            _PilImages(paths, count, to_tensor),
+            batch_size=batch_size,
+            shuffle=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+    def __call__(self) -> int:
+        return sum(map(records_of, self._loader))
+
+
+class _PilImages(Dataset[torch.Tensor]):
+    def __init__(self, paths: list[str], count: int, to_tensor: ToTensor) -> None:
+        self._paths = paths
+        self._count = count
+        self._to_tensor = to_tensor
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(self._paths[index % len(self._paths)]) as image:
+            resized = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        return self._to_tensor.tensor(np.array(resized))
+
+
+class BareDecoding:
+    """OpenCV's decoding and resizing alone: in this process, or in so many others that send nothing back."""
+
+    def __init__(self, paths: list[str], count: int, *, processes: int) -> None:
+        shares = [range(n, count, max(1, processes)) for n in range(max(1, processes))]
+        self._work = [[paths[i % len(paths)] for i in share] for share in shares]
+        self._pipes = [_start_decoder(work) for work in self._work] if processes else []
+
+    def __call__(self) -> int:
+        if not self._pipes:
+            return decode_all(self._work[0])
+        for pipe in self._pipes:
+            pipe.send_bytes(b"go")
+        return sum(int(pipe.recv_bytes()) for pipe in self._pipes)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.send_bytes(b"")
+
+
+def _start_decoder(paths: list[str]) -> Connection[Any, Any]:
+    ours, theirs = multiprocessing.Pipe()
+    multiprocessing.Process(target=_decoder, args=(theirs, paths), daemon=True).start()
+    return ours
+
+
+def _decoder(pipe: Connection[Any, Any], paths: list[str]) -> None:
+    cv2.setNumThreads(0)
+    while pipe.recv_bytes():
+        pipe.send_bytes(str(decode_all(paths)).encode())
+
+
+def decode_all(paths: list[str]) -> int:
+    """Decode and resize each file; returns how many."""
+    for path in paths:
+        with open(path, "rb") as file:
+            image = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_COLOR)
+        cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
+    return len(paths)
+
+
+def records_of(batch: Any) -> int:
+    """Records of a batch that is one tensor or has one first."""
+    return len(batch if isinstance(batch, torch.Tensor) else batch[0])
+
+
+@contextmanager
+def loopback_master() -> Iterator[MasterClient]:
+    """A client of a master process of our own on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [sys.executable, "-m", "edl_torch", "master", "--addr", "127.0.0.1:0"]
+        master = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder, env=_env()
+        )
+        try:
+            assert master.stdout is not None
+            address = master.stdout.readline().split()[-1]
+            with MasterClient(address, master_timeout_s=READY_S) as client:
+                yield client
+        finally:
+            master.terminate()
+            master.wait(READY_S)
+
+
+def _env() -> dict[str, str]:
+    import edl_torch
+
+    root = str(Path(edl_torch.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}

@@ -1,0 +1,41 @@
+"""The JPEG files that are decoded: a folder that is given, real COCO photographs beside the checkout, or generated.
+
+It does not know who decodes them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+COCO = Path(__file__).parents[2] / "shared" / "data" / "coco_mini" / "images"
+
+_HEIGHT, _WIDTH = 480, 640  # what most photographs of COCO have
+_QUALITY = 92
+
+
+def find_pictures(given: Path | None, scratch: Path, count: int) -> Path:
+    """The folder to decode: `given`, COCO's, or `scratch` with `count` generated photographs."""
+    if given is not None:
+        return given
+    if COCO.is_dir():
+        return COCO
+    for number in range(count):
+        cv2.imwrite(
+            str(scratch / f"{number:03d}.jpg"), photograph(number), [cv2.IMWRITE_JPEG_QUALITY, _QUALITY]
+        )
+    return scratch
+
+
+def photograph(seed: int) -> npt.NDArray[np.uint8]:
+    """Noise of many scales, as coarse shapes and fine texture: takes as long to decode as a photograph."""
+    rng = np.random.default_rng(seed)
+    total = np.zeros((_HEIGHT, _WIDTH, 3), np.float32)
+    for cells, strength in ((4, 60.0), (16, 30.0), (64, 15.0), (256, 8.0)):
+        coarse = rng.normal(0, strength, (cells, cells, 3)).astype(np.float32)
+        total += cv2.resize(coarse, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC)
+    picture: npt.NDArray[np.uint8] = np.clip(total + 128, 0, 255).astype(np.uint8)
+    return picture

@@ -1,0 +1,50 @@
+"""One lease: a slice on loan to a session, and how far that session has come with it.
+
+Knows nothing of other leases, of what waits, or of who may have it next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from edl_torch.shard import Slice
+
+
+@dataclass(slots=True)
+class Lease:
+    """Positions `done` to `stop` are without outcome, except the `holes`, which are in quarantine.
+
+    `end` is where the lease ended when it was granted; what was given back lies between `stop` and `end`.
+    `handed` says that all its batches are with the training loop.
+    """
+
+    task: int
+    attempt: int
+    session: str
+    epoch: int
+    shard: int
+    done: int
+    stop: int
+    end: int
+    handed: bool = False
+    holes: set[int] = field(default_factory=set)
+
+    @property
+    def open_records(self) -> int:
+        """Records that have no outcome yet."""
+        return self.stop - self.done - len(self.holes)
+
+    def pass_holes(self, upto: int) -> int:
+        """Forget the holes below `upto`. Returns how many there were."""
+        passed = {hole for hole in self.holes if hole < upto}
+        self.holes -= passed
+        return len(passed)
+
+    def pieces(self, start: int | None = None) -> Iterator[Slice]:
+        """The records without outcome, from position `start` on: one slice between each two holes."""
+        begin = self.done if start is None else start
+        for stop in [*sorted(hole for hole in self.holes if hole >= begin), self.stop]:
+            if stop > begin:
+                yield Slice(epoch=self.epoch, shard=self.shard, skip=begin, limit=stop - begin)
+            begin = stop + 1

@@ -1,0 +1,236 @@
+"""What waits to be lent: the records ahead of a cursor, the slices that came back, and crumbs.
+
+Knows nothing of sessions, leases or outcomes; it is told what to take and what is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from edl_torch.core.plan import Plan
+from edl_torch.core.token import Token
+from edl_torch.shard import Slice
+
+
+SHARDS_AT_ONCE = 256  # of the order, computed together
+
+
+class Waiting(NamedTuple):
+    """A slice that waits to be lent, for the `attempt`-th time."""
+
+    slice: Slice
+    attempt: int
+
+
+class SliceQueue:
+    """Slices in the order in which they came back, and how many records they have together."""
+
+    __slots__ = ("_items", "records")
+
+    def __init__(self) -> None:
+        self.records = 0
+        self._items: deque[Waiting] = deque()
+
+    def put(self, item: Waiting) -> None:
+        """Add a slice at the end."""
+        self._items.append(item)
+        self.records += item.slice.limit
+
+    def take(self, limit: int) -> Waiting:
+        """The first slice; when it has more than `limit` records, its first `limit`."""
+        item = self._items[0]
+        if item.slice.limit <= limit:
+            self._items.popleft()
+        else:
+            head, tail = split(item.slice, limit)
+            item, self._items[0] = Waiting(head, item.attempt), Waiting(tail, item.attempt)
+        self.records -= item.slice.limit
+        return item
+
+    def __iter__(self) -> Iterator[Slice]:
+        return (item.slice for item in self._items)
+
+    def __repr__(self) -> str:
+        return f"<SliceQueue slices={len(self._items)} records={self.records}>"
+
+
+class Todo:
+    """Everything of the epochs begun that is not lent and has no outcome.
+
+    A pass over an epoch reads that epoch's records only; without `spec.epoch_barrier` it reads whatever is
+    oldest. `cursor_epoch` is the epoch that the cursor is in, and `num_epochs` at the end of the last.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.follow(plan)
+        self.cursor_epoch = 0
+        self._position = 0  # of the next shard in the epoch's order
+        self._offset = 0  # of the next record in that shard
+        self._ahead = plan.size  # records of the epoch that the cursor has not passed
+        self._next_shards: deque[int] = deque()  # the shards from `_position` on, as far as computed
+        self._returned: dict[int, SliceQueue] = {}  # by epoch, none empty
+        self._crumbs: dict[int, SliceQueue] = {}  # by epoch, none empty
+
+    def follow(self, plan: Plan) -> None:
+        """Take a plan with the same order and maybe other options."""
+        self.plan = plan
+        self._barrier = plan.spec.epoch_barrier
+        self._num_epochs = plan.spec.num_epochs
+
+    # The cursor -----------------------------------------------------------------------------------------
+
+    @property
+    def past_end(self) -> bool:
+        """Whether the cursor has passed the last epoch."""
+        return 0 < self._num_epochs <= self.cursor_epoch
+
+    @property
+    def cursor(self) -> tuple[int, int, int]:
+        """Epoch, position of the next shard in its order, and the next record in that shard."""
+        return self.cursor_epoch, self._position, self._offset
+
+    @property
+    def ahead(self) -> int:
+        """Records of the cursor's epoch that it has not passed."""
+        return 0 if self.past_end else self._ahead
+
+    def next_epoch(self) -> None:
+        """Move the cursor to the beginning of the next epoch."""
+        self.cursor_epoch += 1
+        self._position = self._offset = 0
+        self._ahead = self.plan.size
+        self._next_shards.clear()
+
+    def _take_ahead(self, limit: int) -> Waiting:
+        shard = self._next_shard()
+        left = self.plan.length(shard) - self._offset
+        taken = Slice(epoch=self.cursor_epoch, shard=shard, skip=self._offset, limit=min(limit, left))
+        self._ahead -= taken.limit
+        if taken.limit == left:
+            self._position, self._offset = self._position + 1, 0
+            self._next_shards.popleft()
+        else:
+            self._offset += taken.limit
+        if not self._ahead and not self._barrier:
+            self.next_epoch()
+        return Waiting(taken, 1)
+
+    def _next_shard(self) -> int:
+        if not self._next_shards:
+            stop = min(self._position + SHARDS_AT_ONCE, self.plan.num_shards)
+            self._next_shards.extend(self.plan.shards_at(self.cursor_epoch, self._position, stop))
+        return self._next_shards[0]
+
+    # Lending --------------------------------------------------------------------------------------------
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits in any epoch, now or later."""
+        return self.past_end and not self._returned and not self._crumbs
+
+    @property
+    def oldest(self) -> int:
+        """The oldest epoch with waiting records other than crumbs, else the cursor's."""
+        return min(self._returned, default=self.cursor_epoch)
+
+    def waiting(self, epoch: int) -> int:
+        """Records that a pass over `epoch` may take, crumbs not counted."""
+        if not self._barrier:
+            return self.ahead + self.returned_records
+        queue = self._returned.get(epoch)
+        return (queue.records if queue else 0) + (self.ahead if epoch == self.cursor_epoch else 0)
+
+    def take(self, epoch: int, limit: int) -> Waiting | None:
+        """Up to `limit` records for a pass over `epoch`, or None: what came back first, then the cursor's."""
+        if not self._barrier:
+            epoch = self.oldest
+        queue = self._returned.get(epoch)
+        if queue is not None:
+            item = queue.take(limit)
+            if not queue.records:
+                del self._returned[epoch]
+            return item
+        return self._take_ahead(limit) if epoch == self.cursor_epoch and self.ahead else None
+
+    def put_back(self, item: Slice, attempt: int) -> None:
+        """A slice waits again."""
+        self._returned.setdefault(item.epoch, SliceQueue()).put(Waiting(item, attempt))
+
+    @property
+    def returned_records(self) -> int:
+        """Records of the slices that came back."""
+        return sum(queue.records for queue in self._returned.values())
+
+    def returned(self) -> Iterator[Slice]:
+        """The slices that came back, oldest epoch first."""
+        return (item for epoch in sorted(self._returned) for item in self._returned[epoch])
+
+    # Crumbs: less than a batch, kept until they fill one -------------------------------------------------
+
+    def put_crumb(self, item: Slice, attempt: int) -> None:
+        """A part of a batch waits until there is enough for a whole one."""
+        self._crumbs.setdefault(item.epoch, SliceQueue()).put(Waiting(item, attempt))
+
+    @property
+    def crumb_epochs(self) -> list[int]:
+        """Epochs with crumbs, oldest first."""
+        return sorted(self._crumbs)
+
+    def crumb_records(self, epoch: int) -> int:
+        """Records of the crumbs that a pass over `epoch` may take."""
+        return sum(self._crumbs[e].records for e in self._crumbs_of(epoch))
+
+    def take_crumbs(self, epoch: int, records: int) -> Iterator[Waiting]:
+        """Exactly `records` records of crumbs."""
+        for source in self._crumbs_of(epoch):
+            queue = self._crumbs[source]
+            while records and queue.records:
+                item = queue.take(records)
+                records -= item.slice.limit
+                yield item
+            if not queue.records:
+                del self._crumbs[source]
+
+    def drop_crumbs(self, epoch: int) -> int:
+        """Forget an epoch's crumbs. Returns how many records they had."""
+        return self._crumbs.pop(epoch).records
+
+    def crumbs(self) -> Iterator[Slice]:
+        """All crumbs, oldest epoch first."""
+        return (item for epoch in self.crumb_epochs for item in self._crumbs[epoch])
+
+    def _crumbs_of(self, epoch: int) -> list[int]:
+        if not self._barrier:
+            return self.crumb_epochs
+        return [epoch] if epoch in self._crumbs else []
+
+    # All of it ------------------------------------------------------------------------------------------
+
+    @property
+    def records(self) -> int:
+        """Records of the epochs begun that wait, crumbs included."""
+        return self.ahead + self.returned_records + sum(queue.records for queue in self._crumbs.values())
+
+    def restore(self, token: Token) -> None:
+        """Wait for exactly what has no outcome in the token."""
+        self.cursor_epoch, self._position, self._offset = token.epoch, token.position, token.offset
+        self._ahead = self.plan.size - self.plan.records_before(token.epoch, token.position) - token.offset
+        self._next_shards.clear()
+        self._returned.clear()
+        self._crumbs.clear()
+        for item in token.open:
+            self.put_back(item, 1)
+        for item in token.crumbs:
+            self.put_crumb(item, 1)
+
+    def __repr__(self) -> str:
+        return f"<Todo epoch={self.cursor_epoch} records={self.records}>"
+
+
+def split(whole: Slice, limit: int) -> tuple[Slice, Slice]:
+    """Cut a slice after its first `limit` records."""
+    epoch, shard, middle = whole.epoch, whole.shard, whole.skip + limit
+    head = Slice(epoch=epoch, shard=shard, skip=whole.skip, limit=limit)
+    return head, Slice(epoch=epoch, shard=shard, skip=middle, limit=whole.stop - middle)

@@ -1,0 +1,120 @@
+"""Numbered records, and loops over them that keep book: what every test of the loaders needs.
+
+It knows nothing of how the loaders count; it holds what a loop was given against what the master was told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.testing import FakeMaster
+
+SOURCE_STEP = 1000  # record i of source s is the number 1000 * s + i
+UNEVEN = {"a": 21, "b": 5, "c": 13}  # each source's last shard is short
+
+
+class NumberReader(AbstractDataReader):
+    """Record `i` of source number `s` is `1000 * s + i`."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        super().__init__()
+        self.counts = dict(counts)
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        return self.counts
+
+    def number(self, name: str, index: int) -> int:
+        return list(self.counts).index(name) * SOURCE_STEP + index
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        return (self.number(task.shard_name, index) for index in range(task.start, task.end))
+
+
+class PickingReader(NumberReader):
+    """With random access."""
+
+    def read_record(self, name: str, index: int) -> int:
+        return self.number(name, index)
+
+
+class ColumnReader(PickingReader):
+    """With columnar reads: a batch is an int64 array."""
+
+    def read_batch(self, name: str, indices: Any) -> Any:
+        return np.asarray(indices) + self.number(name, 0)
+
+
+@contextmanager
+def trainer(
+    fake: FakeMaster,
+    counts: Mapping[str, int] | AbstractDataReader = UNEVEN,
+    *,
+    batch_size: int = 4,
+    in_process: bool = True,
+    dataset: Mapping[str, Any] | None = None,
+    **service_arguments: Any,
+) -> Iterator[tuple[DataShardService, ShardedDataset]]:
+    """A service on the fake master and a dataset around it; closed at the end."""
+    reader = counts if isinstance(counts, AbstractDataReader) else NumberReader(counts)
+    arguments = {"records_per_shard": 6, **service_arguments}
+    client = fake.connect(in_process=in_process)
+    with DataShardService(batch_size, client, reader=reader, **arguments) as service:
+        yield service, ShardedDataset(service, reader, **(dataset or {}))
+
+
+def numbers(batch: Any) -> list[int]:
+    """The records of a batch."""
+    return [int(number) for number in np.atleast_1d(np.asarray(batch))]
+
+
+def take(iterator: Iterator[Any], batches: int) -> list[list[int]]:
+    """The next batches, as lists of records; fewer where the iterator ends."""
+    return [numbers(batch) for _, batch in zip(range(batches), iterator, strict=False)]
+
+
+def acknowledged(fake: FakeMaster, service: DataShardService) -> Counter[tuple[int, int]]:
+    """How often the master heard of (epoch, record) as trained on."""
+    service.session.flush()
+    outcomes = fake.outcomes[service.dataset_name]
+    return as_numbers(outcomes.acknowledged, service)
+
+
+def quarantined(fake: FakeMaster, service: DataShardService) -> Counter[tuple[int, int]]:
+    """How often the master heard of (epoch, record) as bad."""
+    return as_numbers(fake.outcomes[service.dataset_name].quarantined, service)
+
+
+def as_numbers(told: Mapping[tuple[int, str, int], int], service: DataShardService) -> Counter[tuple[int, int]]:
+    names = [source.name for source in service.session.plan().spec.sources]
+    counts: Counter[tuple[int, int]] = Counter()
+    for (epoch, name, index), times in told.items():
+        counts[epoch, names.index(name) * SOURCE_STEP + index] += times
+    return counts
+
+
+def once(records: Iterable[int], epoch: int = 0) -> Counter[tuple[int, int]]:
+    """What `acknowledged` says when each of these records was trained on once."""
+    return Counter((epoch, record) for record in records)
+
+
+def flat(batches: Iterable[Iterable[int]]) -> list[int]:
+    """The records of several batches."""
+    return [record for batch in batches for record in batch]
+
+
+def all_records(counts: Mapping[str, int] = UNEVEN) -> list[int]:
+    """Every record of the dataset."""
+    return [s * SOURCE_STEP + i for s, count in enumerate(counts.values()) for i in range(count)]
+
+
+def elastic(dataset: ShardedDataset, **arguments: Any) -> ElasticDataLoader:
+    """A loader; workers are forked, which is quick."""
+    if arguments.get("num_workers"):
+        arguments.setdefault("multiprocessing_context", "fork")
+    return ElasticDataLoader(dataset, **arguments)

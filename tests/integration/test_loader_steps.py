@@ -1,0 +1,273 @@
+"""With an attached optimizer a batch has been trained on when the optimizer has stepped, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from loader_kit import acknowledged, all_records, elastic, flat, numbers, once, take, trainer
+
+from edl_torch.errors import AccountingError, InvalidArgument
+from edl_torch.testing import FakeMaster
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_counts_at_its_step_and_not_before(num_workers: int, in_process: bool) -> None:
+    fake = FakeMaster()
+    with trainer(fake, in_process=in_process) as (service, dataset):
+        sgd = optimizer()
+        service.attach(sgd)
+        done: list[int] = []
+        for batch in elastic(dataset, num_workers=num_workers):
+            assert acknowledged(fake, service) == once(done)
+            sgd.step()
+            done += numbers(batch)
+            assert acknowledged(fake, service) == once(done)
+        assert sorted(done) == all_records()
+        assert service.finished
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stepped", [True, False])
+def test_break_gives_back_only_what_was_not_stepped_on(num_workers: int, stepped: bool) -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        sgd = optimizer()
+        service.attach(sgd)
+        seen = []
+        for batch in elastic(dataset, num_workers=num_workers):
+            seen.append(numbers(batch))
+            if len(seen) < 3 or stepped:
+                sgd.step()
+            if len(seen) == 3:
+                break
+        assert service.record_count == 0
+        assert acknowledged(fake, service) == once(flat(seen if stepped else seen[:2]))
+
+
+def test_accumulated_batches_wait_for_their_step_and_outlive_a_break() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        sgd = optimizer()
+        service.attach(sgd)
+        seen = []
+        for batch in elastic(dataset, num_workers=2):
+            seen.append(numbers(batch))
+            if len(seen) == 4:
+                break
+        assert not acknowledged(fake, service)
+        assert service.record_count == len(flat(seen[:3]))  # their gradients are there; that of the last may not be
+        sgd.step()
+        assert acknowledged(fake, service) == once(flat(seen[:3]))
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("every", [2, 3, 7])
+def test_accumulation_across_the_end_of_an_epoch(every: int, num_workers: int, in_process: bool) -> None:
+    fake = FakeMaster()
+    with trainer(fake, in_process=in_process, num_epochs=3) as (service, dataset):
+        sgd = optimizer()
+        service.attach(sgd)
+        loader = elastic(dataset, num_workers=num_workers, persistent_workers=num_workers > 0)
+        waiting, done = [], []
+        for epoch in range(3):
+            assert service.epoch == epoch
+            for batch in loader:
+                waiting += [(epoch, record) for record in numbers(batch)]
+                if service.record_count and len(waiting) >= 4 * every - 3:
+                    sgd.step()
+                    done += waiting
+                    waiting = []
+                    assert sorted(acknowledged(fake, service).elements()) == sorted(done)
+        assert service.finished == (not waiting)
+        sgd.step()
+        assert service.finished
+    fake.outcomes["training"].check_complete(3)
+
+
+def test_batches_never_stepped_on_are_an_error_and_not_an_endless_loop() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 8}) as (service, dataset):
+        service.attach(optimizer())
+        loader = elastic(dataset)
+        assert len(take(iter(loader), 10)) == 2
+        assert not service.finished
+        with pytest.raises(AccountingError, match=r"8 record\(s\).*step on them at the end"):
+            take(iter(loader), 10)
+        service.report_batch_done()
+        assert service.finished
+
+
+def test_two_optimizers_must_both_step() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        one, two = optimizer(), optimizer()
+        service.attach(one)
+        service.attach(two)
+        seen = []
+        for batch in elastic(dataset, num_workers=2):
+            one.step()
+            assert acknowledged(fake, service) == once(flat(seen))
+            two.step()
+            seen.append(numbers(batch))
+            assert acknowledged(fake, service) == once(flat(seen))
+            if len(seen) == 3:
+                break
+
+
+def test_an_optimizer_that_steps_rarely_holds_the_batches_back() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        often, rarely = optimizer(), optimizer()
+        service.attach(often)
+        service.attach(rarely)
+        seen = []
+        for batch in elastic(dataset):
+            seen.append(numbers(batch))
+            often.step()
+            if len(seen) == 3:
+                rarely.step()
+                assert acknowledged(fake, service) == once(flat(seen))
+            elif len(seen) == 5:
+                break
+        assert acknowledged(fake, service) == once(flat(seen[:3]))
+
+
+def test_an_optimizer_attached_in_the_loop_counts_from_then_on() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        loop = iter(elastic(dataset))
+        seen = take(loop, 2)
+        sgd = optimizer()
+        service.attach(sgd)
+        seen += take(loop, 1)
+        assert acknowledged(fake, service) == once(seen[0])
+        sgd.step()
+        assert acknowledged(fake, service) == once(flat(seen))
+
+
+def test_attach_takes_an_optimizer() -> None:
+    with (
+        trainer(FakeMaster()) as (service, _),
+        pytest.raises(InvalidArgument, match=r"torch\.optim\.Optimizer, not Linear"),
+    ):
+        service.attach(torch.nn.Linear(1, 1))
+
+
+def test_close_takes_its_hook_off_the_optimizer() -> None:
+    sgd = optimizer()
+    with trainer(FakeMaster()) as (service, dataset):
+        service.attach(sgd)
+        take(iter(elastic(dataset)), 1)
+    sgd.step()
+
+
+def test_state_dict_does_not_count_a_batch_that_was_not_stepped_on() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        sgd = optimizer()
+        service.attach(sgd)
+        loop = iter(elastic(dataset))
+        seen = take(loop, 1)
+        sgd.step()
+        seen += take(loop, 1)
+        service.state_dict()
+        assert acknowledged(fake, service) == once(seen[0])
+        sgd.step()
+        service.state_dict()
+        assert acknowledged(fake, service) == once(flat(seen))
+
+
+# Wrappers that read ahead ---------------------------------------------------------------------------------
+
+
+def ahead(loader: Any, lookahead: int) -> Iterator[Any]:
+    """Asks for `lookahead` batches before it hands on the first, as Accelerate (1) and others do."""
+    kept = []
+    for batch in loader:
+        kept.append(batch)
+        if len(kept) > lookahead:
+            yield kept.pop(0)
+    yield from kept
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("lookahead", [1, 2])
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("stop_after", [1, 4, 7])
+def test_a_wrapper_that_reads_ahead_acknowledges_nothing_early(
+    stop_after: int, attached: bool, lookahead: int, num_workers: int
+) -> None:
+    fake = FakeMaster()
+    with trainer(fake, lookahead=lookahead) as (service, dataset):
+        sgd = optimizer()
+        if attached:
+            service.attach(sgd)
+        seen = []
+        wrapper = ahead(elastic(dataset, num_workers=num_workers), lookahead)
+        for batch in wrapper:
+            told = acknowledged(fake, service)
+            assert not told - once(flat(seen))  # nothing that the loop is not done with
+            seen.append(numbers(batch))
+            if len(seen) == stop_after:
+                break
+            sgd.step()
+        wrapper.close()
+        assert acknowledged(fake, service) == once(flat(seen[:-1]))
+        assert service.record_count == 0
+
+
+@pytest.mark.parametrize("lookahead", [1, 2])
+def test_with_lookahead_and_steps_an_epoch_ends_complete(lookahead: int) -> None:
+    fake = FakeMaster()
+    with trainer(fake, lookahead=lookahead, num_epochs=2) as (service, dataset):
+        sgd = optimizer()
+        service.attach(sgd)
+        loader = elastic(dataset, num_workers=2)
+        for epoch in range(2):
+            assert service.epoch == epoch
+            done = []
+            for batch in ahead(loader, lookahead):
+                done += numbers(batch)
+                sgd.step()
+            assert sorted(done) == all_records()
+            assert sum(acknowledged(fake, service).values()) == 39 * (epoch + 1)
+        assert service.finished
+    fake.outcomes["training"].check_complete(2)
+
+
+def test_with_lookahead_and_no_optimizer_the_next_pass_settles_the_last_batches() -> None:
+    fake = FakeMaster()
+    with trainer(fake, lookahead=1, num_epochs=2) as (service, dataset):
+        loader = elastic(dataset)
+        passes = 0
+        while not service.finished:
+            passes += 1
+            for _ in ahead(loader, 1):
+                pass
+        assert passes <= 3
+    fake.outcomes["training"].check_complete(2)
+
+
+def test_a_failed_batch_is_the_one_in_hand_even_when_others_were_read_ahead() -> None:
+    fake = FakeMaster()
+    with trainer(fake, lookahead=1, max_bad_records=10) as (service, dataset):
+        seen = []
+        for batch in ahead(elastic(dataset), 1):
+            seen.append(numbers(batch))
+            if len(seen) == 2:
+                service.report_batch_done(err_msg="NaN loss")
+        from loader_kit import quarantined
+
+        assert quarantined(fake, service) == once(seen[1])
+        assert take(iter(elastic(dataset)), 1) == []
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)

@@ -1,0 +1,385 @@
+"""`edl-torch master` and `edl-torch status` as processes, with trainers that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import pytest
+
+from edl_torch.client.transport import MasterClient
+from edl_torch.core.calls import (
+    NEW_PASS,
+    Acknowledgement,
+    LeaseCall,
+    PassState,
+    RegisterCall,
+    Registration,
+    ReportCall,
+)
+from edl_torch.shard import Source
+from edl_torch.testing.wait import wait_until
+
+EDL = (sys.executable, "-m", "edl_torch")
+
+
+def run(*arguments, **options):
+    return subprocess.run([*EDL, *arguments], capture_output=True, text=True, timeout=60, **options)
+
+
+class MasterProcess:
+    """A master on a free port."""
+
+    def __init__(self, folder, *arguments):
+        file = folder / f"address-{uuid.uuid4().hex}"
+        self.process = subprocess.Popen(
+            [*EDL, "master", "--addr", "127.0.0.1:0", "--address-file", str(file), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_until(lambda: file.exists() or self.process.poll() is not None, timeout_s=30)
+        assert self.process.poll() is None, self.process.communicate()
+        self.address = file.read_text().strip()
+        self._clients = []
+
+    def client(self, worker_id="test", **options):
+        self._clients.append(MasterClient(self.address, worker_id, **options))
+        return self._clients[-1]
+
+    def close(self):
+        for client in self._clients:
+            client.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def start_master(tmp_path):
+    masters = []
+
+    def start(*arguments):
+        masters.append(MasterProcess(tmp_path, *arguments))
+        return masters[-1]
+
+    yield start
+    for master in masters:
+        master.close()
+
+
+def register(client, session, size=8):
+    registration = Registration(name="d", sources=(Source(name="", count=size),), records_per_shard=4)
+    call = RegisterCall(session=session, worker_id=client.worker_id, batch_size=2, registration=registration)
+    return client.register(call)
+
+
+def lease(client, session, request, wait_s=0.0, **options):
+    options = {"count": 1, "epoch": NEW_PASS} | options
+    return client.lease(
+        LeaseCall(session=session, dataset="d", lineage=1, request=request, **options), wait_s
+    )
+
+
+def acknowledge(client, session, request, grants):
+    done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
+    return client.report(
+        ReportCall(session=session, dataset="d", lineage=1, request=request, acknowledgements=done)
+    )
+
+
+# Starting and stopping ------------------------------------------------------------------------------------
+
+
+def test_ready_line_names_the_address_of_the_file(start_master):
+    master = start_master()
+    assert master.process.stdout.readline() == f"ready on {master.address}\n"
+
+
+def test_sigterm_answers_who_waits_and_ends_with_0(start_master):
+    master = start_master()
+    client = master.client()
+    register(client, "a", 2)
+    register(client, "b", 2)
+    client.attend("b", print)
+    lease(client, "a", 1)
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(lease(client, "b", 1, 20, epoch=0)))
+    waiting.start()
+    wait_until(lambda: client.report(ReportCall(session="a", dataset="d", lineage=1, request=1)).wanted)
+    master.process.send_signal(signal.SIGTERM)
+    assert master.process.wait(10) == 0
+    waiting.join(5)
+    assert answers[0].nothing_yet
+
+
+def test_second_signal_is_not_waited_for(start_master):
+    master = start_master()
+    with socket.create_connection(("127.0.0.1", int(master.address.rpartition(":")[2]))):
+        began = time.monotonic()
+        master.process.send_signal(signal.SIGTERM)
+        master.process.send_signal(signal.SIGINT)
+        assert master.process.wait(10) == 0
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "status"),
+    [
+        (("--addr", "nowhere"), "not host:port", 1),
+        (("--addr", "0.0.0.0:0"), "--insecure", 1),
+        (("--addr", "no-such-host.invalid:1"), "is unknown", 1),
+        (("--training_data", "/no/such/data"), "/no/such/data", 1),
+        (("--training_data", "x", "--custom_data_reader", "nocolon"), "module:Class", 2),
+        (("--custom_data_reader", "m:C"), "needs --training_data", 2),
+    ],
+)
+def test_error_is_one_line_without_a_traceback(arguments, message, status):
+    done = run("master", *arguments)
+    assert done.returncode == status
+    assert done.stderr.startswith("edl-torch: error: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_port_in_use(start_master):
+    master = start_master()
+    done = run("master", "--addr", master.address)
+    assert done.returncode == 1
+    assert "another process has this port" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+def test_nonsense_durations_are_refused(seconds):
+    assert run("master", "--lease-timeout-s", seconds).returncode == 2
+
+
+# Datasets and status --------------------------------------------------------------------------------------
+
+READER = """
+class Rows:
+    def __init__(self, data_origin, rows):
+        self.rows = {data_origin: rows}
+
+    def create_shards(self, mode):
+        return self.rows
+
+    def read_records(self, task):
+        return ()
+"""
+
+
+@pytest.mark.parametrize("spelling", ["_", "-"])
+def test_datasets_of_the_command_line_are_there_for_trainers(tmp_path, monkeypatch, start_master, spelling):
+    (tmp_path / "rows_reader.py").write_text(READER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    arguments = (
+        *("--training_data", "t", "--validation_data", "v", "--records_per_task", "7", "--num_epochs", "2"),
+        *("--shuffle_shards", "--custom_data_reader", "rows_reader:Rows"),
+        *("--custom_data_reader_params", "rows=30"),
+    )
+    arguments = [a.replace("_", spelling) if a.startswith("--") else a for a in arguments]
+    client = start_master(*arguments).client()
+    answer = client.register(
+        RegisterCall(session="s", worker_id="w", batch_size=2, registration=Registration(name="training"))
+    )
+    assert answer.spec.sources == (Source(name="t", count=30),)
+    assert (answer.spec.records_per_shard, answer.spec.num_epochs) == (7, 2)
+    assert answer.spec.shuffle_shards
+    status = client.dataset_status("evaluation")
+    assert (status.task_type.name, status.num_epochs, status.size) == ("EVALUATION", 1, 30)
+
+
+def test_status_as_table_and_as_json(start_master):
+    master = start_master()
+    client = master.client("trainer-7")
+    register(client, "s")
+    lease(client, "s", 1)
+    table = run("status", "--addr", master.address)
+    assert table.returncode == 0
+    assert "trainer-7" in table.stdout
+    assert "1/2" in table.stdout or "2/2" in table.stdout
+    value = json.loads(run("status", "--json", env={**os.environ, "EDL_MASTER_ADDR": master.address}).stdout)
+    assert value["datasets"][0]["task_type"] == "TRAINING"
+    assert value["datasets"][0]["leased"] == 4
+
+
+def test_status_of_nobody_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    code = (
+        "import sys, edl_torch.cli as c; c.STATUS_TIMEOUT_S = 0.1\n"
+        f"sys.exit(c.main(['status', '--addr', '127.0.0.1:{port}']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("edl-torch: error: no answer from the master at 127.0.0.1")
+
+
+def test_master_imports_no_torch_and_no_opencv():
+    code = (
+        "import sys, edl_torch.cli, edl_torch.cli_data, edl_torch.cli_status, edl_torch.master.server\n"
+        "found = {'torch', 'cv2', 'pycocotools'} & set(sys.modules); sys.exit(str(found) if found else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# Trainers -------------------------------------------------------------------------------------------------
+
+
+def test_two_sessions_drain_a_dataset_exactly_once(start_master):
+    master = start_master()
+    taken = []
+
+    def train(session):
+        client = master.client(session)
+        for request in range(1, 1000):
+            answer = lease(client, session, request, 5.0, count=3)
+            if answer.state is not PassState.OPEN:
+                return
+            taken.extend(g.slice for g in answer.grants)
+            assert acknowledge(client, session, request, answer.grants).stale == ()
+
+    for session in "ab":
+        register(master.client(), session, 203)
+    threads = [threading.Thread(target=train, args=(session,)) for session in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(s.shard * 4 + p for s in taken for p in range(s.skip, s.stop)) == list(range(203))
+    assert master.client().dataset_status("d").finished
+
+
+TRAINER = """
+import os, signal, sys, time
+from edl_torch.client.transport import MasterClient
+from edl_torch.core.calls import *
+from edl_torch.shard import Source
+
+client = MasterClient(sys.argv[1], "victim")
+registration = Registration(name="d", sources=(Source(name="", count=8),), records_per_shard=4)
+client.register(RegisterCall(session="victim", worker_id="victim", batch_size=2, registration=registration))
+client.attend("victim", print)
+call = LeaseCall(session="victim", dataset="d", lineage=1, request=1, epoch=NEW_PASS, count=9)
+grants = client.lease(call).grants
+done = Acknowledgement(task=grants[0].task, attempt=1, upto=1)
+client.report(ReportCall(session="victim", dataset="d", lineage=1, request=1, acknowledgements=(done,)))
+while not client._attendances["victim"].attending:
+    time.sleep(0.01)
+if sys.argv[2] == "fork":
+    child = os.fork()
+    if child == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+        os._exit(0)
+else:
+    print(0, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("children", ["none", "fork"])
+def test_killed_trainer_gives_its_records_back_after_the_grace(start_master, children):
+    master = start_master("--grace-s", "0.2")
+    trainer = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", TRAINER, master.address, children],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(trainer.stdout.readline())
+    client = master.client()
+    register(client, "heir")
+    trainer.kill()
+    killed = time.monotonic()
+    got = []
+    for request in range(1, 20):
+        got += [g.slice for g in lease(client, "heir", request, 5.0, epoch=0, count=9).grants]
+        if sum(s.limit for s in got) == 7:
+            break
+    assert time.monotonic() - killed < 2
+    assert sorted(s.shard * 4 + p for s in got for p in range(s.skip, s.stop)) == list(range(1, 8))
+    if child:
+        os.kill(child, signal.SIGKILL)
+    trainer.communicate()
+
+
+FORKING = """
+import os, sys, threading, uuid
+from edl_torch.client.transport import MasterClient
+from edl_torch.core.calls import *
+from edl_torch.shard import Source
+
+client = MasterClient(sys.argv[1], "parent")
+registration = Registration(name="d", sources=(Source(name="", count=8),))
+client.register(RegisterCall(session="parent", worker_id="parent", batch_size=2, registration=registration))
+client.attend("parent", print)
+stop = threading.Event()
+def load():
+    while not stop.is_set():
+        client.status()
+threads = [threading.Thread(target=load) for _ in range(3)]
+[thread.start() for thread in threads]
+for number in range(40):
+    child = os.fork()
+    if child == 0:
+        if number % 4 == 1:
+            client.leave("parent")
+            client.close()
+        if number % 4 == 2:
+            sys.exit(0)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    client.status()
+stop.set()
+[thread.join() for thread in threads]
+assert client._attendances["parent"].attending
+client.close()
+"""
+
+
+@pytest.mark.parametrize("fork_support", [None, "1"])
+def test_forking_under_load_neither_hangs_nor_speaks(start_master, fork_support):
+    master = start_master()
+    env = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
+    if fork_support:
+        env["GRPC_ENABLE_FORK_SUPPORT"] = fork_support
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING, master.address],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = [line for line in done.stderr.splitlines() if "GRPC_ENABLE_FORK_SUPPORT=1" not in line]
+    assert (done.returncode, said) == (0, [])
+    client = master.client()
+    wait_until(lambda: not client.status().trainers, what="the parent's stream to break at its end")
+
+
+def test_client_rides_through_a_restart_of_the_master(start_master):
+    master = start_master()
+    client = master.client(master_timeout_s=20.0)
+    client.status()
+    master.process.kill()
+    master.process.wait(10)
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(client.status()))
+    waiting.start()
+    again = subprocess.Popen(
+        [*EDL, "master", "--addr", master.address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        waiting.join(15)
+        assert answers
+    finally:
+        again.kill()
+        again.communicate()

@@ -1,0 +1,148 @@
+"""A master that is away: waiting, giving up, and being interrupted."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from edl_torch.client.attendance import backoff
+from edl_torch.client.channel import build_channel, channel_options
+from edl_torch.client.transport import MasterClient
+from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
+from edl_torch.rpc.address import HostPort
+from edl_torch.testing.wait import wait_until
+
+
+@pytest.fixture
+def nobody():
+    """An address that answers nothing but a refusal."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    return f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def silent():
+    """An address that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_refused_connection_becomes_master_unavailable_after_the_timeout(nobody):
+    with MasterClient(nobody, master_timeout_s=0.2) as client:
+        began = time.monotonic()
+        with pytest.raises(MasterUnavailable, match=f"{nobody} within 0.2 s"):
+            client.status()
+        assert time.monotonic() - began < 2
+
+
+def test_silent_master_becomes_master_unavailable_too(silent):
+    with MasterClient(silent, master_timeout_s=0.2) as client:
+        began = time.monotonic()
+        with pytest.raises(MasterUnavailable, match=silent):
+            client.status()
+        assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("address", ["nobody", "silent"])
+def test_close_ends_a_call_that_waits(address, request):
+    client = MasterClient(request.getfixturevalue(address), master_timeout_s=600)
+    caught = []
+
+    def call():
+        try:
+            client.status()
+        except ServiceClosed as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_until(lambda: client._channel._channel and thread.is_alive())
+    client.close()
+    thread.join(3)
+    assert len(caught) == 1
+    with pytest.raises(ServiceClosed):
+        client.status()
+
+
+def test_close_is_quick_with_a_stream_that_never_stood(nobody):
+    client = MasterClient(nobody)
+    client.attend("s", print)
+    began = time.monotonic()
+    client.close()
+    client.close()
+    assert time.monotonic() - began < 1.5
+    assert not [t for t in threading.enumerate() if t.name.startswith("edl-")]
+
+
+def test_goodbye_to_a_master_that_is_gone_is_not_insisted_on(nobody):
+    with MasterClient(nobody) as client:
+        client.attend("s", print)
+        began = time.monotonic()
+        client.leave("s")
+        assert time.monotonic() - began < 3
+
+
+def test_ctrl_c_ends_a_call_that_waits(nobody):
+    code = (
+        "import os, signal, threading, sys\n"
+        "from edl_torch.client.transport import MasterClient\n"
+        f"client = MasterClient({nobody!r})\n"
+        "client.attend('s', print)\n"
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n    client.status()\nexcept KeyboardInterrupt:\n    sys.exit(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=20, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_exit_without_close_does_not_hang(nobody):
+    code = (
+        "from edl_torch.client.transport import MasterClient\n"
+        f"client = MasterClient({nobody!r})\n"
+        "client.attend('s', print)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=20, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:0", "host:x", "a b:1"])
+def test_bad_address_is_refused_at_once(address):
+    with pytest.raises(InvalidArgument, match="address"):
+        build_channel(address)
+
+
+def test_client_takes_a_channel(nobody):
+    with MasterClient(build_channel(nobody), 3, master_timeout_s=0) as client:
+        assert client.worker_id == "3"
+        assert client.address == nobody
+        assert repr(client) == f"<MasterClient {nobody} worker='3'>"
+        with pytest.raises(MasterUnavailable):
+            client.status()
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan")])
+def test_timeout_must_be_a_duration(timeout_s):
+    with pytest.raises(InvalidArgument, match="master_timeout_s"):
+        MasterClient("h:1", master_timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("host", "direct"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("master", False)],
+)
+def test_this_machine_is_not_reached_through_a_proxy(host, direct):
+    assert (("grpc.enable_http_proxy", 0) in channel_options(HostPort(host, 1))) is direct
+
+
+def test_pauses_grow_to_a_second_and_are_never_alike():
+    pauses = backoff()
+    drawn = [next(pauses) for _ in range(50)]
+    assert drawn[0] <= 0.05
+    assert all(0.5 <= pause <= 1.0 for pause in drawn[6:])
+    assert len(set(drawn)) == 50

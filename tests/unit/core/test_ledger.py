@@ -1,0 +1,517 @@
+"""What the ledger does in each single case; `test_ledger_machine` covers their combinations."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_trainers import SimulatedTrainer, run_to_the_end
+
+from edl_torch.core.calls import NEW_PASS, Grant, PassState
+from edl_torch.core.ledger import ShardLedger
+from edl_torch.errors import InvalidArgument, StaleLease, TokenError, TooManyBadRecords
+from edl_torch.shard import DatasetSpec, Source
+
+SPEC = DatasetSpec(name="training", sources=(Source(name="a", count=16),), records_per_shard=8)
+
+
+def ledger_of(size: int = 16, per: int = 8, **options: object) -> ShardLedger:
+    spec = replace(SPEC, sources=(Source(name="a", count=size),), records_per_shard=per, **options)  # type: ignore[arg-type]
+    return ShardLedger(spec)
+
+
+def lease_all(ledger: ShardLedger, session: str, epoch: int = NEW_PASS, count: int = 1000) -> list[Grant]:
+    return list(ledger.lease(session, epoch=epoch, count=count)[2])
+
+
+def records(grants: list[Grant]) -> list[tuple[int, int, int]]:
+    return [
+        (g.slice.epoch, g.slice.shard, position) for g in grants for position in range(g.slice.skip, g.slice.stop)
+    ]
+
+
+def acknowledge(ledger: ShardLedger, session: str, *grants: Grant) -> None:
+    for grant in grants:
+        ledger.acknowledge(session, grant.task, grant.attempt, grant.slice.stop)
+
+
+def verdict(ledger: ShardLedger, session: str, epoch: int = NEW_PASS) -> PassState:
+    _, state, grants = ledger.lease(session, epoch=epoch, count=1, drained=True)
+    assert not grants
+    return state
+
+
+# Lending
+
+
+def test_every_record_is_lent_once_and_the_job_finishes_when_all_are_acknowledged() -> None:
+    ledger = ledger_of(21, 8)
+    ledger.join("s", 4)
+    grants = lease_all(ledger, "s")
+    assert sorted(records(grants)) == [(0, shard, p) for shard, n in ((0, 8), (1, 8), (2, 5)) for p in range(n)]
+    assert (ledger.todo, ledger.leased_records, ledger.finished) == (0, 21, False)
+    acknowledge(ledger, "s", *grants[:-1])
+    assert not ledger.finished
+    acknowledge(ledger, "s", grants[-1])
+    assert ledger.finished
+    assert verdict(ledger, "s") is PassState.FINISHED
+
+
+def test_records_that_came_back_are_lent_before_the_cursor_goes_on() -> None:
+    ledger = ledger_of()
+    ledger.join("dead", 4)
+    ledger.join("alive", 4)
+    (first,) = lease_all(ledger, "dead", count=1)
+    ledger.release("dead")
+    (again,) = lease_all(ledger, "alive", count=1)
+    assert (again.slice, again.attempt) == (first.slice, 2)
+    assert again.task != first.task
+
+
+def test_a_session_that_was_released_cannot_lease() -> None:
+    ledger = ledger_of()
+    ledger.join("s", 4)
+    ledger.release("s")
+    with pytest.raises(StaleLease, match="register again"):
+        lease_all(ledger, "s")
+
+
+def test_an_epoch_that_has_not_begun_cannot_be_leased() -> None:
+    ledger = ledger_of(num_epochs=3)
+    ledger.join("s", 4)
+    with pytest.raises(InvalidArgument, match="has not begun"):
+        lease_all(ledger, "s", epoch=1)
+    assert ledger.todo == 16
+
+
+def test_leases_shrink_towards_the_end_in_whole_batches() -> None:
+    ledger = ledger_of(200, 50)
+    ledger.join("a", 4)
+    ledger.join("b", 4)
+    sizes = [grant.slice.limit for grant in lease_all(ledger, "a")]
+    # 200 // (2 * 2) is 48 in whole batches, then the shard's last 2; 150 // 4 is 36, …
+    assert sizes == [48, 2, 36, 14, 24, 16, 10, 12, 8, 4, 4, 4, 4, 4, 4, 4, 2]
+    assert sum(sizes) == 200
+
+
+def test_a_slice_that_came_back_is_split_for_the_tail() -> None:
+    ledger = ledger_of(16, 16)
+    for name in ("dead", "a", "b"):
+        ledger.join(name, 2)
+    lost = lease_all(ledger, "dead")
+    ledger.release("dead")
+    assert sum(g.slice.limit for g in lost) == 16
+    (piece,) = lease_all(ledger, "a", count=1)
+    assert piece.slice.limit == 2  # the first of the returned slices
+    assert records(lease_all(ledger, "b"))[0] == (0, 0, 2)
+
+
+def test_the_tail_counts_the_records_of_the_pass_alone() -> None:
+    ledger = ledger_of(64, 64, num_epochs=2)
+    ledger.join("slow", 4)
+    grants = lease_all(ledger, "slow")
+    assert verdict(ledger, "slow", 0) is PassState.EPOCH_OVER  # all is with its loop
+    ledger.join("a", 4)
+    ledger.release("slow")  # dies before it steps: epoch 0 is served again while the cursor is in epoch 1
+    assert ledger.epoch == 0
+    (piece,) = lease_all(ledger, "a", count=1)
+    assert piece.slice.limit <= max(4, 64 // 2)
+    assert len(grants) > 1
+
+
+# Outcomes
+
+
+def test_acknowledging_is_monotone_and_may_be_repeated() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    for upto, done in ((3, 3), (3, 3), (1, 3), (6, 6), (0, 6)):
+        ledger.acknowledge("s", grant.task, grant.attempt, upto)
+        assert ledger.acknowledged == done
+    acknowledge(ledger, "s", grant, grant)
+    assert (ledger.acknowledged, ledger.finished) == (8, True)
+
+
+def test_a_position_outside_of_the_lease_cannot_be_acknowledged() -> None:
+    ledger = ledger_of(16, 8)
+    ledger.join("s", 8)
+    grant = lease_all(ledger, "s", count=1)[0]
+    before = ledger.snapshot()
+    with pytest.raises(InvalidArgument, match="ends at position 8"):
+        ledger.acknowledge("s", grant.task, grant.attempt, 9)
+    assert ledger.snapshot() == before
+
+
+def test_a_late_acknowledgement_after_release_is_refused() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("dead", 8)
+    (grant,) = lease_all(ledger, "dead")
+    ledger.acknowledge("dead", grant.task, grant.attempt, 2)
+    assert [(s.skip, s.limit) for s in ledger.release("dead")] == [(2, 6)]
+    before = ledger.snapshot()
+    with pytest.raises(StaleLease):
+        ledger.acknowledge("dead", grant.task, grant.attempt, 8)
+    assert ledger.snapshot() == before
+
+
+def test_nobody_acknowledges_the_lease_of_another() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("s", 8)
+    ledger.join("thief", 8)
+    (grant,) = lease_all(ledger, "s")
+    with pytest.raises(StaleLease):
+        acknowledge(ledger, "thief", grant)
+    with pytest.raises(StaleLease):
+        acknowledge(ledger, "s", replace(grant, attempt=2))
+
+
+def test_a_closed_lease_is_forgotten_with_the_next_report() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    acknowledge(ledger, "s", grant)
+    acknowledge(ledger, "s", grant)  # the same report, its answer was lost
+    ledger.confirm("s")
+    with pytest.raises(StaleLease):
+        acknowledge(ledger, "s", grant)
+
+
+def test_a_bad_record_is_a_hole_that_the_acknowledgement_passes_over() -> None:
+    ledger = ledger_of(8, 8, max_bad_records=1)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    ledger.fail("s", grant.task, grant.attempt, 3, "not a JPEG")
+    ledger.fail("s", grant.task, grant.attempt, 3, "not a JPEG")
+    (bad,) = ledger.quarantine
+    assert (bad.epoch, bad.name, bad.index, bad.reason) == (0, "a", 3, "not a JPEG")
+    ledger.acknowledge("s", grant.task, grant.attempt, 8)
+    assert (ledger.acknowledged, ledger.finished) == (7, True)
+
+
+def test_what_is_left_of_a_lease_splits_around_its_holes() -> None:
+    ledger = ledger_of(8, 8, max_bad_records=9)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    for position in (0, 3, 4, 7):
+        ledger.fail("s", grant.task, grant.attempt, position, "bad")
+    assert [(s.skip, s.limit) for s in ledger.release("s")] == [(1, 2), (5, 2)]
+
+
+def test_a_lease_of_bad_records_only_closes() -> None:
+    ledger = ledger_of(2, 2, max_bad_records=2)
+    ledger.join("s", 2)
+    (grant,) = lease_all(ledger, "s")
+    for position in (1, 0):
+        ledger.fail("s", grant.task, grant.attempt, position, "bad")
+    assert (ledger.leases, ledger.finished) == (0, True)
+
+
+def test_more_bad_records_than_allowed_fail_the_job_with_the_records_name() -> None:
+    ledger = ledger_of(max_bad_records=0)
+    ledger.join("s", 8)
+    grant = lease_all(ledger, "s", count=1)[0]
+    ledger.fail("s", grant.task, grant.attempt, 5, "truncated")
+    with pytest.raises(TooManyBadRecords, match=r"record 5 of 'a': truncated.*max_bad_records"):
+        lease_all(ledger, "s")
+
+
+def test_a_failed_job_goes_on_when_more_bad_records_are_allowed() -> None:
+    ledger = ledger_of(max_bad_records=0)
+    ledger.join("s", 8)
+    grant = lease_all(ledger, "s", count=1)[0]
+    ledger.fail("s", grant.task, grant.attempt, 5, "truncated")
+    ledger.respecify(replace(ledger.spec, max_bad_records=1))
+    assert lease_all(ledger, "s")
+
+
+def test_a_token_with_too_many_bad_records_does_not_hide_them() -> None:
+    ledger = ledger_of(max_bad_records=0)
+    ledger.join("s", 8)
+    grant = lease_all(ledger, "s", count=1)[0]
+    ledger.fail("s", grant.task, grant.attempt, 5, "truncated")
+    ledger.restore(ledger.snapshot())
+    with pytest.raises(TooManyBadRecords):
+        lease_all(ledger, "s")
+
+
+def test_giving_back_cuts_the_suffix_and_leaves_the_rest_valid() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    ledger.give_back("s", grant.task, grant.attempt, 5)
+    ledger.give_back("s", grant.task, grant.attempt, 5)
+    assert (ledger.todo, ledger.leased_records) == (3, 5)
+    ledger.acknowledge("s", grant.task, grant.attempt, 5)
+    assert ledger.acknowledged == 5
+    (rest,) = lease_all(ledger, "s")
+    assert (rest.slice.skip, rest.slice.limit, rest.attempt) == (5, 3, 1)
+
+
+def test_acknowledged_records_cannot_be_given_back() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    ledger.acknowledge("s", grant.task, grant.attempt, 5)
+    with pytest.raises(InvalidArgument, match="acknowledged up to 5"):
+        ledger.give_back("s", grant.task, grant.attempt, 4)
+
+
+def test_a_failure_repeated_after_the_record_was_given_back_changes_nothing() -> None:
+    ledger = ledger_of(8, 8, max_bad_records=9)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    ledger.fail("s", grant.task, grant.attempt, 6, "bad")
+    ledger.give_back("s", grant.task, grant.attempt, 4)
+    before = ledger.snapshot()
+    ledger.fail("s", grant.task, grant.attempt, 6, "bad")
+    assert ledger.snapshot() == before
+
+
+# Crumbs
+
+
+def drop_last(size: int, *batches: int, **options: object) -> tuple[ShardLedger, list[SimulatedTrainer]]:
+    ledger = ledger_of(size, 8, **options)
+    trainers = []
+    for name, batch in zip("abc", batches, strict=False):
+        ledger.join(name, batch)
+        trainers.append(SimulatedTrainer(ledger, name, batch, drop_last=True))
+    return ledger, trainers
+
+
+def test_crumbs_of_several_trainers_fill_a_batch_for_one() -> None:
+    ledger = ledger_of(8, 2)
+    for name in ("a", "b"):
+        ledger.join(name, 4)
+        for grant in lease_all(ledger, name, count=1):
+            ledger.give_back(name, grant.task, grant.attempt, 0, crumb=True)
+    rest = lease_all(ledger, "a", count=2)
+    acknowledge(ledger, "a", *rest)
+    bundle = lease_all(ledger, "b", count=1)
+    assert {g.bundle for g in bundle} == {1}
+    assert sum(g.slice.limit for g in bundle) == 4
+    acknowledge(ledger, "b", *bundle)
+    assert (ledger.dropped, ledger.finished) == (0, True)
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 21, 30])
+@pytest.mark.parametrize("batches", [(4,), (4, 4), (4, 3, 5)])
+@pytest.mark.parametrize("barrier", [True, False])
+def test_drop_last_drops_less_than_one_batch_an_epoch(size: int, batches: tuple[int, ...], barrier: bool) -> None:
+    ledger, trainers = drop_last(size, *batches, num_epochs=2, epoch_barrier=barrier)
+    trained = run_to_the_end(ledger, trainers)
+    assert len(trained) + ledger.dropped == 2 * size
+    assert ledger.dropped < max(batches) * (2 if barrier else 1)
+
+
+def test_a_trainer_with_small_batches_that_never_fetches_holds_up_nobody() -> None:
+    ledger, trainers = drop_last(21, 8, 8)
+    ledger.join("idle", 1)
+    run_to_the_end(ledger, trainers)
+    assert ledger.dropped == 21 % 8
+
+
+def test_crumbs_wait_for_a_death_that_could_still_fill_them_up() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("a", 4)
+    ledger.join("b", 8)
+    first, second = lease_all(ledger, "a")
+    ledger.give_back("a", second.task, second.attempt, second.slice.skip + 1, crumb=True)  # 3 crumbs
+    ledger.acknowledge("a", second.task, second.attempt, second.slice.skip + 1)
+    assert verdict(ledger, "a", 0) is PassState.EPOCH_OVER  # the first batch is with its loop
+    assert (ledger.dropped, ledger.todo) == (0, 3)
+    acknowledge(ledger, "a", first)
+    assert (ledger.dropped, ledger.finished) == (3, True)
+
+
+def test_crumbs_of_two_epochs_never_share_a_batch() -> None:
+    ledger = ledger_of(3, 3, num_epochs=3)
+    ledger.join("s", 2)
+    run_to_the_end(ledger, [SimulatedTrainer(ledger, "s", 2, drop_last=True)])
+    assert (ledger.acknowledged, ledger.dropped) == (6, 3)
+
+
+# Epochs and waiting
+
+
+def test_an_epoch_begins_when_the_one_before_is_over() -> None:
+    ledger = ledger_of(8, 8, num_epochs=2)
+    ledger.join("a", 8)
+    ledger.join("b", 8)
+    (grant,) = lease_all(ledger, "a")
+    assert verdict(ledger, "b", 0) is PassState.OPEN
+    assert ledger.epoch == 0
+    acknowledge(ledger, "a", grant)
+    assert verdict(ledger, "b", 0) is PassState.EPOCH_OVER
+    assert lease_all(ledger, "b")[0].slice.epoch == 1
+
+
+def test_without_a_barrier_leases_cross_into_the_next_epoch() -> None:
+    ledger = ledger_of(8, 8, num_epochs=2, epoch_barrier=False)
+    ledger.join("s", 8)
+    assert [g.slice.epoch for g in lease_all(ledger, "s")] == [0, 1]
+
+
+def test_zero_epochs_never_end() -> None:
+    ledger = ledger_of(8, 8, num_epochs=0)
+    ledger.join("s", 8)
+    for epoch in range(20):
+        (grant,) = lease_all(ledger, "s")
+        assert grant.slice.epoch == epoch
+        acknowledge(ledger, "s", grant)
+    assert not ledger.finished
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_batches_that_a_loop_has_not_stepped_on_do_not_keep_the_last_pass_open(barrier: bool) -> None:
+    ledger = ledger_of(8, 8, epoch_barrier=barrier)
+    ledger.join("a", 8)
+    ledger.join("b", 8)
+    (grant,) = lease_all(ledger, "a")
+    assert verdict(ledger, "b", 0) is PassState.OPEN
+    assert verdict(ledger, "a", 0) is PassState.EPOCH_OVER
+    assert verdict(ledger, "b", 0) is PassState.EPOCH_OVER
+    assert not ledger.finished
+    acknowledge(ledger, "a", grant)
+    assert ledger.finished
+
+
+def test_a_drained_trainer_that_dies_leaves_its_batches_to_the_next_pass() -> None:
+    ledger = ledger_of(8, 8, num_epochs=2)
+    ledger.join("a", 8)
+    ledger.join("b", 8)
+    lease_all(ledger, "a")
+    assert verdict(ledger, "a", 0) is PassState.EPOCH_OVER
+    ledger.release("a")
+    epoch, _, grants = ledger.lease("b", epoch=NEW_PASS, count=9)
+    assert (epoch, {g.slice.epoch for g in grants}) == (0, {0})
+
+
+def test_records_that_came_back_too_late_do_not_keep_a_younger_pass_from_its_end() -> None:
+    ledger = ledger_of(8, 8, num_epochs=2)
+    for name in ("a", "b"):
+        ledger.join(name, 8)
+    lease_all(ledger, "a")
+    verdict(ledger, "a", 0)
+    younger = lease_all(ledger, "b")
+    assert {g.slice.epoch for g in younger} == {1}
+    ledger.release("a")
+    acknowledge(ledger, "b", *younger)
+    assert verdict(ledger, "b", 1) is PassState.EPOCH_OVER
+    assert not ledger.finished
+    assert {g.slice.epoch for g in lease_all(ledger, "b")} == {0}
+
+
+def test_a_pass_with_nothing_for_this_trainer_waits_instead_of_ending_at_once() -> None:
+    ledger = ledger_of(8, 8)
+    for name, size in (("dead", 5), ("big", 8), ("small", 4)):
+        ledger.join(name, size)
+    (grant,) = lease_all(ledger, "dead", count=1)
+    assert grant.slice.limit == 5
+    rest = lease_all(ledger, "dead")
+    verdict(ledger, "dead", 0)  # the pass is over, 8 records are with a loop
+    ledger.release("dead")
+    back = lease_all(ledger, "small")
+    assert sum(g.slice.limit for g in back) == 8
+    for item in back[-1:]:
+        ledger.give_back("small", item.task, item.attempt, item.slice.skip, crumb=True)
+    assert rest
+    epoch, state, grants = ledger.lease("big", epoch=NEW_PASS, count=1)
+    assert (epoch, state, grants) == (NEW_PASS, PassState.OPEN, ())
+
+
+# Tokens
+
+
+def test_a_restore_makes_every_lease_void_and_opens_a_lineage() -> None:
+    ledger = ledger_of()
+    ledger.join("s", 8)
+    token = ledger.snapshot()
+    grant = lease_all(ledger, "s", count=1)[0]
+    ledger.restore(token)
+    assert (ledger.lineage, ledger.leases, ledger.todo) == (2, 0, 16)
+    with pytest.raises(StaleLease):
+        acknowledge(ledger, "s", grant)
+    assert grant.task not in {g.task for g in lease_all(ledger, "s")}, "task ids are never used again"
+
+
+def test_a_restore_of_nothing_is_the_beginning_of_the_data() -> None:
+    ledger = ledger_of()
+    ledger.join("s", 8)
+    acknowledge(ledger, "s", *lease_all(ledger, "s"))
+    ledger.restore(None)
+    assert (ledger.finished, ledger.acknowledged, ledger.todo, ledger.epoch) == (False, 0, 16, 0)
+
+
+def test_a_refused_token_changes_nothing() -> None:
+    ledger = ledger_of()
+    ledger.join("s", 8)
+    lease_all(ledger, "s", count=1)
+    before = repr(ledger), ledger.snapshot(), ledger.lineage
+    with pytest.raises(TokenError):
+        ledger.restore(ledger_of(17).snapshot())
+    with pytest.raises(TokenError, match="damaged"):
+        ledger.restore(replace(ledger.snapshot(), position=9))
+    assert (repr(ledger), ledger.snapshot(), ledger.lineage) == before
+
+
+@given(
+    size=st.integers(1, 200),
+    per=st.integers(1, 30),
+    batches=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    epochs=st.integers(1, 3),
+    barrier=st.booleans(),
+    drops=st.booleans(),
+    hold_back=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None, print_blob=True)
+def test_trainers_of_any_sizes_finish_together(
+    size: int, per: int, batches: list[int], epochs: int, barrier: bool, drops: bool, hold_back: int
+) -> None:
+    ledger = ledger_of(size, per, num_epochs=epochs, epoch_barrier=barrier)
+    trainers = []
+    for place, batch in enumerate(batches):
+        name = f"trainer-{place}"
+        ledger.join(name, batch)
+        plain = place % 3 == 2
+        trainers.append(
+            SimulatedTrainer(ledger, name, batch, elastic=not plain, drop_last=drops, hold_back=hold_back)
+        )
+    trained = run_to_the_end(ledger, trainers)
+    assert len(trained) == len(set(trained)) == size * epochs - ledger.dropped
+
+
+# Size
+
+
+def test_a_trillion_shuffled_records_cost_no_time_and_no_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = replace(
+        SPEC,
+        sources=(Source(name="a", count=10**12),),
+        records_per_shard=256,
+        shuffle=True,
+        shuffle_shards=True,
+        num_epochs=3,
+    )
+    tracemalloc.start()
+    started = time.perf_counter()
+    ledger = ShardLedger(spec)
+    ledger.join("s", 32)
+    (grant,) = lease_all(ledger, "s", count=1)
+    elapsed = time.perf_counter() - started
+    for _ in range(500):
+        acknowledge(ledger, "s", *lease_all(ledger, "s", count=1))
+        ledger.confirm("s")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    with capsys.disabled():
+        print(f" [made, joined and leased in {elapsed * 1000:.1f} ms, peak {peak / 1024:.0f} KiB] ", end="")
+    assert grant.slice.limit == 256
+    assert elapsed < 0.5
+    assert peak < 2**20
+    assert len(ledger.snapshot().encode()) < 1000

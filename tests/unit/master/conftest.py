@@ -1,0 +1,90 @@
+"""Calls with the parts that a test does not care about filled in, and a real server in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from edl_torch.client.transport import MasterClient
+from edl_torch.core.calls import NEW_PASS, LeaseCall, RegisterCall, Registration, ReportCall
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.master.server import MasterServer
+from edl_torch.shard import Source
+
+
+class Calls:
+    """Calls of trainers on the dataset "d": 8 records in shards of 4, batches of 2."""
+
+    @staticmethod
+    def register(session="s", *, size=8, **options):
+        options = {"records_per_shard": 4} | options
+        registration = Registration(name="d", sources=(Source(name="", count=size),), **options)
+        return RegisterCall(
+            session=session, worker_id=f"w-{session}", batch_size=2, registration=registration
+        )
+
+    @staticmethod
+    def lease(request, session="s", **options):
+        options = {"count": 1, "epoch": NEW_PASS} | options
+        return LeaseCall(session=session, dataset="d", lineage=1, request=request, **options)
+
+    @staticmethod
+    def report(request, session="s", **options):
+        return ReportCall(session=session, dataset="d", lineage=1, request=request, **options)
+
+
+@pytest.fixture
+def calls():
+    return Calls
+
+
+class ServerThread:
+    """A master on a loop of its own, and clients for it."""
+
+    def __init__(self, **options):
+        self.dispatcher = Dispatcher(ledger_id="ledger", **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.server = self.run(self._make())
+        self.address = str(self.run(self.server.start()))
+        self._clients = []
+
+    async def _make(self):
+        return MasterServer(self.dispatcher, "127.0.0.1:0")
+
+    def run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    def client(self, worker_id="w", **options):
+        client = MasterClient(self.address, worker_id, **options)
+        self._clients.append(client)
+        return client
+
+    def close(self):
+        for client in self._clients:
+            client.close()
+        self.run(self.server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture
+def start_server():
+    servers = []
+
+    def start(**options):
+        servers.append(ServerThread(**options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def server(start_server):
+    return start_server()

@@ -1,0 +1,122 @@
+"""The embedded master: the same answers without a server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
+from edl_torch.errors import InvalidArgument, ServiceClosed, UnknownDataset
+from edl_torch.master.embedded import LocalMaster
+from edl_torch.testing.wait import wait_until
+
+
+def drain(master, calls, session):
+    """Lease and acknowledge until the data is finished; the slices, in order."""
+    slices, request = [], 0
+    while True:
+        request += 1
+        answer = master.lease(calls.lease(request, session, count=2), wait_s=1.0)
+        if answer.state is not PassState.OPEN:
+            return slices
+        slices += [g.slice for g in answer.grants]
+        done = tuple(
+            Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in answer.grants
+        )
+        master.report(calls.report(request, session, acknowledgements=done))
+
+
+def test_two_sessions_drain_a_dataset_exactly_once(calls):
+    master = LocalMaster()
+    taken = {}
+    for session in "ab":
+        master.register(calls.register(session, size=101))
+    threads = [threading.Thread(target=lambda s=s: taken.update({s: drain(master, calls, s)})) for s in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    seen = sorted(s.shard * 4 + p for slices in taken.values() for s in slices for p in range(s.skip, s.stop))
+    assert seen == list(range(101))
+    assert master.dataset_status("d").finished
+
+
+def test_waiting_lease_wakes_when_records_come_back(calls):
+    master = LocalMaster()
+    for session in "ab":
+        master.register(calls.register(session, size=2))
+    (grant,) = master.lease(calls.lease(1, "a")).grants
+    wanted = threading.Event()
+    master.attend("a", lambda dataset: wanted.set())
+    answers = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(master.lease(calls.lease(1, "b", epoch=0), wait_s=20))
+    )
+    waiting.start()
+    assert wanted.wait(5)
+    back = GiveBack(task=grant.task, attempt=grant.attempt, start=0)
+    master.report(calls.report(1, "a", give_backs=(back,)))
+    waiting.join(5)
+    assert [g.slice for g in answers[0].grants] == [grant.slice]
+
+
+def test_waiting_ends_with_an_empty_answer_of_an_open_pass(calls):
+    master = LocalMaster()
+    for session in "ab":
+        master.register(calls.register(session, size=2))
+    master.lease(calls.lease(1, "a"))
+    assert master.lease(calls.lease(1, "b", epoch=0), wait_s=0.01).nothing_yet
+
+
+def test_close_ends_waiting_calls(calls):
+    master = LocalMaster()
+    for session in "ab":
+        master.register(calls.register(session, size=2))
+    master.lease(calls.lease(1, "a"))
+    caught = []
+
+    def wait():
+        try:
+            master.lease(calls.lease(1, "b", epoch=0), wait_s=20)
+        except ServiceClosed as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(lambda: master._dispatcher._hungry.get("d"))
+    master.close()
+    thread.join(5)
+    assert len(caught) == 1
+    master.leave("b")
+    with pytest.raises(ServiceClosed):
+        master.status()
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_size_below_one_is_refused(calls, size):
+    with pytest.raises(InvalidArgument):
+        LocalMaster().register(calls.register(size=size))
+
+
+def test_unknown_dataset_is_named():
+    with pytest.raises(UnknownDataset, match="'nope'"):
+        LocalMaster().snapshot("nope")
+
+
+def test_repr_shows_state(calls):
+    master = LocalMaster("me")
+    master.register(calls.register())
+    assert "worker='me'" in repr(master)
+    assert "datasets=1" in repr(master)
+
+
+def test_embedded_master_imports_neither_grpc_nor_torch():
+    code = (
+        "import sys, edl_torch.master.embedded as e; e.LocalMaster().status(); "
+        "found = {'grpc', 'torch', 'cv2', 'google.protobuf'} & set(sys.modules); "
+        "sys.exit(str(found) if found else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,196 @@
+"""The host on a loop, without grpc: long polls, streams, expiry."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.errors import StaleLease
+from edl_torch.master.host import MasterHost
+
+
+def on_loop(test):
+    """Run an async test; nothing in these takes long."""
+
+    def run(calls):
+        asyncio.run(asyncio.wait_for(test(calls), 10))
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def settle():
+    """Let every task that can run do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def new_host(**options):
+    return MasterHost(Dispatcher(ledger_id="l", **options))
+
+
+@on_loop
+async def test_waiting_lease_is_answered_when_records_come_back(calls):
+    host = new_host()
+    host.register(calls.register("a", size=4))
+    host.register(calls.register("b", size=4))
+    held = await host.lease(calls.lease(1, "a"), 0)
+    rest = await host.lease(calls.lease(2, "a"), 0)
+    waiting = asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30))
+    await settle()
+    assert not waiting.done()
+    grant = (held.grants + rest.grants)[0]
+    back = GiveBack(task=grant.task, attempt=grant.attempt, start=grant.slice.skip)
+    host.apply(lambda d, now: d.report(calls.report(1, "a", give_backs=(back,)), now))
+    answer = await waiting
+    assert [g.slice for g in answer.grants] == [grant.slice]
+
+
+@on_loop
+async def test_empty_look_of_a_waiting_lease_is_not_replayed(calls):
+    host = new_host()
+    host.register(calls.register("a", size=2))
+    host.register(calls.register("b", size=2))
+    await host.lease(calls.lease(1, "a"), 0)
+    waiting = asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30))
+    await settle()
+    waiting.cancel()
+    await settle()
+    host.leave("a")
+    again = await host.lease(calls.lease(1, "b", epoch=0), 30)
+    assert len(again.grants) == 1
+
+
+@on_loop
+async def test_empty_answer_that_was_sent_is_replayed(calls):
+    host = new_host()
+    host.register(calls.register("a", size=2))
+    host.register(calls.register("b", size=2))
+    await host.lease(calls.lease(1, "a"), 0)
+    sent = await host.lease(calls.lease(1, "b", epoch=0), 0.01)
+    host.leave("a")
+    assert await host.lease(calls.lease(1, "b", epoch=0), 30) is sent
+
+
+@on_loop
+async def test_repeated_call_that_waits_twice_gets_one_answer(calls):
+    host = new_host()
+    host.register(calls.register("a", size=2))
+    host.register(calls.register("b", size=2))
+    await host.lease(calls.lease(1, "a"), 0)
+    both = [asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30)) for _ in range(2)]
+    await settle()
+    host.leave("a")
+    first, second = await asyncio.gather(*both)
+    assert first is second
+    assert len(first.grants) == 1
+
+
+@on_loop
+async def test_waiting_lease_learns_the_end(calls):
+    host = new_host()
+    host.register(calls.register("a", size=2))
+    host.register(calls.register("b", size=2))
+    (grant,) = (await host.lease(calls.lease(1, "a"), 0)).grants
+    waiting = asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30))
+    await settle()
+    done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=2)
+    host.apply(lambda d, now: d.report(calls.report(1, "a", acknowledgements=(done,)), now))
+    assert (await waiting).state is PassState.FINISHED
+
+
+@on_loop
+async def test_drain_answers_waiting_leases_and_ends_streams(calls):
+    host = new_host()
+    host.register(calls.register("a", size=2))
+    host.register(calls.register("b", size=2))
+    await host.lease(calls.lease(1, "a"), 0)
+    with host.attending("b") as stream:
+        waiting = asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30))
+        await settle()
+        host.drain()
+        assert (await waiting).nothing_yet
+        assert await stream.next() is None
+
+
+@on_loop
+async def test_others_are_told_that_a_trainer_waits(calls):
+    host = new_host()
+    host.register(calls.register("a", size=2))
+    host.register(calls.register("b", size=2))
+    await host.lease(calls.lease(1, "a"), 0)
+    with host.attending("a") as a, host.attending("b") as b:
+        await host.lease(calls.lease(1, "b", epoch=0), 0.01)
+        assert await a.next() == "d"
+        host.drain()
+        assert await b.next() is None
+
+
+@on_loop
+async def test_broken_stream_releases_leases_after_the_grace(calls):
+    host = new_host(grace_s=0.05)
+    host.start()
+    host.register(calls.register("a", size=2))
+    host.register(calls.register("b", size=2))
+    with host.attending("a"):
+        await host.lease(calls.lease(1, "a"), 0)
+    answer = await host.lease(calls.lease(1, "b", epoch=0), 5)
+    assert len(answer.grants) == 1
+    await host.close()
+
+
+@on_loop
+async def test_stream_that_comes_back_within_the_grace_keeps_the_leases(calls):
+    host = new_host(grace_s=0.05)
+    host.start()
+    host.register(calls.register("a", size=2))
+    with host.attending("a"):
+        pass
+    with host.attending("a"):
+        await asyncio.sleep(0.1)
+        assert host.dispatcher.sessions_of("d") == {"a"}
+    await host.close()
+
+
+@on_loop
+async def test_older_stream_that_breaks_late_does_no_harm(calls):
+    host = new_host(grace_s=0.01)
+    host.start()
+    host.register(calls.register("a", size=2))
+    older = host.attending("a")
+    stream = older.__enter__()
+    with host.attending("a"):
+        assert await stream.next() is None
+        older.__exit__(None, None, None)
+        await asyncio.sleep(0.05)
+        assert host.dispatcher.sessions_of("d") == {"a"}
+    await host.close()
+
+
+@on_loop
+async def test_looks_of_a_waiting_call_do_not_keep_a_silent_session_alive(calls):
+    host = new_host(lease_timeout_s=0.1)
+    host.start()
+    host.register(calls.register("a", size=2))
+    await host.lease(calls.lease(1, "a"), 0)
+    host.register(calls.register("b", size=2))
+    with pytest.raises(StaleLease):
+        await host.lease(calls.lease(1, "b", epoch=0, ledger="other"), 0)
+    waiting = asyncio.create_task(host.lease(calls.lease(2, "a", epoch=0), 30))
+    with pytest.raises(StaleLease):
+        await waiting
+    await host.close()
+
+
+@on_loop
+async def test_session_that_leaves_gives_everything_back_at_once(calls):
+    host = new_host()
+    host.register(calls.register("a", size=2))
+    await host.lease(calls.lease(1, "a"), 0)
+    with host.attending("a") as stream:
+        host.leave("a")
+        assert await stream.next() is None
+    assert host.dispatcher.dataset_status("d").todo == 2

@@ -1,0 +1,153 @@
+"""The same promises over real grpc on loopback."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import grpc
+import pytest
+
+from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
+from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, UnknownDataset
+from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.testing.wait import wait_until
+
+
+def test_repeated_request_is_answered_alike_over_the_wire(server, calls):
+    client = server.client()
+    client.register(calls.register())
+    first = client.lease(calls.lease(1, count=2))
+    assert client.lease(calls.lease(1, count=2)) == first
+    assert client.lease(calls.lease(2)) != first
+    with pytest.raises(StaleLease, match="followed by 2"):
+        client.lease(calls.lease(1))
+
+
+def test_whole_epoch_and_its_token(server, calls):
+    client = server.client()
+    answer = client.register(calls.register())
+    assert answer.ledger == "ledger"
+    assert answer.spec.size == 8
+    for request in range(1, 10):
+        lent = client.lease(calls.lease(request, ledger="ledger"))
+        if lent.state is not PassState.OPEN:
+            break
+        (grant,) = lent.grants
+        done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=grant.slice.stop)
+        assert client.report(calls.report(request, acknowledgements=(done,))).stale == ()
+    assert client.dataset_status("d").acknowledged == 8
+    assert client.status().datasets[0].finished
+    token = client.snapshot("d")
+    assert client.restore("d", token) == 2
+    assert client.restore("d", None) == 3
+
+
+def test_errors_arrive_as_they_were_raised(server, calls):
+    client = server.client()
+    with pytest.raises(UnknownDataset, match="'d'"):
+        client.snapshot("d")
+    for size in (0, -1):
+        with pytest.raises(InvalidArgument, match=r"size|count"):
+            client.register(calls.register(size=size))
+    client.register(calls.register("a"))
+    with pytest.raises(DatasetConflict, match="seed"):
+        client.register(calls.register("b", seed=5))
+    with pytest.raises(TokenError):
+        client.restore("d", "rubbish")
+    with pytest.raises(StaleLease, match="ledger other"):
+        client.lease(calls.lease(1, "a", ledger="other"))
+    with pytest.raises(StaleLease, match="'stranger'"):
+        client.report(calls.report(1, "stranger"))
+    with pytest.raises(InvalidArgument, match=r"UTF-8|utf-8|surrogates"):
+        client.report(calls.report(1, "\udcff"))
+
+
+def test_long_poll_wakes_promptly(server, calls):
+    a, b = server.client("a"), server.client("b")
+    a.register(calls.register("a", size=2))
+    b.register(calls.register("b", size=2))
+    (grant,) = a.lease(calls.lease(1, "a")).grants
+    answers = []
+    waiting = threading.Thread(
+        target=lambda: answers.append((b.lease(calls.lease(1, "b", epoch=0), 20), time.monotonic()))
+    )
+    waiting.start()
+    wait_until(lambda: server.dispatcher.wanted("d", "a", time.monotonic()))
+    back = GiveBack(task=grant.task, attempt=grant.attempt, start=0)
+    before = time.monotonic()
+    assert a.report(calls.report(1, "a", give_backs=(back,))).wanted
+    waiting.join(5)
+    answer, at = answers[0]
+    assert len(answer.grants) == 1
+    assert at - before < 0.25
+
+
+def test_wanted_event_reaches_the_other_trainer(server, calls):
+    a, b = server.client("a"), server.client("b")
+    a.register(calls.register("a", size=2))
+    b.register(calls.register("b", size=2))
+    wanted = []
+    a.attend("a", wanted.append)
+    wait_until(lambda: a._attendances["a"].attending)
+    a.lease(calls.lease(1, "a"))
+    b.lease(calls.lease(1, "b", epoch=0), 0.01)
+    assert wait_until(lambda: wanted) == ["d"]
+
+
+def test_heartbeats_keep_a_session_that_says_nothing_else(start_server, calls):
+    server = start_server(lease_timeout_s=0.3)
+    client = server.client()
+    client.register(calls.register())
+    client.attend("s", print)
+    until = time.monotonic() + 0.9
+    wait_until(lambda: time.monotonic() > until)
+    assert server.dispatcher.sessions_of("d") == {"s"}
+    client.close()
+    wait_until(lambda: not server.dispatcher.sessions_of("d"), timeout_s=3)
+
+
+def test_silent_session_without_a_stream_is_given_up(start_server, calls):
+    server = start_server(lease_timeout_s=0.2)
+    client = server.client()
+    client.register(calls.register())
+    client.lease(calls.lease(1))
+    wait_until(lambda: not server.dispatcher.sessions_of("d"), timeout_s=3)
+    assert client.dataset_status("d").todo == 8
+    with pytest.raises(StaleLease):
+        client.lease(calls.lease(2))
+
+
+def test_stream_is_opened_again_after_it_ended(server, calls):
+    client = server.client()
+    client.register(calls.register())
+    client.attend("s", print)
+    attendance = client._attendances["s"]
+    first = wait_until(lambda: attendance.attending and attendance._stream)
+    first.cancel()
+    wait_until(lambda: attendance._stream is not first and attendance.attending)
+    assert server.dispatcher.sessions_of("d") == {"s"}
+
+
+def test_leaving_frees_everything_at_once(server, calls):
+    client = server.client()
+    client.register(calls.register())
+    client.attend("s", print)
+    client.lease(calls.lease(1))
+    client.leave("s")
+    assert client.dataset_status("d").todo == 8
+    assert client._attendances == {}
+
+
+def test_malformed_bytes_change_nothing(server, calls):
+    client = server.client()
+    client.register(calls.register())
+    with grpc.insecure_channel(server.address) as channel:
+        for method in ("Register", "Lease", "Report", "Restore", "Leave", "Heartbeat"):
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary(f"/edl_torch.v1.Master/{method}")(b"\xff\xff\xff", timeout=5)
+        call = pb.RegisterRequest(registration=pb.Registration(name="d", task_type=77))
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/edl_torch.v1.Master/Register")(call.SerializeToString(), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert client.dataset_status("d").todo == 8
