@@ -112,16 +112,17 @@ class StreamCounts:
         return passed
 
     def _count(self, batch_size: int | None) -> None:
+        other_kind = self._explicit_reports if batch_size is None else self._default_reports
+        if other_kind and not self.exact:
+            raise InvalidArgument(
+                "with several loader workers give report_batch_done() a batch_size always or never; "
+                "ElasticDataLoader needs no reports"
+            )
         if batch_size is None:
             self._default_reports += 1
         else:
             self._explicit_reports += 1
             self._explicit_records += batch_size
-        if self._default_reports and self._explicit_reports and not self.exact:
-            raise InvalidArgument(
-                "with several loader workers give report_batch_done() a batch_size always or never; "
-                "ElasticDataLoader needs no reports"
-            )
 
     def _proved(self, stream: _Stream) -> int:
         others = [other for other in self._streams.values() if other is not stream]

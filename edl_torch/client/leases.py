@@ -82,6 +82,11 @@ class LeaseSource:
         return self._open
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the pass that is open, or was last; NEW_PASS while it has none."""
+        return self._epoch
+
+    @property
     def read_nothing(self) -> bool:
         """Whether the pass has had no lease at all."""
         return not self._granted

@@ -109,7 +109,7 @@ class Reporter:
 
     def _start(self) -> None:
         if self._port.in_process:
-            while self._send_next(wait=False):
+            while self._outbox and self._send_next(wait=False):
                 pass
             with self._changed:
                 self._raise_error()
@@ -119,17 +119,16 @@ class Reporter:
 
     def wait_answered(self, lag: int, timeout_s: float | None = None) -> bool:
         """Wait until at most `lag` reports are unanswered. False when the time was not enough."""
-        with self._changed:
-            self._raise_error()
-            if self._noted - self._answered <= lag:
-                return True
+        if self._noted - self._answered <= lag and self._error is None:
+            return True  # as for most batches; a look without the lock is as good as one a moment earlier
         self.send()
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._noted - self._answered <= lag or self._error is not None, timeout_s
-            )
+            self._changed.wait_for(lambda: self._few_unanswered(lag) or self._error or self._closed, timeout_s)
             self._raise_error()
-            return done
+            return self._few_unanswered(lag)
+
+    def _few_unanswered(self, lag: int) -> bool:
+        return self._noted - self._answered <= lag
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until the master has answered everything."""
@@ -145,6 +144,7 @@ class Reporter:
             while self._send_next(wait=True):
                 pass
         except Exception as exc:  # noqa: BLE001  the top of a thread: whoever waits for it must hear of it
+            self._thread = None  # the next report gets another
             self._sent(self._noted, exc)
 
     def _send_next(self, *, wait: bool) -> bool:

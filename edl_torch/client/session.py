@@ -224,6 +224,11 @@ class Session:
                 f"service.report_batch_done() if they count as trained on"
             )
 
+    @property
+    def pass_epoch(self) -> int:
+        """The epoch of the pass that is open, or was last; NEW_PASS before the first one."""
+        return self._leases.epoch
+
     def in_pass(self, number: int) -> bool:
         """Whether pass `number` is open."""
         return self._leases.is_open and number == self._leases.pass_number

@@ -17,6 +17,8 @@ from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Slice
 
+LOOKS = 8  # a trainer that let the others ask so often each has stopped waiting
+
 
 class ShardLedger:
     """One dataset's records: `todo` waits, `leased` is a dict by task, what has an outcome is the rest."""
@@ -30,7 +32,8 @@ class ShardLedger:
         self.handed_over = 0  # leases that drained trainers had handed to their loops
         self._todo = Todo(self.plan)
         self._trainers: dict[str, int] = {}  # session -> batch size
-        self._drained: set[str] = set()  # sessions that wait for the verdict on their pass
+        self._waiting: dict[str, int] = {}  # session -> its last look, while it is sent away empty
+        self._looks = 0
         self._held: dict[str, set[int]] = {}  # session -> tasks
         self._closed: dict[str, dict[int, int]] = {}  # session -> task -> attempt, since its last report
         self._leased: dict[int, Lease] = {}
@@ -125,7 +128,7 @@ class ShardLedger:
     def release(self, session: str) -> tuple[Slice, ...]:
         """A session is gone: the rest of all it held waits again. Returns those slices."""
         self._trainers.pop(session, None)
-        self._drained.discard(session)
+        self._waiting.pop(session, None)
         self._closed.pop(session, None)
         lost: list[Slice] = []
         for task in sorted(self._held.pop(session, ())):
@@ -158,7 +161,10 @@ class ShardLedger:
             raise InvalidArgument(
                 f"epoch {epoch} of dataset {self.spec.name!r} has not begun: it is in {self.epoch}"
             )
-        self._hear(session, drained)
+        self._looks += 1
+        self._waiting[session] = self._looks
+        if drained:
+            self._hand_over(session)
         self._settle()
         if epoch == NEW_PASS:
             epoch = self._open_pass(batch_size)
@@ -167,7 +173,7 @@ class ShardLedger:
         grants = tuple(self._grants(session, epoch, count, batch_size))
         state = PassState.OPEN if grants else self._pass_state(epoch)
         if grants or state is not PassState.OPEN:
-            self._drained.discard(session)
+            del self._waiting[session]
         return epoch, state, grants
 
     def _batch_size(self, session: str) -> int:
@@ -179,12 +185,8 @@ class ShardLedger:
                 f"it was released; register again"
             ) from None
 
-    def _hear(self, session: str, drained: bool) -> None:
+    def _hand_over(self, session: str) -> None:
         """A drained session has handed all that it holds to its loop: no more batches come of it."""
-        if not drained:
-            self._drained.discard(session)
-            return
-        self._drained.add(session)
         for task in self._held.get(session, ()):
             lease = self._leased[task]
             if not lease.handed:
@@ -208,6 +210,8 @@ class ShardLedger:
         return PassState.EPOCH_OVER if self._is_over(epoch) else PassState.OPEN
 
     def _grants(self, session: str, epoch: int, count: int, batch_size: int) -> Iterator[Grant]:
+        if not self.spec.epoch_barrier:  # endless epochs would pile them up
+            yield from self._crumb_bundle(session, epoch, batch_size)
         for _ in range(count):
             taken = self._todo.take(epoch, self._lease_limit(epoch, batch_size))
             if taken is None:
@@ -357,9 +361,12 @@ class ShardLedger:
         return any(lease.epoch == epoch for lease in self._leased.values())
 
     def _fill_a_batch(self, crumbs: int) -> bool:
-        """Whether crumbs are enough for a drained trainer, or while there is none, for any."""
-        sizes = [self._trainers[session] for session in self._drained] or self._trainers.values()
-        return crumbs > 0 and crumbs >= min(sizes, default=1)
+        """Whether crumbs are enough for a trainer that waits and still asks; while none does, for any."""
+        if not crumbs:
+            return False
+        since = self._looks - LOOKS * len(self._trainers)
+        sizes = [self._trainers[session] for session, look in self._waiting.items() if look > since]
+        return crumbs >= min(sizes or self._trainers.values(), default=1)
 
     # Tokens ---------------------------------------------------------------------------------------------
 
@@ -399,4 +406,4 @@ class ShardLedger:
         self._unhanded.clear()
         self._held.clear()
         self._closed.clear()
-        self._drained.clear()
+        self._waiting.clear()

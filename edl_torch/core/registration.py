@@ -34,7 +34,8 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
     """The registered dataset, with what `asked` may still change of it.
 
     The identity must agree in every field that `asked` names; a dataset made without a trainer leaves the
-    in-shard shuffle open for the first one, and who says nothing of it does not shuffle. Options differ freely while `alone` uses the dataset.
+    in-shard shuffle open for the first one, and who says nothing of it does not shuffle. Options differ
+    freely while `alone` uses the dataset.
     Raises DatasetConflict with the differing fields.
     """
     given = _given(asked)

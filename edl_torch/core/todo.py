@@ -13,7 +13,6 @@ from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.shard import Slice
 
-
 SHARDS_AT_ONCE = 256  # of the order, computed together
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.client.tickets import Tally, Ticket, ticket_size
+from edl_torch.data.seeding import Generators
 from edl_torch.errors import AccountingError
 
 
@@ -35,20 +36,25 @@ class Envelope:
 class TicketedCollate:
     """The user's `collate_fn` with the count of drawn positions taken *before* it is called.
 
-    `batched` says that it is called with a list of samples, whose number must agree with the count.
+    `batched` says that it is called with a list of samples, whose number must agree with the count. The
+    `generators` of random numbers that were lent to the records are put back first.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], tally: Tally, *, batched: bool) -> None:
+    def __init__(
+        self, collate: Callable[[Any], Any], tally: Tally, generators: Generators, *, batched: bool
+    ) -> None:
         self._collate = collate
         self._tally = tally
+        self._generators = generators
         self._batched = batched
 
     def __call__(self, samples: Any) -> Envelope:
+        self._generators.put_back()
         ticket = self._tally.take()
         if self._batched and ticket_size(ticket) != len(samples):
             raise AccountingError(
-                f"a batch of {len(samples)} samples was drawn from {ticket_size(ticket)} positions: something "
-                f"between ShardedDataset and the loader adds or drops samples; do it in `transform` or "
-                f"`collate_fn` instead"
+                f"a batch of {len(samples)} samples was drawn from {ticket_size(ticket)} positions: "
+                f"something between ShardedDataset and the loader adds or drops samples; do it in "
+                f"`transform` or `collate_fn` instead"
             )
         return Envelope(self._collate(samples), ticket)

@@ -21,7 +21,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
 from edl_torch.data.reading import Run, SampleReader
-from edl_torch.data.seeding import RecordSeeds
+from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.errors import BadRecord, InvalidArgument, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads
 from edl_torch.shard import Slice
@@ -42,7 +42,8 @@ class ShardedDataset(IterableDataset[Any]):
         on_bad_record: "raise" ends the loop with a `BadRecord` that names the record; "quarantine" reports
             it to the master and goes on, up to the service's `max_bad_records`.
         seed_transforms: seed Python's, numpy's and torch's random numbers by (seed, epoch, record) around
-            `transform`, so that augmentation does not depend on workers. Costs some 20 µs a record.
+            `transform`, so that augmentation does not depend on workers. Costs some 10 µs a
+            record, in a plain `DataLoader` 100 µs.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ShardedDataset(IterableDataset[Any]):
         self._handle: Handle = service.handle()  # before torch forks: workers must find somebody listening
         self._link: tuple[int, SocketLink] | None = None
         self._feed: Feed | None = None
-        self._seeds: RecordSeeds | None = None
+        self._generators: Generators | None = None
 
     @property
     def service(self) -> DataShardService:
@@ -95,7 +96,7 @@ class ShardedDataset(IterableDataset[Any]):
         feed = self._feed
         link = self._connect()
         plan = link.begin(Mode.PLAIN if feed is None else Mode.ELASTIC)
-        self._seeds = RecordSeeds(plan.spec.seed) if self._seed_transforms else None
+        self._generators = self._generators_of(feed) if self._seed_transforms else None
         tally = Tally() if feed is None else feed.tally
         tally.clear()
         if feed is not None and feed.columnar:
@@ -137,6 +138,8 @@ class ShardedDataset(IterableDataset[Any]):
                 yield batch if self.transform is None else self.transform(batch)
 
     def _bad(self, link: Link, grant: Grant, position: int, error: BadRecord) -> None:
+        if self._generators is not None:
+            self._generators.put_back()
         if not self._quarantines:
             raise error
         link.fail(grant.task, position, str(error))
@@ -145,9 +148,15 @@ class ShardedDataset(IterableDataset[Any]):
         transform = self._record_transform
         if transform is None:
             return records
-        if self._seeds is None:
+        if self._generators is None:
             return map(transform, records)
-        return map(self._seeds.around(transform, part.epoch), records, plan.indices(part))
+        seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part))
+        return map(self._generators.seeded(transform), records, seeds)
+
+    def _generators_of(self, feed: Feed | None) -> Generators:
+        generators = Generators(after_each=True) if feed is None else feed.generators
+        generators.put_back()  # an earlier pass may have ended in the middle of a batch
+        return generators
 
     @property
     def _record_transform(self) -> Transform | None:
@@ -163,10 +172,11 @@ class ShardedDataset(IterableDataset[Any]):
 class Feed:
     """What an `ElasticDataLoader` binds to its dataset for a pass; pickled with it to loader workers."""
 
-    __slots__ = ("columnar", "tally")
+    __slots__ = ("columnar", "generators", "tally")
 
     def __init__(self, *, columnar: bool) -> None:
         self.columnar = columnar
+        self.generators = Generators(after_each=False)
         self.tally = Tally()
 
 

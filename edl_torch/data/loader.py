@@ -69,6 +69,14 @@ class ElasticDataLoader(DataLoader[Any]):
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
         return dataset.service
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass under way, or of the last one; with `epoch_barrier=False` the one it began in.
+
+        Other than `service.epoch` it cannot move on between a look at it and the batch that it is about.
+        """
+        return self.service.session.pass_epoch
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         live = None if self._live is None else self._live()
         if live is not None and live.going_on:
@@ -102,7 +110,10 @@ class ElasticDataLoader(DataLoader[Any]):
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
         if self._inner is None:
             self._feed = Feed(columnar=self._columnar)
-            collate = TicketedCollate(self._user_collate(), self._feed.tally, batched=self.batch_size is not None)
+            batched = self.batch_size is not None
+            collate = TicketedCollate(
+                self._user_collate(), self._feed.tally, self._feed.generators, batched=batched
+            )
             arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
             self._inner = DataLoader(dataset, batch_size=self.batch_size, **arguments)
         dataset.bind(self._feed)

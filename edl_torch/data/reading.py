@@ -43,27 +43,23 @@ class SampleReader:
         self._random = has_random_access(reader)
 
     def samples(self, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun) -> Iterator[Any]:
-        """Yield a sample for every readable record of the lease, in order, moving `run` before each."""
+        """Yield a sample for every readable record of the lease, in order, and keep `run` at the next one."""
         source = self._source(plan, grant)
-        whole = grant.slice
-        while (position := run[2]) < whole.stop:
-            rest = replace(whole, skip=position, limit=whole.stop - position)
+        cut = grant.slice
+        while (position := run[2]) < cut.stop:
+            rest = replace(cut, skip=position, limit=cut.stop - position)
             try:
-                # The loop itself moves the run: there is one step of Python for a record, and no more.
-                for run[2], sample in enumerate(self._rest(source, plan, rest), position + 1):
-                    yield sample
+                samples = iter(self._to_samples(plan, rest, source(rest)))
+                # All that Python does for one record. No name holds the sample: it would outlive its batch.
+                for run[2] in range(position + 1, cut.stop + 1):
+                    yield next(samples)
+                return
+            except StopIteration:
+                error: Exception = too_few(self._reader, cut.stop - run[2] + 1)
             except Exception as exc:  # noqa: BLE001  a reader is the user's code: whatever it raises is named
                 error = exc
-            else:
-                if run[2] == whole.stop:
-                    return
-                error = too_few(self._reader, whole.stop - run[2])
-            failed = run[2]
-            run = on_bad(failed, name_record(error, *plan.locate(whole.epoch, whole.shard, failed)))
-
-    def _rest(self, source: Source, plan: Plan, rest: Slice) -> Iterable[Any]:
-        """At most as many samples as the slice has: a reader may not know where to stop."""
-        return self._to_samples(plan, rest, islice(source(rest), rest.limit))
+            failed = run[2] = max(position, run[2] - 1)
+            run = on_bad(failed, name_record(error, *plan.locate(cut.epoch, cut.shard, failed)))
 
     def _source(self, plan: Plan, grant: Grant) -> Source:
         if plan.order is Shuffle.NONE:

@@ -10,48 +10,67 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from edl_torch.core.permutation import derive_key
-from edl_torch.data.numpy_state import NumpyGlobals
+from edl_torch.shard import Indices
+
+_WEYL, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
 
-class RecordSeeds:
-    """Seeds by (seed, epoch, record) for Python's, numpy's and torch's CPU generators."""
+class Generators:
+    """The global generators of Python, numpy and torch (CPU), lent to records and put back as they were.
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._epoch = -1
-        self._base = 0
-        self._numpy = NumpyGlobals()
+    To put them back costs more than to seed them. So where it is known when somebody else draws next they
+    are put back then, by that one; else after each record.
+    """
 
-    def around(self, transform: Callable[[Any], Any], epoch: int) -> Callable[[Any, tuple[str, int]], Any]:
-        """`transform` as a function of a record and its place (name, index).
+    def __init__(self, *, after_each: bool) -> None:
+        self._after_each = after_each
+        self._own: Any = None
 
-        Inside, random numbers are those of the record; afterwards the generators are as before.
-        """
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _generators, (self._after_each,)
 
-        def seeded(record: Any, place: tuple[str, int]) -> Any:
-            seed = self._seed_of(epoch, *place)
-            python, torch_state = random.getstate(), torch.get_rng_state()
+    def seeded(self, transform: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
+        """`transform` as a function of a record and its seed, a number in [0, 2⁶⁴)."""
+
+        def call(record: Any, seed: int) -> Any:
+            if self._own is None:
+                self._own = random.getstate(), np.random.get_state(), torch.get_rng_state()
             random.seed(seed)
+            np.random.seed(seed & 0xFFFFFFFF)
             torch.default_generator.manual_seed(seed)
-            self._numpy.seed(seed & 0xFFFFFFFF)
             try:
                 return transform(record)
             finally:
-                self._numpy.restore()
-                random.setstate(python)
-                torch.set_rng_state(torch_state)
+                if self._after_each:
+                    self.put_back()
 
-        return seeded
+        return call
 
-    def _seed_of(self, epoch: int, name: str, index: int) -> int:
-        if epoch != self._epoch:
-            self._epoch, self._base = epoch, derive_key(self._seed, epoch, "augment")
-        source = zlib.crc32(name.encode("utf-8", "surrogatepass")) << 32
-        mixed = self._base ^ source ^ (index * 0x9E3779B97F4A7C15)
-        mixed &= 0xFFFFFFFFFFFFFFFF
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        return mixed ^ (mixed >> 31)
+    def put_back(self) -> None:
+        """Let the generators go on from where they were before the first record."""
+        if self._own is not None:
+            python, legacy, torch_state = self._own
+            self._own = None
+            random.setstate(python)
+            np.random.set_state(legacy)
+            torch.set_rng_state(torch_state)
+
+
+def _generators(after_each: bool) -> Generators:
+    return Generators(after_each=after_each)
+
+
+def record_seeds(seed: int, epoch: int, records: Indices) -> list[int]:
+    """A seed in [0, 2⁶⁴) for each record: a function of `seed`, the epoch, the source and the number."""
+    names = [zlib.crc32(name.encode("utf-8", "surrogatepass")) << 32 for name in records.names]
+    sources = np.array(names, np.uint64)[0 if records.sources is None else records.sources]
+    base = np.uint64(derive_key(seed, epoch, "augment") & 0xFFFFFFFFFFFFFFFF)
+    mixed = base ^ sources ^ (records.numbers.astype(np.uint64) * np.uint64(_WEYL))
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_MIX_1)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_MIX_2)
+    seeds: list[int] = (mixed ^ (mixed >> np.uint64(31))).tolist()
+    return seeds

@@ -239,15 +239,16 @@ def _about_one(scene: Scene) -> list[str]:
 
 
 def _about_two(scene: Scene) -> list[str]:
+    """Every sentence begins with the left or upper one, as people who read from there do."""
     first, second = (f"{item.colour} {item.shape}" for item in scene.items)
     if scene.items[1].column - scene.items[0].column == 2:
-        ahead, behind, near, far = "to the left of", "to the right of", "on the left", "on the right"
+        ahead, behind, near, far = "to the left of", "to its right", "on the left", "on the right"
     else:
-        ahead, behind, near, far = "above", "below", "at the top", "at the bottom"
+        ahead, behind, near, far = "above", "below it", "at the top", "at the bottom"
     sized_first, sized_second = (f"{item.size} {item.colour} {item.shape}" for item in scene.items)
     return [
         f"{_a(first)} {ahead} {_a(second)}",
-        f"{_a(second)} {behind} {_a(first)}",
+        f"{_a(first)} with {_a(second)} {behind}",
         f"{_a(sized_first)} {near} and {_a(sized_second)} {far}",
         f"there is {_a(first)} {near} and {_a(second)} {far}",
         f"two shapes on a {scene.background} background, {_a(first)} and {_a(second)}",

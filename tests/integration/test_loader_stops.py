@@ -155,21 +155,6 @@ def test_dropped_last_records_have_their_outcome_and_full_batches_only_arrive(nu
         assert service.finished
 
 
-def test_crumbs_of_two_trainers_make_whole_batches() -> None:
-    fake = FakeMaster()
-    with trainer(fake, {"a": 10, "b": 7}) as (one, first), trainer(fake, {"a": 10, "b": 7}) as (_, second):
-        loops = [iter(elastic(d, drop_last=True)) for d in (first, second)]
-        seen: list[list[int]] = []
-        for _ in range(2):
-            for loop in loops:
-                seen += take(loop, 1)
-        seen += take(loops[1], 100) if not one.finished else []
-        seen += take(loops[0], 100)
-        assert all(len(batch) == 4 for batch in seen)
-        assert one.progress().dropped == 17 % 4
-        assert one.finished
-
-
 class SimulatedPinning:
     """What torch's pinning thread does to each item that arrives; here there is no accelerator to pin for."""
 

@@ -58,10 +58,9 @@ def train(options: argparse.Namespace, path: str, delay: float) -> None:
         dataset = ImageDataset(service, reader, shuffle=True)
         loader = ElasticDataLoader(dataset, num_workers=options.workers, persistent_workers=options.workers > 0)
         while not service.finished:
-            epoch = service.epoch
             for _, numbers in loader:
                 time.sleep(delay)  # the training step
-                out.write("".join(f"{epoch} {number}\n" for number in numbers.tolist()))
+                out.write("".join(f"{loader.epoch} {number}\n" for number in numbers.tolist()))
 
 
 def parse() -> argparse.Namespace:

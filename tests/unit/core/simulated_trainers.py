@@ -8,7 +8,7 @@ from edl_torch.core.calls import NEW_PASS, Grant, PassState
 from edl_torch.core.ledger import ShardLedger
 
 Drawn = tuple[Grant, int]  # one record: its lease and position
-PATIENCE = 25  # rounds without an outcome after which the trainers are taken to be stuck
+PATIENCE = 50  # rounds without an outcome after which the trainers are taken to be stuck
 
 
 class SimulatedTrainer:

@@ -436,7 +436,10 @@ def test_messages_that_are_lost_or_repeated_lose_no_record_and_lend_none_twice(d
     dispatcher = Dispatcher(ledger_id="L1")
     size = data.draw(st.integers(1, 40))
     registration = replace(
-        TRAINING, sources=(Source(name="a", count=size),), num_epochs=2, epoch_barrier=data.draw(st.booleans())
+        TRAINING,
+        sources=(Source(name="a", count=size),),
+        num_epochs=2,
+        epoch_barrier=data.draw(st.booleans()),
     )
     trainers = [Trainer(dispatcher, name, batch) for name, batch in (("a", 3), ("b", 4))]
     for trainer in trainers:
@@ -454,7 +457,9 @@ def test_messages_that_are_lost_or_repeated_lose_no_record_and_lend_none_twice(d
         report = trainer.report_call(*map(whole, grants))
         for _ in range(data.draw(st.integers(1, 3))):
             assert dispatcher.report(report, 0.0).stale == ()
-        trained += [(g.slice.epoch, g.slice.shard, p) for g in grants for p in range(g.slice.skip, g.slice.stop)]
+        trained += [
+            (g.slice.epoch, g.slice.shard, p) for g in grants for p in range(g.slice.skip, g.slice.stop)
+        ]
     status = dispatcher.dataset_status("training")
     assert status.finished
     assert len(trained) == len(set(trained)) == status.acknowledged == 2 * size

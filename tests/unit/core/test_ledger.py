@@ -30,7 +30,9 @@ def lease_all(ledger: ShardLedger, session: str, epoch: int = NEW_PASS, count: i
 
 def records(grants: list[Grant]) -> list[tuple[int, int, int]]:
     return [
-        (g.slice.epoch, g.slice.shard, position) for g in grants for position in range(g.slice.skip, g.slice.stop)
+        (g.slice.epoch, g.slice.shard, position)
+        for g in grants
+        for position in range(g.slice.skip, g.slice.stop)
     ]
 
 
@@ -52,7 +54,9 @@ def test_every_record_is_lent_once_and_the_job_finishes_when_all_are_acknowledge
     ledger = ledger_of(21, 8)
     ledger.join("s", 4)
     grants = lease_all(ledger, "s")
-    assert sorted(records(grants)) == [(0, shard, p) for shard, n in ((0, 8), (1, 8), (2, 5)) for p in range(n)]
+    assert sorted(records(grants)) == [
+        (0, shard, p) for shard, n in ((0, 8), (1, 8), (2, 5)) for p in range(n)
+    ]
     assert (ledger.todo, ledger.leased_records, ledger.finished) == (0, 21, False)
     acknowledge(ledger, "s", *grants[:-1])
     assert not ledger.finished
@@ -302,7 +306,9 @@ def test_crumbs_of_several_trainers_fill_a_batch_for_one() -> None:
 @pytest.mark.parametrize("size", [1, 7, 16, 21, 30])
 @pytest.mark.parametrize("batches", [(4,), (4, 4), (4, 3, 5)])
 @pytest.mark.parametrize("barrier", [True, False])
-def test_drop_last_drops_less_than_one_batch_an_epoch(size: int, batches: tuple[int, ...], barrier: bool) -> None:
+def test_drop_last_drops_less_than_one_batch_an_epoch(
+    size: int, batches: tuple[int, ...], barrier: bool
+) -> None:
     ledger, trainers = drop_last(size, *batches, num_epochs=2, epoch_barrier=barrier)
     trained = run_to_the_end(ledger, trainers)
     assert len(trained) + ledger.dropped == 2 * size
@@ -314,6 +320,21 @@ def test_a_trainer_with_small_batches_that_never_fetches_holds_up_nobody() -> No
     ledger.join("idle", 1)
     run_to_the_end(ledger, trainers)
     assert ledger.dropped == 21 % 8
+
+
+def test_a_trainer_that_stops_waiting_holds_up_nobody() -> None:
+    ledger = ledger_of(3, 1)
+    for name, size in (("a", 4), ("b", 2), ("gone", 1)):
+        ledger.join(name, size)
+    held = lease_all(ledger, "a")
+    assert verdict(ledger, "gone", 0) is PassState.OPEN  # it waits, and is never heard again
+    positions = [(grant, (0,)) for grant in held]
+    trainers = [
+        SimulatedTrainer(ledger, "a", 4, drop_last=True, held=positions),
+        SimulatedTrainer(ledger, "b", 2, drop_last=True),
+    ]
+    run_to_the_end(ledger, trainers)
+    assert (ledger.acknowledged, ledger.dropped) == (2, 1)
 
 
 def test_crumbs_wait_for_a_death_that_could_still_fill_them_up() -> None:
@@ -330,10 +351,40 @@ def test_crumbs_wait_for_a_death_that_could_still_fill_them_up() -> None:
 
 
 def test_crumbs_of_two_epochs_never_share_a_batch() -> None:
-    ledger = ledger_of(3, 3, num_epochs=3)
+    ledger = ledger_of(4, 2, num_epochs=2)
     ledger.join("s", 2)
-    run_to_the_end(ledger, [SimulatedTrainer(ledger, "s", 2, drop_last=True)])
-    assert (ledger.acknowledged, ledger.dropped) == (6, 3)
+    in_loop = []
+    for epoch in (0, 1):
+        first, second = lease_all(ledger, "s", epoch)
+        in_loop.append(first)
+        ledger.acknowledge("s", second.task, second.attempt, 1)
+        ledger.give_back("s", second.task, second.attempt, 1, crumb=True)
+        assert verdict(ledger, "s", epoch) is PassState.EPOCH_OVER
+    assert (ledger.dropped, ledger.todo) == (0, 2)
+    acknowledge(ledger, "s", *in_loop)
+    assert (ledger.dropped, ledger.finished) == (2, True)
+
+
+def test_crumbs_do_not_pile_up_where_epochs_never_end() -> None:
+    ledger = ledger_of(8, 8, num_epochs=0, epoch_barrier=False)
+    ledger.join("s", 4)
+    for _ in range(20):
+        for grant in lease_all(ledger, "s", count=1):
+            keep = 0 if grant.bundle else 3
+            ledger.acknowledge("s", grant.task, grant.attempt, grant.slice.stop - keep)
+            ledger.give_back("s", grant.task, grant.attempt, grant.slice.stop - keep, crumb=True)
+        assert sum(crumb.limit for crumb in ledger.snapshot().crumbs) < 8
+
+
+def test_a_restore_keeps_crumbs_apart() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("s", 4)
+    grant = lease_all(ledger, "s", count=1)[0]
+    ledger.give_back("s", grant.task, grant.attempt, 2, crumb=True)
+    fresh = ledger_of(8, 8)
+    fresh.restore(ledger.snapshot())
+    assert fresh.snapshot().crumbs == ledger.snapshot().crumbs
+    assert fresh.todo == 8
 
 
 # Epochs and waiting

@@ -18,9 +18,11 @@ from edl_torch.errors import TokenError
 from edl_torch.shard import DatasetSpec, Source
 
 SPEC = DatasetSpec(
-    name="training", sources=(Source(name="a.csv", count=20), Source(name="b.csv", count=5)), records_per_shard=8,
+    name="training",
+    sources=(Source(name="a.csv", count=20), Source(name="b.csv", count=5)),
+    records_per_shard=8,
     max_bad_records=1,
-)  # fmt: skip
+)
 
 GOLDEN = (
     '{"version":1,"identity":{"sources":"DIGEST","num_sources":2,"size":25,"records_per_shard":8,"seed":0,'
@@ -110,7 +112,9 @@ def test_a_damaged_token_is_refused(text: str) -> None:
         ShardLedger(SPEC).restore(Token.decode(text))
 
 
-@pytest.mark.parametrize("text", ["{}", "x", GOLDEN.replace('"identity":{', '"identity":[{').replace("},", "}],")])
+@pytest.mark.parametrize(
+    "text", ["{}", "x", GOLDEN.replace('"identity":{', '"identity":[{').replace("},", "}],")]
+)
 def test_a_damaged_token_is_told_from_a_foreign_one(text: str) -> None:
     with pytest.raises(TokenError, match=r"service\.state_dict\(\)"):
         Token.decode(text)

@@ -103,9 +103,11 @@ def test_relations_and_places_are_true() -> None:
             continue
         first, second = scene.items
         for caption in captions_of(scene, rng):
-            if "to the left of" in caption:
+            named = [caption.lower().index(f"{item.colour} {item.shape}") for item in scene.items]
+            assert named[0] < named[1]
+            if "to the left of" in caption or "to its right" in caption:
                 assert first.x < second.x - 0.3
-            if " above " in caption:
+            if " above " in caption or " below it" in caption:
                 assert first.y < second.y - 0.3
 
 

@@ -1,0 +1,223 @@
+"""Several trainers share one master: every record has one outcome, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from loader_kit import acknowledged, elastic, flat, numbers, take, trainer
+
+from edl_torch.testing import FakeMaster, wait_until
+
+COUNTS = {"a": 90, "b": 7, "c": 40}
+
+
+def together(*trainers: Callable[[], Any]) -> list[Any]:
+    """Run each in a thread of its own; a trainer that hangs fails the test."""
+    with ThreadPoolExecutor(len(trainers)) as pool:
+        futures = [pool.submit(run) for run in trainers]
+        return [future.result(timeout=30) for future in futures]
+
+
+def loop_of(
+    fake: FakeMaster, batch_size: int, pause_s: float, *, in_process: bool = False, num_workers: int = 0, **extra: Any
+) -> Callable[[], int]:
+    """A whole job of one trainer; returns how many records it trained on."""
+    loader_arguments = {"drop_last": extra.pop("drop_last", False), "num_workers": num_workers}
+
+    def run() -> int:
+        trained = 0
+        idle = threading.Event()
+        with trainer(fake, COUNTS, batch_size=batch_size, in_process=in_process, **extra) as (service, dataset):
+            loader = elastic(dataset, **loader_arguments)
+            while not service.finished:
+                for batch in loader:
+                    trained += len(numbers(batch))
+                    idle.wait(pause_s)
+        return trained
+
+    return run
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+@pytest.mark.parametrize("speeds", [(0.001, 0.004), (0.001, 0.001, 0.006, 0.002)])
+def test_unequal_trainers_give_each_record_one_outcome(speeds: tuple[float, ...], in_process: bool) -> None:
+    fake = FakeMaster()
+    arguments = {"num_epochs": 2, "records_per_shard": 12, "shuffle_shards": True}
+    sizes = (4, 3, 8, 5)
+    shares = together(
+        *(loop_of(fake, b, s, in_process=in_process, **arguments) for b, s in zip(sizes, speeds, strict=False))
+    )
+    assert sum(shares) == 2 * 137
+    assert all(shares)
+    fake.outcomes["training"].check_complete(2)
+
+
+def test_two_trainers_with_loader_workers() -> None:
+    fake = FakeMaster()
+    shares = together(*(loop_of(fake, 4, 0.002, num_workers=2, num_epochs=2, records_per_shard=12) for _ in range(2)))
+    assert sum(shares) == 2 * 137
+    fake.outcomes["training"].check_complete(2)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_crumbs_of_two_trainers_make_whole_batches(in_process: bool) -> None:
+    fake = FakeMaster()
+    arguments = {"drop_last": True, "records_per_shard": 10, "in_process": in_process}
+    shares = together(*(loop_of(fake, 4, 0.001, **arguments) for _ in range(2)))
+    assert sum(shares) == 136
+    outcomes = fake.outcomes["training"]
+    assert len(outcomes.acknowledged) == sum(outcomes.acknowledged.values()) == 136
+    assert fake.dataset_status("training").dropped == 1
+
+
+def test_a_trainer_that_holds_nothing_is_served_what_another_fetched_ahead() -> None:
+    fake = FakeMaster()
+    with (
+        trainer(fake, {"a": 24}, batch_size=4, in_process=False, records_per_shard=4) as (passive, first),
+        trainer(fake, {"a": 24}, batch_size=4, in_process=False, records_per_shard=4) as (_, second),
+    ):
+        slow = iter(elastic(first))
+        seen = take(slow, 2)
+        wait_until(lambda: passive.record_count > 4, what="the passive trainer has fetched ahead")
+        quick = iter(elastic(second))
+        others = take(quick, 3)  # all but what is in the hands of the first, and what it drew
+        assert len(others) == 3
+        rest = together(lambda: take(slow, 100), lambda: take(quick, 100))
+        assert sorted(flat(seen + others + rest[0] + rest[1])) == list(range(24))
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_two_fetchers_that_both_hold_batches_do_not_wait_for_each_other() -> None:
+    fake = FakeMaster()
+    with (
+        trainer(fake, {"a": 8}, batch_size=4, records_per_shard=4) as (one, _),
+        trainer(fake, {"a": 8}, batch_size=4, records_per_shard=4) as (two, _),
+    ):
+        one.size, two.size  # noqa: B018  both take part from the beginning
+        assert one.fetch_shard() is not None
+        assert two.fetch_shard() is not None
+        assert one.fetch_shard() is None  # at once: it holds records itself
+        assert two.fetch_shard() is None
+        for service in (one, two):
+            assert service.report_batch_done()
+        assert one.finished
+
+
+def test_a_fetcher_that_holds_nothing_waits_for_what_a_leaver_gives_back() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 4}, batch_size=4, in_process=False, records_per_shard=4) as (waiting, _):
+        with trainer(fake, {"a": 4}, batch_size=4, in_process=False, records_per_shard=4) as (leaver, _):
+            assert leaver.fetch_shard() is not None
+            with ThreadPoolExecutor(1) as pool:
+                fetching = pool.submit(waiting.fetch_shard)
+                wait_until(lambda: fake._dispatcher.wanted("training", leaver.session.id, fake.clock()))
+                assert not fetching.done()
+                leaver.close()
+                shard = fetching.result(timeout=10)
+        assert (shard.start, shard.end) == (0, 4)
+        waiting.report_batch_done()
+        assert waiting.finished
+
+
+def test_a_late_joiner_takes_part_in_the_running_epoch() -> None:
+    fake = FakeMaster()
+    with trainer(fake, COUNTS, num_epochs=2) as (early, first):
+        loop = iter(elastic(first))
+        seen = take(loop, 3)
+        with trainer(fake, COUNTS, num_epochs=2) as (late, second):
+            assert late.epoch == 0
+            helped = take(iter(elastic(second)), 2)
+        rest = take(loop, 100)
+        assert sorted(flat(seen + helped[:1] + rest)) == sorted(r for _, r in acknowledged(fake, early))
+        assert early.epoch == 1
+
+
+def test_a_trainer_that_broke_off_and_idles_keeps_nothing_from_the_others() -> None:
+    fake = FakeMaster()
+    with (
+        trainer(fake, COUNTS, in_process=False) as (idle, first),
+        trainer(fake, COUNTS, in_process=False) as (busy, second),
+    ):
+        seen = take(iter(elastic(first, num_workers=1)), 3)
+        assert idle.record_count == 0
+        rest = take(iter(elastic(second)), 1000)
+        assert len(flat(seen[:2] + rest)) == 137
+        assert busy.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_a_dead_peers_records_come_to_the_one_that_waits() -> None:
+    fake = FakeMaster(grace_s=1.0)
+    with trainer(fake, COUNTS) as (_, first), trainer(fake, COUNTS, in_process=False) as (_, second):
+        dying = iter(elastic(first))
+        taken = take(dying, 3)  # two of them acknowledged
+        with ThreadPoolExecutor(1) as pool:
+            living = pool.submit(lambda: take(iter(elastic(second)), 1000))
+            session = first.service.session.id
+            wait_until(lambda: fake._dispatcher.wanted("training", session, fake.clock()))
+            fake.break_stream(session)
+            fake.clock.advance(1.5)
+            fake.expire()
+            rest = living.result(timeout=20)
+        assert len(flat(taken[:2] + rest)) == 137
+        dying.close()
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_a_lost_session_trains_on_and_doubles_one_batch_at_most() -> None:
+    fake = FakeMaster(grace_s=1.0)
+    with trainer(fake, COUNTS) as (service, dataset):
+        loop = iter(elastic(dataset))
+        seen = take(loop, 3)
+        fake.break_stream(service.session.id)
+        fake.clock.advance(1.5)
+        assert fake.expire()
+        seen += take(loop, 1000)
+        assert 137 <= len(flat(seen)) <= 137 + 4
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_session_lost_in_a_plain_loop_acknowledges_nothing_early(num_workers: int) -> None:
+    from torch.utils.data import DataLoader
+
+    fake = FakeMaster(grace_s=1.0)
+    with trainer(fake, COUNTS, in_process=False) as (service, dataset):
+        loader = DataLoader(dataset, 4, num_workers=num_workers)
+        trained: list[int] = []
+        for number, batch in enumerate(loader):
+            trained += numbers(batch)
+            service.report_batch_done()
+            if number == 3:
+                service.session.flush()
+                fake.break_stream(service.session.id)
+                fake.clock.advance(1.5)
+                fake.expire()
+            assert {record for _, record in acknowledged(fake, service)} <= set(trained)
+        while not service.finished:
+            for batch in loader:
+                trained += numbers(batch)
+                service.report_batch_done()
+                assert {record for _, record in acknowledged(fake, service)} <= set(trained)
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_a_finished_training_pass_and_an_evaluation_inside_it() -> None:
+    fake = FakeMaster()
+    with (
+        trainer(fake, {"a": 20}, num_epochs=2) as (training, train_set),
+        trainer(fake, {"v": 9}, dataset_name="evaluation", num_epochs=4) as (evaluation, held_out),
+    ):
+        train_loader, evaluation_loader = elastic(train_set, num_workers=1), elastic(held_out)
+        while not training.finished:
+            for step, _ in enumerate(train_loader):
+                if step in (1, 3):
+                    assert sorted(flat(take(iter(evaluation_loader), 100))) == list(range(9))
+        assert evaluation.finished
+    fake.outcomes["training"].check_complete(2)
+    fake.outcomes["evaluation"].check_complete(4)

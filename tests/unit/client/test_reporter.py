@@ -1,0 +1,187 @@
+"""Reports reach the master in order and without loss, whatever happens on the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from edl_torch.client.membership import Membership
+from edl_torch.client.reporter import Reporter
+from edl_torch.core.calls import Acknowledgement, GiveBack, ReportAnswer, ReportCall
+from edl_torch.errors import MasterUnavailable, SessionLost, StaleLease
+from edl_torch.testing import wait_until
+
+
+class Port:
+    """Answers reports, or raises what is planned for them; may be held up."""
+
+    worker_id = "test"
+
+    def __init__(self, *, in_process: bool) -> None:
+        self.in_process = in_process
+        self.calls: list[ReportCall] = []
+        self.errors: list[Exception | None] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def report(self, call: ReportCall) -> ReportAnswer:
+        assert self.gate.wait(10)
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        self.calls.append(call)
+        return ReportAnswer(request=call.request)
+
+
+def ack(task: int, upto: int) -> Acknowledgement:
+    return Acknowledgement(task=task, attempt=1, upto=upto)
+
+
+class Case:
+    def __init__(self, *, in_process: bool) -> None:
+        self.port = Port(in_process=in_process)
+        self.answers: list[ReportAnswer] = []
+        self.lost: list[Membership] = []
+        self.reporter = Reporter(self.port, "s", "training", self.answers.append, self.lost.append)  # type: ignore[arg-type]
+        self.reporter.follow(Membership(ledger="l", lineage=3, number=1))
+
+    def tell(self, *acknowledgements: Acknowledgement) -> None:
+        self.reporter.note(acknowledgements=acknowledgements)
+        self.reporter.send()
+
+
+@pytest.fixture(params=[True, False], ids=["embedded", "remote"])
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    case = Case(in_process=request.param)
+    yield case
+    case.port.gate.set()
+    case.port.errors.clear()
+    case.reporter.close(5)
+
+
+@pytest.fixture
+def remote() -> Iterator[Case]:
+    case = Case(in_process=False)
+    yield case
+    case.port.gate.set()
+    case.reporter.close(5)
+
+
+def test_a_report_carries_ledger_lineage_and_a_growing_number(case: Case) -> None:
+    case.tell(ack(1, 4))
+    case.reporter.flush()
+    case.tell(ack(1, 8))
+    case.reporter.flush()
+    assert [(c.ledger, c.lineage, c.request) for c in case.port.calls] == [("l", 3, 1), ("l", 3, 2)]
+    assert [c.acknowledgements for c in case.port.calls] == [(ack(1, 4),), (ack(1, 8),)]
+    assert len(case.answers) == 2
+
+
+def test_nothing_to_tell_is_no_call(case: Case) -> None:
+    case.tell()
+    assert case.reporter.flush()
+    assert case.port.calls == []
+
+
+def test_reports_that_come_faster_than_answers_are_merged(remote: Case) -> None:
+    remote.port.gate.clear()
+    remote.tell(ack(1, 4))
+    wait_until(lambda: remote.reporter._sending)
+    remote.tell(ack(1, 8))
+    remote.tell(ack(1, 10))
+    remote.reporter.note(give_backs=[GiveBack(task=2, attempt=1, start=0)])
+    assert remote.reporter.wait_answered(4, 0.01)
+    assert not remote.reporter.wait_answered(1, 0.01)
+    remote.port.gate.set()
+    assert remote.reporter.flush()
+    merged = remote.port.calls[1]
+    assert len(remote.port.calls) == 2
+    assert merged.acknowledgements == (ack(1, 10),)
+    assert merged.give_backs == (GiveBack(task=2, attempt=1, start=0),)
+
+
+def test_what_no_master_answered_is_kept_and_sent_again(case: Case) -> None:
+    case.port.errors = [MasterUnavailable("away")]
+    with pytest.raises(MasterUnavailable, match="away"):
+        case.tell(ack(1, 4))
+        case.reporter.flush()
+    assert case.port.calls == []
+    case.reporter.note(give_backs=[GiveBack(task=1, attempt=1, start=4)])
+    assert case.reporter.flush()
+    assert len(case.port.calls) == 1
+    assert case.port.calls[0].acknowledgements == (ack(1, 4),)
+    assert case.port.calls[0].give_backs == (GiveBack(task=1, attempt=1, start=4),)
+
+
+def test_a_master_that_is_away_is_not_asked_in_a_tight_loop(remote: Case) -> None:
+    remote.port.errors = [MasterUnavailable("away")] * 3
+    for _ in range(3):
+        with pytest.raises(MasterUnavailable):
+            remote.tell(ack(1, 4))
+            remote.reporter.flush()
+    assert remote.reporter.flush()
+    assert len(remote.port.calls) == 1
+
+
+def test_a_refused_report_raises_once_and_is_not_repeated(case: Case) -> None:
+    case.port.errors = [StaleLease("another lineage")]
+    with pytest.raises(StaleLease):
+        case.tell(ack(1, 4))
+        case.reporter.flush()
+    assert case.reporter.flush()
+    assert case.port.calls == []
+
+
+def test_a_lost_session_is_told_with_the_membership_that_was_lost(case: Case) -> None:
+    case.port.errors = [SessionLost("who?")]
+    case.tell(ack(1, 4))
+    case.reporter.flush()
+    assert case.lost == [Membership(ledger="l", lineage=3, number=1)]
+
+
+def test_another_lineage_drops_what_was_not_sent(remote: Case) -> None:
+    remote.port.gate.clear()
+    remote.tell(ack(1, 4))
+    wait_until(lambda: remote.reporter._sending)
+    remote.tell(ack(1, 8))
+    remote.reporter.follow(Membership(ledger="l", lineage=4, number=2))
+    assert remote.reporter.flush()
+    remote.port.gate.set()
+    remote.tell(ack(9, 1))
+    assert remote.reporter.flush()
+    assert [(c.lineage, c.acknowledgements) for c in remote.port.calls] == [(3, (ack(1, 4),)), (4, (ack(9, 1),))]
+
+
+def test_an_answer_may_lead_to_another_report(case: Case) -> None:
+    def on_answer(answer: ReportAnswer) -> None:
+        case.answers.append(answer)
+        if len(case.answers) == 1:
+            case.tell(ack(2, 1))
+
+    case.reporter._on_answer = on_answer
+    case.tell(ack(1, 4))
+    assert case.reporter.flush()
+    assert [c.acknowledgements for c in case.port.calls] == [(ack(1, 4),), (ack(2, 1),)]
+
+
+def test_an_unexpected_error_in_the_thread_reaches_whoever_waits(remote: Case) -> None:
+    remote.port.errors = [KeyError("bug")]
+    remote.tell(ack(1, 4))
+    with pytest.raises(KeyError, match="bug"):
+        remote.reporter.flush(5)
+
+
+def test_close_does_not_insist_on_a_master_that_is_away(case: Case) -> None:
+    case.port.errors = [MasterUnavailable("away"), MasterUnavailable("away")]
+    case.reporter.note(acknowledgements=[ack(1, 4)])
+    case.reporter.close(1)
+    assert case.port.calls == []
+    assert case.reporter._thread is None or not case.reporter._thread.is_alive()
+
+
+def test_close_sends_what_is_left(case: Case) -> None:
+    case.reporter.note(acknowledgements=[ack(1, 4)])
+    case.reporter.close(5)
+    assert len(case.port.calls) == 1

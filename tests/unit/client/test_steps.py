@@ -1,0 +1,86 @@
+"""How many of the newest batches must not be acknowledged yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl_torch.client.steps import Steps
+
+
+def test_without_optimizer_and_lookahead_nothing_is_kept() -> None:
+    steps = Steps()
+    steps.handed()
+    assert (steps.attached, steps.keep, steps.ahead, steps.in_hand) == (False, 0, 0, 0)
+
+
+def test_an_optimizer_keeps_what_it_has_not_stepped_on() -> None:
+    steps = Steps()
+    number = steps.attach()
+    steps.handed()
+    steps.handed()
+    assert (steps.keep, steps.in_hand) == (2, 1)
+    steps.stepped(number)
+    assert (steps.keep, steps.in_hand) == (0, 0)
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 3])
+def test_lookahead_keeps_the_newest_out_of_steps_too(lookahead: int) -> None:
+    steps = Steps(lookahead)
+    number = steps.attach()
+    for _ in range(5):
+        steps.handed()
+    steps.stepped(number)
+    assert (steps.keep, steps.ahead, steps.in_hand) == (lookahead, lookahead, lookahead)
+
+
+def test_after_the_last_batch_each_step_passes_one_more_on() -> None:
+    steps = Steps(2)
+    number = steps.attach()
+    for _ in range(4):
+        steps.handed()
+    kept = []
+    for _ in range(3):
+        steps.exhausted_step()
+        steps.stepped(number)
+        kept.append(steps.keep)
+    assert kept == [1, 0, 0]
+
+
+def test_the_slowest_of_several_optimizers_decides() -> None:
+    steps = Steps()
+    quick, slow = steps.attach(), steps.attach()
+    for _ in range(3):
+        steps.handed()
+        steps.stepped(quick)
+    assert steps.keep == 3
+    steps.stepped(slow)
+    assert steps.keep == 0
+
+
+def test_a_report_counts_as_a_step_of_all() -> None:
+    steps = Steps()
+    steps.attach()
+    steps.attach()
+    steps.handed()
+    steps.reported()
+    assert steps.keep == 0
+
+
+def test_withdrawn_and_failed_batches_need_no_step() -> None:
+    steps = Steps(1)
+    steps.attach()
+    for _ in range(3):
+        steps.handed()
+    steps.failed()
+    assert (steps.keep, steps.ahead) == (2, 1)
+    steps.withdrawn(2)
+    assert (steps.keep, steps.ahead) == (0, 0)
+
+
+def test_another_lineage_forgets_every_batch() -> None:
+    steps = Steps(1)
+    steps.attach()
+    steps.handed()
+    steps.handed()
+    steps.clear()
+    assert (steps.keep, steps.ahead, steps.in_hand) == (0, 0, 0)

@@ -1,0 +1,231 @@
+"""The trainer's book of leases and batches: what goes back, what counts, what is void."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl_torch.client.tickets import Book, Tally, ticket_size
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.errors import AccountingError
+from edl_torch.shard import Slice
+
+
+def lease(task: int, start: int = 0, stop: int = 10, *, attempt: int = 1, bundle: int = 0) -> Grant:
+    cut = Slice(epoch=0, shard=task, skip=start, limit=stop - start)
+    return Grant(task=task, attempt=attempt, slice=cut, bundle=bundle)
+
+
+def back(task: int, start: int, *, crumb: bool = False) -> GiveBack:
+    return GiveBack(task=task, attempt=1, start=start, crumb=crumb)
+
+
+def ack(task: int, upto: int) -> Acknowledgement:
+    return Acknowledgement(task=task, attempt=1, upto=upto)
+
+
+@pytest.fixture
+def book() -> Book:
+    book = Book()
+    book.grant(lease(1))
+    book.draw(1, "worker 0")
+    return book
+
+
+def test_tally_cuts_a_ticket_out_of_several_leases() -> None:
+    tally = Tally()
+    tally.start(1, 8)[2] = 10
+    run = tally.start(2, 0)
+    run[2] = 2
+    ticket = tally.take()
+    assert ticket == ((1, 8, 10), (2, 0, 2))
+    assert ticket_size(ticket) == 4
+    run[2] = 5
+    assert tally.take() == ((2, 2, 5),)
+    assert tally.take() == ()
+    run[2] = 6
+    tally.clear()
+    assert tally.take() == ()
+
+
+def test_a_batch_is_acknowledged_when_it_is_settled(book: Book) -> None:
+    assert book.hand(((1, 0, 4),))
+    assert book.hand(((1, 4, 8),))
+    assert book.settle(1) == [ack(1, 4)]
+    assert (book.records, book.batches, book.batch_records) == (6, 1, 4)
+    assert book.settle(0) == [ack(1, 8)]
+    assert book.settle(0) == []
+
+
+def test_a_lease_settled_to_its_end_is_forgotten(book: Book) -> None:
+    book.hand(((1, 0, 10),))
+    assert book
+    assert book.settle(0) == [ack(1, 10)]
+    assert not book
+    assert 1 not in book
+
+
+def test_positions_out_of_order_are_an_accounting_error(book: Book) -> None:
+    with pytest.raises(AccountingError, match=r"positions 4…7 of task 1, expected 0"):
+        book.hand(((1, 4, 8),))
+    assert book.batches == 0
+
+
+@pytest.mark.parametrize("bad", [[0], [0, 1], [3], [9], [4, 5], [0, 3, 9]])
+def test_bad_records_are_no_batchs_wherever_they_are(book: Book, bad: list[int]) -> None:
+    good = [position for position in range(10) if position not in bad]
+    for position in bad:
+        assert book.fail(1, position, "torn") == [Failure(task=1, attempt=1, position=position, reason="torn")]
+        assert book.fail(1, position, "torn") == []
+    for position in good:
+        assert book.hand(((1, position, position + 1),))
+    acknowledged = book.settle(0)
+    assert acknowledged == [ack(1, good[-1] + 1)]
+    assert not book
+
+
+def test_a_bad_record_behind_what_was_acknowledged_is_passed_over(book: Book) -> None:
+    book.hand(((1, 0, 4),))
+    book.settle(0)
+    book.fail(1, 4, "torn")
+    assert book.hand(((1, 5, 8),))
+    assert book.withdraw(0) == [back(1, 8)]
+
+
+def test_nothing_below_a_bad_first_record_goes_back(book: Book) -> None:
+    book.fail(1, 0, "torn")
+    assert book.withdraw(0) == [back(1, 1)]
+    assert not book
+
+
+def test_a_failure_in_what_went_back_is_the_next_readers_business(book: Book) -> None:
+    book.hand(((1, 0, 4),))
+    assert book.withdraw(0) == [back(1, 4)]
+    assert book.fail(1, 6, "torn") == []
+
+
+def test_a_lease_with_bad_records_only_is_forgotten(book: Book) -> None:
+    for position in range(10):
+        book.fail(1, position, "torn")
+    assert not book
+
+
+def test_withdrawing_takes_the_newest_batches_and_all_that_was_not_handed(book: Book) -> None:
+    book.grant(lease(2))
+    book.hand(((1, 0, 4),))
+    book.hand(((1, 4, 10), (2, 0, 2)))
+    assert sorted(book.withdraw(1), key=lambda b: b.task) == [back(1, 4), back(2, 0)]
+    assert book.settle(0) == [ack(1, 4)]
+    assert not book
+
+
+def test_a_batch_with_a_void_lease_is_discarded_and_the_rest_of_it_goes_back(book: Book) -> None:
+    book.grant(lease(2))
+    book.void([1])
+    assert not book.hand(((1, 0, 2), (2, 0, 2)))
+    assert book.discard(((1, 0, 2), (2, 0, 2))) == [back(2, 0)]
+    assert not book
+
+
+def test_a_discarded_batch_with_a_hole_goes_back_from_its_first_run(book: Book) -> None:
+    book.fail(1, 2, "torn")
+    book.void([7])
+    assert book.discard(((7, 0, 1), (1, 0, 2), (1, 3, 4))) == [back(1, 0)]
+    assert not book
+
+
+def test_settling_a_batch_whose_lease_became_void_tells_nothing(book: Book) -> None:
+    book.hand(((1, 0, 4),))
+    book.void([1])
+    assert book.settle(0) == []
+
+
+def test_undrawn_leases_stay_when_undelivered_ones_go_back(book: Book) -> None:
+    book.grant(lease(2))
+    book.hand(((1, 0, 4),))
+    assert book.give_back_undelivered() == [back(1, 4)]
+    assert 2 in book
+    assert book.give_back_undrawn([lease(2), lease(9)]) == [back(2, 0)]
+
+
+def test_a_called_back_bundle_becomes_crumbs_again(book: Book) -> None:
+    book.grant(lease(2, bundle=1))
+    assert book.give_back_undrawn([lease(2, bundle=1)]) == [back(2, 0, crumb=True)]
+
+
+def test_a_partial_batch_goes_back_as_crumbs(book: Book) -> None:
+    book.hand(((1, 0, 8),))
+    assert book.crumble(((1, 8, 10),)) == [back(1, 8, crumb=True)]
+    assert book.settle(0) == [ack(1, 8)]
+    assert not book
+
+
+def test_all_that_is_not_acknowledged_goes_back(book: Book) -> None:
+    book.hand(((1, 0, 4),))
+    book.hand(((1, 4, 8),))
+    book.settle(1)
+    assert book.give_back_unacknowledged() == [back(1, 4)]
+    assert book.batches == 0
+
+
+def test_a_failed_batch_is_found_behind_those_read_ahead(book: Book) -> None:
+    book.hand(((1, 0, 4),))
+    book.hand(((1, 4, 8),))
+    assert [failure.position for failure in book.fail_batch("NaN", ahead=1)] == [0, 1, 2, 3]
+    assert book.batches == 1
+    assert book.fail_batch("NaN", ahead=1) == []
+    assert book.settle(0) == [ack(1, 8)]
+
+
+def test_where_a_stream_is(book: Book) -> None:
+    book.grant(lease(2, 3, 9))
+    book.draw(2, "worker 1")
+    book.draw(5, "worker 1")  # void meanwhile
+    book.hand(((1, 0, 4),))
+    assert book.unhanded("worker 0") == [Slice(epoch=0, shard=1, skip=4, limit=6)]
+    assert book.unhanded("worker 1") == [Slice(epoch=0, shard=2, skip=3, limit=6)]
+    assert book.unhanded("worker 2") == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    stop=st.integers(1, 12),
+    bad=st.sets(st.integers(0, 11)),
+    batch_size=st.integers(1, 4),
+    kept=st.lists(st.integers(0, 2), max_size=12),
+    withdrawn=st.integers(0, 2),
+)
+def test_every_record_of_a_lease_is_told_exactly_one_thing(
+    stop: int, bad: set[int], batch_size: int, kept: list[int], withdrawn: int
+) -> None:
+    book = Book()
+    book.grant(lease(1, 0, stop))
+    book.draw(1, "main")
+    bad &= set(range(stop))
+    good = [position for position in range(stop) if position not in bad]
+    told: dict[int, str] = {}
+
+    def fail(below: int) -> None:
+        for position in sorted(bad):
+            if position < below and book.fail(1, position, "torn"):
+                told[position] = "bad"
+
+    def settle(keep: int) -> None:
+        for done in book.settle(keep):
+            told.update({p: "done" for p in range(done.upto) if p not in told})
+
+    for keep in kept:
+        batch, good = good[:batch_size], good[batch_size:]
+        fail(batch[-1] if batch else stop)
+        if batch:
+            assert book.hand(tuple((1, position, position + 1) for position in batch))
+        settle(keep)
+    for gone in book.withdraw(withdrawn):
+        told.update({p: "back" for p in range(gone.start, stop) if p not in told})
+    settle(0)
+    assert not book
+    assert sorted(told) == list(range(stop))
+    assert all(told[p] != "done" for p in bad)
+    outcomes = [told[p] for p in range(stop) if p not in bad]
+    assert outcomes == sorted(outcomes, key=["done", "back"].index)
