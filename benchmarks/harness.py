@@ -25,7 +25,7 @@ _PACKAGES = ("torch", "numpy", "opencv-python-headless", "pillow", "grpcio")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """Contenders by name that do the same work, and the ratios to look at: `(ours, theirs, target or None)`."""
+    """Contenders by name that do the same work, and ratios to look at: `(ours, theirs, target or None)`."""
 
     title: str
     contenders: Mapping[str, Round]

@@ -26,7 +26,7 @@ from edl_torch import LocalMaster, MasterClient
 from edl_torch.client.port import MasterPort
 from edl_torch.readers.images import EXTENSIONS
 
-ELASTIC, GRPC, PLAIN = "elastic", "elastic over grpc", "plain DataLoader"
+ELASTIC, UNSEEDED, GRPC, PLAIN = "elastic", "elastic, unseeded", "elastic over grpc", "plain DataLoader"
 BARE, PIL = "bare decode + resize", "PIL image folder"
 COLUMNS, COLUMNS_GRPC, ROWS = "elastic, columnar", "elastic, columnar over grpc", "map-style per record"
 
@@ -122,6 +122,7 @@ class Jpeg:
             title=f"JPEG to 224×224 tensors, {workers} workers",
             contenders={
                 ELASTIC: self._elastic(stack, LocalMaster(), workers),
+                UNSEEDED: self._elastic(stack, LocalMaster(), workers, seeded=False),
                 GRPC: self._elastic(stack, client, workers),
                 PLAIN: Plain(self._reader, self._to_tensor, shuffle=True, **self._shape(workers)),
                 BARE: bare,
@@ -129,6 +130,7 @@ class Jpeg:
             },
             ratios=[
                 (ELASTIC, PLAIN, SAME),
+                (UNSEEDED, PLAIN, SAME),
                 (GRPC, PLAIN, SAME),
                 (ELASTIC, BARE, OF_BARE_WITH_WORKERS if workers else OF_BARE),
                 (PLAIN, BARE, None),
@@ -136,9 +138,12 @@ class Jpeg:
             ],
         )
 
-    def _elastic(self, stack: ExitStack, master: MasterPort, workers: int) -> Elastic:
+    def _elastic(self, stack: ExitStack, master: MasterPort, workers: int, *, seeded: bool = True) -> Elastic:
         shape = self._shape(workers)
-        return opened(stack, Elastic(self._reader, self._to_tensor, master=master, shuffle=True, **shape))
+        return opened(
+            stack,
+            Elastic(self._reader, self._to_tensor, master=master, shuffle=True, seeded=seeded, **shape),
+        )
 
     def _shape(self, workers: int) -> Shape:
         return {"batch_size": self._batch_size, "workers": workers}

@@ -1,4 +1,4 @@
-"""The JPEG files that are decoded: a folder that is given, real COCO photographs beside the checkout, or generated.
+"""The JPEG files that are decoded: a given folder, real COCO photographs beside the checkout, or made here.
 
 It does not know who decodes them.
 """

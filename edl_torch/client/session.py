@@ -442,8 +442,8 @@ class Session:
 
     def restore(self, token: str | None) -> None:
         """Go back to a token; what is in flight is thrown away."""
-        if token is not None and not self.joined and self.description.shard_size is None:
-            self.description.records_per_shard = Token.decode(token).records_per_shard
+        if token is not None and not self.joined:
+            self.description.follow(Token.decode(token))
         self.plan()
         self._leases.close_pass()
         self.flush()

@@ -138,14 +138,16 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
 class _Pass(Iterator[Any]):
     """One iteration over the loader: inner passes until the master says that the epoch is over."""
 
+    _closed = True
+
     def __init__(self, loader: ElasticDataLoader, session: Session) -> None:
         self._loader = loader
         self._session = session
         self._batch_size = loader.batch_size if loader.drop_last else None
         self._inner: Iterator[Envelope] | None = None
         self._pid = os.getpid()
-        self._closed = False
         self._number = session.open_pass()
+        self._closed = False  # last: without a pass there is nothing to close
 
     @property
     def going_on(self) -> bool:
@@ -214,5 +216,5 @@ class _Pass(Iterator[Any]):
 
     def __del__(self) -> None:
         # A forked child has a copy of this object, and no business with the trainer's pass.
-        if not getattr(self, "_closed", True) and self._pid == os.getpid():
+        if not self._closed and self._pid == os.getpid():
             self.close()
