@@ -18,7 +18,7 @@ COUNTS = {"a": 90, "b": 7, "c": 40}
 def together(*trainers: Callable[[], Any]) -> list[Any]:
     """Run each in a thread of its own; a trainer that hangs or fails fails the test.
 
-    Not in an executor: what is forked from its threads ends with exit code 1, and torch takes that for a death.
+    Not in an executor: what its threads fork ends with exit code 1, and torch takes that for a death.
     """
     results: dict[int, Any] = {}
 
