@@ -1,4 +1,4 @@
-"""The command line: `edl-torch master` and `edl-torch status`.
+"""The command line: `edl-torch master`, `edl-torch status` and `edl-torch audit`.
 
 Reads arguments and prints; what a command does lives elsewhere and is imported when it is asked for.
 """
@@ -43,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
     _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
+    _add_audit(commands.add_parser("audit", help="prove what was trained on from the trainers' audit logs"))
     return parser
 
 
@@ -75,6 +76,14 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=show_status)
     _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
     _option(parser, "--json", action="store_true", help="print JSON")
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=run_audit)
+    parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
+    _option(parser, "--json", action="store_true", help="print JSON")
+    _option(parser, "--unfinished", action="store_true", help="the job goes on: what is missing is not lost")
+    _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name")
 
 
 def _option(parser: argparse._ActionsContainer, name: str, **settings: object) -> None:
@@ -130,3 +139,13 @@ def show_status(options: argparse.Namespace) -> int:
         status = client.status()
     print(as_json(status) if options.json else as_table(status))
     return 0
+
+
+# Audit ------------------------------------------------------------------------------------------------
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    """Judge audit logs. Status 0: proven, 1: refuted, 2: the logs cannot be used."""
+    from edl_torch.cli_audit import run
+
+    return run(options.directories, unfinished=options.unfinished, listed=options.list, as_json=options.json)
