@@ -143,12 +143,12 @@ class Journal:
         """Write one transaction. It is safe once this returns. Raises JournalError, with nothing written."""
         run = self._connection.execute
         try:
+            self._shrink()
             run("BEGIN IMMEDIATE")
             try:
                 # One statement for all rows: a statement each would wait for the interpreter's lock each.
                 run("INSERT OR REPLACE INTO state SELECT key, value FROM json_each(?)", (batch.rows,))
                 run("DELETE FROM state WHERE key IN (SELECT value FROM json_each(?))", (batch.gone,))
-                self._shrink()
                 run("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:
@@ -166,7 +166,8 @@ class Journal:
     def _shrink(self) -> None:
         (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
         if free > FREE_PAGES:
-            self._connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
+            # As a script: `execute` takes one step, and every step frees one page.
+            self._connection.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES})")
 
     def close(self) -> None:
         """Carry the log over into the main file, and let others have the folder."""

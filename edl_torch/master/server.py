@@ -54,6 +54,7 @@ class MasterServer:
         except RuntimeError as exc:
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}") from exc
         self._host.start()
+        await self._host.committed()  # datasets of the command line
         await self._server.start()
         return HostPort(self._wanted.host, port)
 
@@ -99,9 +100,9 @@ async def serve(
     server = MasterServer(dispatcher, address, insecure=insecure, commits=commits)
     try:
         on_ready(await server.start())
-    except EdlError:
+    except EdlError as error:
         await server.stop()
-        raise
+        raise (server.failure or error) from None
     await _until_signal_or_failure(server, signals)
     if server.failure is None:
         await _drain_until_signal(server, signals)
