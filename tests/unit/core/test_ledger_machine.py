@@ -471,7 +471,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def resume(self) -> None:
-        """The same master takes up its own journal: whatever was lent is lent, whatever was closed is closed."""
+        """The same master takes up its own journal: what was lent is lent, what was closed is closed."""
         older = self.ledger
         self.ledger = ShardLedger(self.spec)
         leases = [older.lease_of(task) for task in older.tasks]
