@@ -11,8 +11,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ READY_S = 60.0
 
 
 class Elastic:
-    """`ElasticDataLoader` over an endless dataset: each round is one epoch, acknowledged to the last record."""
+    """`ElasticDataLoader` over an endless dataset: each round is one epoch, acknowledged to its end."""
 
     def __init__(
         self,
@@ -53,17 +55,23 @@ class Elastic:
         workers: int,
         shuffle: bool = False,
         columnar: bool = False,
+        seeded: bool = True,
     ) -> None:
         self.service = DataShardService(
             batch_size,
             master or LocalMaster(),
             reader,
-            dataset_name=f"{type(reader).__name__}-{workers}-{shuffle}-{columnar}",
+            dataset_name=uuid.uuid4().hex,
             num_epochs=0,
             shuffle_shards=shuffle,
         )
-        kind = ShardedDataset if transform is None else ImageDataset
-        dataset = kind(self.service, reader, shuffle=shuffle, transform=transform)
+        dataset = (
+            ShardedDataset(self.service, reader, shuffle=shuffle)
+            if transform is None
+            else ImageDataset(
+                self.service, reader, shuffle=shuffle, transform=transform, seed_transforms=seeded
+            )
+        )
         size = {"batch_size": None} if columnar else {}
         self._loader = ElasticDataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **size)
 
@@ -114,11 +122,11 @@ class StaticShares(IterableDataset[Any]):
         self._epoch += 1
         if self._shuffle:
             order = np.random.default_rng(self._epoch).permutation(source.count)[start:end]
-            records = (self._reader.read_record(source.name, index) for index in order.tolist())
+            read = partial(self._reader.read_record, source.name)
+            records: Iterable[Any] = map(read, order.tolist())
         else:
-            shard = Shard(name=source.name, start=start, end=end)
-            records = iter(self._reader.read_records(Task(shard=shard)))
-        return records if self._transform is None else map(self._transform, records)
+            records = self._reader.read_records(Task(shard=Shard(name=source.name, start=start, end=end)))
+        yield from records if self._transform is None else map(self._transform, records)
 
     def _share(self, count: int) -> tuple[int, int]:
         info = get_worker_info()
@@ -224,6 +232,7 @@ def decode_all(paths: list[str]) -> int:
     for path in paths:
         with open(path, "rb") as file:
             image = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_COLOR)
+        assert image is not None
         cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
     return len(paths)
 

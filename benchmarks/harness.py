@@ -25,7 +25,7 @@ _PACKAGES = ("torch", "numpy", "opencv-python-headless", "pillow", "grpcio")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """Contenders by name that do the same work, and the ratios to look at: `(ours, theirs, target or None)`."""
+    """Contenders by name that do the same work, and ratios to look at: `(ours, theirs, target or None)`."""
 
     title: str
     contenders: Mapping[str, Round]
@@ -92,7 +92,7 @@ def print_result(result: Result) -> None:
     for ratio in result.ratios:
         verdict = "" if ratio.target is None else f"  target {ratio.target:.2f}  {_verdict(ratio.met)}"
         what = f"{ratio.ours} / {ratio.theirs}"
-        print(f"  {what:<48}{ratio.median:>8.3f}  [{ratio.low:.3f} … {ratio.high:.3f}]{verdict}")
+        print(f"  {what:<52}{ratio.median:>8.3f}  [{ratio.low:.3f} … {ratio.high:.3f}]{verdict}")
     sys.stdout.flush()
 
 

@@ -26,7 +26,7 @@ from edl_torch import LocalMaster, MasterClient
 from edl_torch.client.port import MasterPort
 from edl_torch.readers.images import EXTENSIONS
 
-ELASTIC, GRPC, PLAIN = "elastic", "elastic over grpc", "plain DataLoader"
+ELASTIC, UNSEEDED, GRPC, PLAIN = "elastic", "elastic, unseeded", "elastic over grpc", "plain DataLoader"
 BARE, PIL = "bare decode + resize", "PIL image folder"
 COLUMNS, COLUMNS_GRPC, ROWS = "elastic, columnar", "elastic, columnar over grpc", "map-style per record"
 
@@ -56,10 +56,11 @@ class Sizes:
     rows: int
     image_batch: int = 32
     row_batch: int = 256
+    column_batch: int = 2048
 
 
-FULL = Sizes(rounds=15, pictures=64, images=512, rows=65_536)
-QUICK = Sizes(rounds=2, pictures=4, images=16, rows=512, image_batch=4, row_batch=64)
+FULL = Sizes(rounds=9, pictures=64, images=1024, rows=131_072)
+QUICK = Sizes(rounds=2, pictures=4, images=16, rows=512, image_batch=4, row_batch=64, column_batch=128)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,12 +85,13 @@ def _results(options: argparse.Namespace, sizes: Sizes, folder: Path, rounds: in
         "tiny": partial(tiny, sizes),
         "columns": partial(columns, sizes),
     }
-    for name in options.only:
-        for workers in options.workers:
-            with loopback_master() as client, ExitStack() as stack:
-                result = measure(makers[name](stack, client, workers), rounds)
-            print_result(result)
-            yield result
+    with loopback_master() as client:
+        for name in options.only:
+            for workers in options.workers:
+                with ExitStack() as stack:
+                    result = measure(makers[name](stack, client, workers), rounds)
+                print_result(result)
+                yield result
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -122,6 +124,7 @@ class Jpeg:
             title=f"JPEG to 224×224 tensors, {workers} workers",
             contenders={
                 ELASTIC: self._elastic(stack, LocalMaster(), workers),
+                UNSEEDED: self._elastic(stack, LocalMaster(), workers, seeded=False),
                 GRPC: self._elastic(stack, client, workers),
                 PLAIN: Plain(self._reader, self._to_tensor, shuffle=True, **self._shape(workers)),
                 BARE: bare,
@@ -129,6 +132,7 @@ class Jpeg:
             },
             ratios=[
                 (ELASTIC, PLAIN, SAME),
+                (UNSEEDED, PLAIN, SAME),
                 (GRPC, PLAIN, SAME),
                 (ELASTIC, BARE, OF_BARE_WITH_WORKERS if workers else OF_BARE),
                 (PLAIN, BARE, None),
@@ -136,9 +140,12 @@ class Jpeg:
             ],
         )
 
-    def _elastic(self, stack: ExitStack, master: MasterPort, workers: int) -> Elastic:
+    def _elastic(self, stack: ExitStack, master: MasterPort, workers: int, *, seeded: bool = True) -> Elastic:
         shape = self._shape(workers)
-        return opened(stack, Elastic(self._reader, self._to_tensor, master=master, shuffle=True, **shape))
+        return opened(
+            stack,
+            Elastic(self._reader, self._to_tensor, master=master, shuffle=True, seeded=seeded, **shape),
+        )
 
     def _shape(self, workers: int) -> Shape:
         return {"batch_size": self._batch_size, "workers": workers}
@@ -162,9 +169,9 @@ def tiny(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) -> 
 def columns(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) -> Contest:
     """The same rows, a batch in one call of the reader, against one call a row."""
     reader = TinyRows(sizes.rows)
-    shape: Shape = {"batch_size": sizes.row_batch, "workers": workers}
+    shape: Shape = {"batch_size": sizes.column_batch, "workers": workers}
     return Contest(
-        title=f"columnar reads in batches of {sizes.row_batch}, {workers} workers",
+        title=f"columnar reads in batches of {sizes.column_batch}, {workers} workers",
         contenders={
             COLUMNS: opened(stack, Elastic(reader, master=LocalMaster(), columnar=True, **shape)),
             COLUMNS_GRPC: opened(stack, Elastic(reader, master=client, columnar=True, **shape)),

@@ -79,7 +79,9 @@ class ToTensor:
     def __call__(self, image: npt.NDArray[np.uint8]) -> torch.Tensor:
         return self.tensor(cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR))
 
-    def tensor(self, image: npt.NDArray[np.uint8]) -> torch.Tensor:
+    def tensor(self, image: npt.NDArray[Any]) -> torch.Tensor:
         """The resized image as a tensor."""
-        tensor = torch.from_numpy(image).permute(2, 0, 1).contiguous()
+        planes = np.empty((3, SIDE, SIDE), np.uint8)
+        cv2.split(image, list(planes))  # several times faster than torch's permute and contiguous
+        tensor = torch.from_numpy(planes)
         return tensor.float().div_(255) if self._as_float else tensor

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from edl_torch.core.calls import Registration
+from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Source, TaskType
@@ -52,12 +53,26 @@ class Description:
             return self.num_minibatches_per_shard * self.batch_size
         return self.records_per_shard
 
+    def follow(self, token: Token) -> None:
+        """What nobody has said yet is as a checkpoint's token says it."""
+        if self.shard_size is None:
+            self.records_per_shard = token.records_per_shard
+        if self.in_shard is None:
+            self.in_shard = token.shuffle_in_shard
+
     def by_name(self) -> Registration:
-        """A registration that follows what the master knows, but for what was set to other than the default."""
+        """A registration that follows what the master knows, but for what differs from the default."""
         defaults = {f.name: f.default for f in fields(self)}
         chosen = {
             name: getattr(self, name)
-            for name in ("seed", "shuffle", "shuffle_shards", "num_epochs", "epoch_barrier", "max_bad_records")
+            for name in (
+                "seed",
+                "shuffle",
+                "shuffle_shards",
+                "num_epochs",
+                "epoch_barrier",
+                "max_bad_records",
+            )
             if getattr(self, name) != defaults[name]
         }
         return Registration(

@@ -41,6 +41,12 @@ class Token:
         """The shard size that a dataset must have to go on from here."""
         return int(str(self.identity["records_per_shard"]))
 
+    @property
+    def shuffle_in_shard(self) -> bool | None:
+        """Whether the dataset shuffled inside shards."""
+        shuffled = self.identity.get("shuffle_in_shard")
+        return None if shuffled is None else bool(shuffled)
+
     def check(self, spec: DatasetSpec) -> None:
         """Raise TokenError, field by field, unless this token is of the dataset `spec`."""
         differing = differences(identity(spec), self.identity)

@@ -38,7 +38,7 @@ def read_image(path: str) -> Image:
     Raises BadRecord that names the path, the reason and the remedy.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:  # it is read whole
             data = file.read()
     except FileNotFoundError as exc:
         raise _bad(path, "the file is missing", "restore it, or take it out of the dataset") from exc

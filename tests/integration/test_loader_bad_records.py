@@ -1,0 +1,273 @@
+"""Records that cannot be read are named; in quarantine they cost no other record its outcome."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from loader_kit import (
+    SOURCE_STEP,
+    UNEVEN,
+    ColumnReader,
+    NumberReader,
+    PickingReader,
+    acknowledged,
+    all_records,
+    elastic,
+    flat,
+    numbers,
+    once,
+    quarantined,
+    run_through,
+    take,
+    trainer,
+)
+from torch.utils.data import DataLoader, get_worker_info
+
+from edl_torch.errors import AccountingError, BadRecord, LoaderWorkerDied, TooManyBadRecords
+from edl_torch.testing import FakeMaster
+
+FIRST_SHARD = range(6)
+
+
+class Torn(NumberReader):
+    """Raises at some records."""
+
+    def __init__(self, bad: set[int], counts: Any = UNEVEN) -> None:
+        super().__init__(counts)
+        self.bad = bad
+
+    def number(self, name: str, index: int) -> int:
+        number = super().number(name, index)
+        if number in self.bad:
+            raise OSError(f"no byte of {number}")
+        return number
+
+
+class TornPicking(Torn, PickingReader):
+    """With random access."""
+
+
+class TornColumns(Torn, ColumnReader):
+    """With columnar reads."""
+
+    def read_batch(self, name: str, indices: Any) -> Any:
+        for index in indices:
+            self.number(name, int(index))
+        return indices + SOURCE_STEP * list(self.counts).index(name)
+
+
+BAD = [{0}, {5}, {2, 3}, set(FIRST_SHARD), {0, 5, 6, 20, 1004, 2000, 2012}, {1000, 1001, 1002, 1003, 1004}]
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("reader", [Torn, TornPicking, TornColumns])
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_quarantine_goes_on_and_every_record_has_one_outcome(
+    bad: set[int], reader: Any, num_workers: int, in_process: bool
+) -> None:
+    fake = FakeMaster()
+    dataset_arguments = {"on_bad_record": "quarantine", "shuffle": reader is TornPicking}
+    arguments = {"max_bad_records": 10, "in_process": in_process, "dataset": dataset_arguments}
+    with trainer(fake, reader(bad), **arguments) as (service, dataset):
+        loader = elastic(
+            dataset, num_workers=num_workers, **({"batch_size": None} if reader is TornColumns else {})
+        )
+        seen = take(iter(loader), 2)
+        assert acknowledged(fake, service) == once(flat(seen[:1]))
+        seen = seen[:1] + take(iter(loader), 100)
+        assert sorted(flat(seen)) == [r for r in all_records() if r not in bad]
+        assert quarantined(fake, service) == once(bad)
+        assert service.finished
+        for record in service.progress().quarantine:
+            assert f"record {record.index} of {record.name!r}: OSError: no byte of" in record.reason
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("order", ["stored", "shuffled", "picked"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_raising_reader_names_the_record_and_nothing_is_lost(order: str, num_workers: int) -> None:
+    fake = FakeMaster()
+    reader = (TornPicking if order == "picked" else Torn)({2003})
+    with trainer(fake, reader, dataset={"shuffle": order != "stored"}) as (service, dataset):
+        loader = elastic(dataset, num_workers=num_workers)
+        seen: list[list[int]] = []
+        with pytest.raises(BadRecord, match=r"record 3 of 'c': OSError: no byte of 2003"):
+            run_through(loader, seen)
+        assert acknowledged(fake, service) == once(flat(seen))
+        assert service.record_count == 0
+        reader.bad.clear()
+        rest = take(iter(loader), 100)
+        assert sorted(flat(seen + rest)) == all_records()
+    fake.outcomes["training"].check_complete(1)
+
+
+def refuse_seven(number: int) -> int:
+    if number == 7:
+        raise ValueError("seven")
+    return number
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_raising_transform_is_a_bad_record_too(num_workers: int) -> None:
+    fake = FakeMaster()
+    arguments = {"transform": refuse_seven, "on_bad_record": "quarantine", "seed_transforms": True}
+    with trainer(fake, dataset=arguments, max_bad_records=1) as (service, dataset):
+        records = flat(take(iter(elastic(dataset, num_workers=num_workers)), 100))
+        assert sorted(records) == [r for r in all_records() if r != 7]
+        assert quarantined(fake, service) == once([7])
+        assert service.finished
+
+
+def stop_at_seven(number: int) -> int:
+    if number == 7:
+        raise StopIteration
+    return number
+
+
+def test_a_transform_that_raises_stop_iteration_ends_nothing_silently() -> None:
+    with (
+        trainer(FakeMaster(), dataset={"transform": stop_at_seven}) as (_, dataset),
+        pytest.raises(BadRecord, match=r"record 7 of 'a'"),
+    ):
+        take(iter(elastic(dataset)), 100)
+
+
+def refuse_batch(samples: list[int]) -> list[int]:
+    if 7 in samples:
+        raise ValueError("a batch with a seven")
+    return samples
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_raising_collate_ends_the_loop_and_its_records_go_back(num_workers: int) -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        seen: list[list[int]] = []
+        with pytest.raises(ValueError, match="a batch with a seven"):
+            run_through(elastic(dataset, num_workers=num_workers, collate_fn=refuse_batch), seen)
+        assert acknowledged(fake, service) == once(flat(seen))
+        rest = take(iter(elastic(dataset)), 100)
+        assert sorted(flat(seen + rest)) == all_records()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_more_bad_records_than_allowed_fail_the_job_loudly(num_workers: int) -> None:
+    fake = FakeMaster()
+    with trainer(fake, Torn({2, 7, 9}), max_bad_records=2, dataset={"on_bad_record": "quarantine"}) as (
+        service,
+        dataset,
+    ):
+        with pytest.raises(
+            TooManyBadRecords, match=r"3 bad record\(s\), max_bad_records is 2; the last is record \d of 'a'"
+        ):
+            take(iter(elastic(dataset, num_workers=num_workers)), 100)
+        with pytest.raises(TooManyBadRecords):
+            _ = service.finished
+
+
+class TooFew(NumberReader):
+    def read_records(self, task: Any) -> Iterator[int]:
+        return (number for number in super().read_records(task) if number != 2)
+
+
+class TooMany(NumberReader):
+    def read_records(self, task: Any) -> Iterator[int]:
+        yield from super().read_records(task)
+        yield -1
+
+
+def test_a_reader_that_yields_too_few_is_found_out() -> None:
+    with (
+        trainer(FakeMaster(), TooFew(UNEVEN)) as (_, dataset),
+        pytest.raises(BadRecord, match="1 record\\(s\\) early"),
+    ):
+        take(iter(elastic(dataset)), 100)
+
+
+def test_a_reader_that_yields_too_many_is_read_as_far_as_asked() -> None:
+    with trainer(FakeMaster(), TooMany(UNEVEN)) as (_, dataset):
+        assert sorted(flat(take(iter(elastic(dataset)), 100))) == all_records()
+
+
+def test_a_dataset_that_drops_samples_by_itself_is_an_accounting_error() -> None:
+    from edl_torch import DataShardService, ShardedDataset
+
+    class Filtering(ShardedDataset):
+        def __iter__(self) -> Iterator[Any]:
+            return (sample for sample in super().__iter__() if sample != 2)
+
+    reader = NumberReader(UNEVEN)
+    with (
+        DataShardService(4, FakeMaster(), reader=reader) as service,
+        pytest.raises(AccountingError, match="4 samples was drawn from 5 positions"),
+    ):
+        take(iter(elastic(Filtering(service, reader))), 2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_quarantine_in_a_plain_loop_is_exact(num_workers: int) -> None:
+    fake = FakeMaster()
+    arguments = {"max_bad_records": 10, "dataset": {"on_bad_record": "quarantine"}}
+    with trainer(fake, Torn({0, 7, 1004}), **arguments) as (service, dataset):
+        done: list[int] = []
+        for batch in DataLoader(dataset, 4, num_workers=num_workers):
+            done += numbers(batch)
+            service.report_batch_done()
+            assert acknowledged(fake, service) == once(done)
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+# Workers that die -------------------------------------------------------------------------------------------
+
+
+def die_at_seven(number: int) -> int:
+    if number == 7 and get_worker_info() is not None:
+        os._exit(3)
+    return number
+
+
+def be_killed_at_seven(number: int) -> int:
+    if number == 7 and get_worker_info() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+@pytest.mark.parametrize("transform", [die_at_seven, be_killed_at_seven])
+def test_a_loader_worker_that_dies_names_what_it_was_at(
+    transform: Any, in_process: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeMaster()
+    with trainer(fake, in_process=in_process, dataset={"transform": transform}) as (service, dataset):
+        with pytest.raises(
+            LoaderWorkerDied, match=r"worker 0 was at records 6 to 11 of 'a'.*quarantine"
+        ) as failed:
+            take(iter(elastic(dataset, num_workers=1)), 100)
+        assert isinstance(failed.value, RuntimeError)
+        assert "DataLoader worker (pid" in str(failed.value.__cause__)
+        assert any("loader worker 0 ended before its pass" in record.message for record in caplog.records)
+        told = acknowledged(fake, service)
+        assert 7 not in {record for _, record in told}
+        assert service.progress().quarantined == 0
+        failed.value.__traceback__ = None
+        dataset.transform = None
+        take(iter(elastic(dataset, num_workers=2)), 100)
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_a_worker_that_ends_in_good_order_is_no_dead_one(caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=3) as (service, dataset):
+        take(iter(elastic(dataset, num_workers=2)), 3)
+        take(iter(elastic(dataset, num_workers=2)), 100)
+        for _ in DataLoader(dataset, 4, num_workers=2):
+            service.report_batch_done()
+        take(iter(DataLoader(dataset, 4, num_workers=2)), 1)
+    assert not caplog.records
