@@ -28,6 +28,7 @@ log = logging.getLogger("edl_torch.master")
 DEFAULT_ADDRESS = "127.0.0.1:50001"
 STATUS_TIMEOUT_S = 5.0
 INTERRUPTED = 130
+SWITCH_S = 0.0005  # between threads of a master with a journal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,6 +116,8 @@ def run_master(options: argparse.Namespace) -> int:
     if options.state is None:
         _serve(options, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
         return 0
+    # The journal's thread needs the interpreter for a moment after each commit: it must not wait 5 ms for it.
+    sys.setswitchinterval(SWITCH_S)
     with closing(DurableState(options.state, now=time.monotonic(), **patience)) as state:
         _serve(options, state.dispatcher, state)
     return 0
