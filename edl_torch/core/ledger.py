@@ -83,9 +83,9 @@ class ShardLedger:
         epoch, ahead = self._todo.cursor_epoch, self._todo.ahead
         if 0 < spec.num_epochs <= epoch and 0 < ahead < self.plan.size:
             raise DatasetConflict(
-                f"dataset {spec.name!r} is in the middle of epoch {epoch}: num_epochs={spec.num_epochs} would "
-                f"drop {ahead} waiting records. Give num_epochs={epoch + 1} or more, or first go back to a "
-                f"checkpoint, or to the beginning with load_state_dict(None)"
+                f"dataset {spec.name!r} is in the middle of epoch {epoch}: num_epochs={spec.num_epochs} "
+                f"would drop {ahead} waiting records. Give num_epochs={epoch + 1} or more, or first go "
+                f"back to a checkpoint, or to the beginning with load_state_dict(None)"
             )
         self.plan = Plan(spec)
         self.news += 1
