@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.lease import Lease
 from edl_torch.core.persistence import dump, load, update
 from edl_torch.errors import EdlError
 from edl_torch.master.journal import Journal, encoded
@@ -63,7 +65,8 @@ class PersistenceMachine(RuleBasedStateMachine):
         self.grants: list[tuple[str, str, Any]] = []
         self.tokens: list[tuple[str, str]] = []
         for dataset in DATASETS:
-            self.register("a", dataset, 2, 2, 5)
+            self.register("a", dataset, 2, 2, 20)
+            self.register("b", dataset, 3, None, None)
 
     def _try(self, action: Any) -> Any:
         try:
@@ -97,8 +100,8 @@ class PersistenceMachine(RuleBasedStateMachine):
     @rule(
         session=sessions,
         dataset=datasets,
-        count=st.integers(0, 4),
-        epoch=st.integers(NEW_PASS, 2),
+        count=st.sampled_from((1, 1, 2, 3, 0)),
+        epoch=st.sampled_from((NEW_PASS, NEW_PASS, NEW_PASS, 0, 1)),
         drained=st.booleans(),
         poll=st.booleans(),
     )
@@ -147,13 +150,46 @@ class PersistenceMachine(RuleBasedStateMachine):
         if self._try(lambda: self.dispatcher.report(call, self.now)) is None:
             assert plain(dump(self.dispatcher)) == before, "a refused report changes nothing"
 
-    @rule(session=sessions)
-    def leave(self, session: str) -> None:
-        self.dispatcher.leave(session)
+    @precondition(lambda self: self._live())
+    @rule(data=st.data(), what=st.sampled_from(("train", "train", "give back", "crumble", "fail")))
+    def outcome(self, data: st.DataObject, what: str) -> None:
+        """One sensible outcome of a lease that lives."""
+        dataset, lease = data.draw(st.sampled_from(self._live()), label="of")
+        self.requests[lease.session, dataset] += 1
+        call = ReportCall(
+            session=lease.session,
+            dataset=dataset,
+            lineage=self.lineages[dataset],
+            request=self.requests[lease.session, dataset],
+        )
+        named = {"task": lease.task, "attempt": lease.attempt}
+        position = data.draw(st.integers(lease.done, lease.stop), label="position")
+        match what:
+            case "train":
+                call = replace(call, acknowledgements=(Acknowledgement(**named, upto=position),))
+            case "fail":
+                position = min(position, lease.stop - 1)
+                call = replace(call, failures=(Failure(**named, position=position, reason="\ud800\0"),))
+            case _:
+                back = GiveBack(**named, start=position, crumb=what == "crumble")
+                call = replace(call, give_backs=(back,))
+        self.dispatcher.report(call, self.now)
 
-    @rule(session=sessions, seconds=st.floats(0, 20))
+    def _live(self) -> list[tuple[str, Lease]]:
+        ledgers = [(name, self.dispatcher.find_ledger(name)) for name in DATASETS]
+        found = [(name, ledger.lease_of(task)) for name, ledger in ledgers if ledger for task in ledger.tasks]
+        return [(name, lease) for name, lease in found if lease is not None]
+
+    @precondition(lambda self: self._live())
+    @rule(session=sessions, sure=st.integers(0, 3))
+    def leave(self, session: str, sure: int) -> None:
+        if not sure:
+            self.dispatcher.leave(session)
+
+    @rule(session=sessions, seconds=st.floats(0, 12))
     def time_passes(self, session: str, seconds: float) -> None:
-        self.dispatcher.stream_broke(session, self.now)
+        if seconds < 2:
+            self.dispatcher.stream_broke(session, self.now)
         self.now += seconds
         self.dispatcher.expire(self.now)
 
@@ -161,6 +197,7 @@ class PersistenceMachine(RuleBasedStateMachine):
     def save(self, dataset: str) -> None:
         self.tokens.append((dataset, self.dispatcher.snapshot(dataset)))
 
+    @precondition(lambda self: self.tokens)
     @rule(data=st.data(), dataset=datasets, saved=st.booleans())
     def restore(self, data: st.DataObject, dataset: str, saved: bool) -> None:
         tokens = [token for name, token in self.tokens if name == dataset]
@@ -236,7 +273,7 @@ class PersistenceMachine(RuleBasedStateMachine):
 
 
 PersistenceMachine.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     print_blob=True,
@@ -262,3 +299,27 @@ def test_rows_that_make_no_sense_are_refused() -> None:
         load({("dataset", "d"): (0, spec)}, ledger_id="l", now=0.0)
     with pytest.raises(LookupError):
         load({("surprise", "d"): (0,)}, ledger_id="l", now=0.0)
+
+
+def test_crumbs_that_are_dropped_are_written() -> None:
+    """Too rare among random calls: nothing of the epoch may be left but less than a batch."""
+    changes = Changes()
+    dispatcher = Dispatcher(ledger_id="l", changes=changes)
+    registration = Registration(name="d", sources=(Source(name="", count=3),), records_per_shard=3)
+    call = RegisterCall(session="s", worker_id="w", batch_size=2, registration=registration)
+    dispatcher.register(call, 0.0)
+    named: dict[str, Any] = {"session": "s", "dataset": "d", "lineage": 1}
+    grants: list[Any] = []
+    for request in (1, 2):
+        ask = LeaseCall(**named, request=request, epoch=0, count=1)
+        grants += dispatcher.lease(ask, 0.0).grants
+    whole, rest = grants
+    back = GiveBack(task=rest.task, attempt=1, start=2, crumb=True)
+    dispatcher.report(ReportCall(**named, request=1, give_backs=(back,)), 0.0)
+    written = update(dispatcher, changes.take())
+    done = Acknowledgement(task=whole.task, attempt=1, upto=2)
+    dispatcher.report(ReportCall(**named, request=2, acknowledgements=(done,)), 0.0)
+    dispatcher.lease(LeaseCall(**named, request=3, epoch=0, count=1, drained=True), 0.0)
+    assert dispatcher.dataset_status("d").dropped == 1
+    written |= update(dispatcher, changes.take())
+    assert {key: row for key, row in written.items() if row is not None} == dump(dispatcher)
