@@ -6,9 +6,12 @@ streams and the journal belong to the shells that own a dispatcher.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from edl_torch.core.calls import (
+    ConfirmAnswer,
+    ConfirmCall,
     DatasetStatus,
     LeaseAnswer,
     LeaseCall,
@@ -33,23 +36,32 @@ HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """A session that was given up, and the slices that it lost."""
+    """A session that was given up, or one that `stalled` and stays, and the slices that it lost."""
 
     session: str
     worker_id: str
     dataset: str
     slices: tuple[Slice, ...]
+    stalled: bool = False
 
 
 class Dispatcher:
     """Applies calls to ledgers. `ledger_id` tells its leases from those of all masters that ever were."""
 
     def __init__(
-        self, *, ledger_id: str, lease_timeout_s: float = 30.0, grace_s: float = 1.0, durable: bool = False
+        self,
+        *,
+        ledger_id: str,
+        lease_timeout_s: float = 30.0,
+        grace_s: float = 1.0,
+        progress_timeout_s: float = 0.0,
+        durable: bool = False,
     ) -> None:
         self.ledger_id = ledger_id
         self.durable = durable
-        self.members = Members(lease_timeout_s=lease_timeout_s, grace_s=grace_s)
+        self.members = Members(
+            lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
+        )
         self.version = 0  # grows when waiting records, epochs or outcomes changed: long polls look again
         self._ledgers: dict[str, ShardLedger] = {}
         self._hungry: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
@@ -91,9 +103,16 @@ class Dispatcher:
         """The sessions that have joined a dataset."""
         return {m.session for m in self.members if dataset in m.datasets}
 
-    def heartbeat(self, session: str, now: float) -> None:
-        """The session lives."""
-        self.members.heard(session, now)
+    def heartbeat(self, session: str, now: float, progress: int | None = None) -> None:
+        """The session lives; `progress` is how often its training loop has moved on."""
+        if progress is None:
+            self.members.heard(session, now)
+        else:
+            self.members.beat(session, progress, now)
+
+    def resume(self, now: float) -> None:
+        """The master has started (again): what is on loan stays so for one full timeout."""
+        self.members.resume(now)
 
     def stream_opened(self, session: str, now: float) -> None:
         """The session's stream stands, for the first time or again."""
@@ -109,8 +128,22 @@ class Dispatcher:
         return () if member is None else tuple(self._release(member))
 
     def expire(self, now: float) -> tuple[Released, ...]:
-        """Give up every session whose time is up."""
-        return tuple(released for session in self.members.dead(now) for released in self.leave(session))
+        """Give up every session whose time is up, and take the leases of those that are stalled."""
+        dead = [released for session in self.members.dead(now) for released in self.leave(session)]
+        stalled = [m for m in self.members if self.members.progress_deadline(m) <= now and self._holds(m)]
+        return (*dead, *(released for member in stalled for released in self._take_back(member, now)))
+
+    def next_deadline(self, now: float) -> float | None:
+        """When to call `expire` again, if nothing more is heard of anybody."""
+        dead = self.members.next_deadline()
+        if dead is None:
+            return None
+        idle = now + (self.members.progress_timeout_s or math.inf)  # of those who may get a lease meanwhile
+        stalled = (self.members.progress_deadline(m) if self._holds(m) else idle for m in self.members)
+        return min(dead, *stalled)
+
+    def _holds(self, member: Member) -> bool:
+        return any(self._ledgers[name].holds(member.session) for name in member.datasets)
 
     def _release(self, member: Member) -> list[Released]:
         self.version += 1
@@ -120,6 +153,27 @@ class Dispatcher:
             slices = self._ledgers[dataset].release(member.session)
             lost.append(
                 Released(session=member.session, worker_id=member.worker_id, dataset=dataset, slices=slices)
+            )
+        return lost
+
+    def _take_back(self, member: Member, now: float) -> list[Released]:
+        """A stalled member loses its leases and nothing else."""
+        self.version += 1
+        member.progressed = now
+        lost = []
+        for dataset in sorted(member.datasets):
+            slices = self._ledgers[dataset].take_back(member.session)
+            answer = member.answers.get(dataset)
+            if answer is not None:  # a repeat must not lend it again
+                member.answers[dataset] = replace(answer, grants=())
+            lost.append(
+                Released(
+                    session=member.session,
+                    worker_id=member.worker_id,
+                    dataset=dataset,
+                    slices=slices,
+                    stalled=True,
+                )
             )
         return lost
 
@@ -163,6 +217,9 @@ class Dispatcher:
         ledger = self._fenced(call)
         if call.count < 1:
             raise InvalidArgument(f"a lease call asks for 1 slice or more, not {call.count}")
+        member = self.members.find(call.session)
+        if call.drained or not self._holds(member):
+            member.progressed = now  # its loop waits for the master
         before = ledger.epoch, ledger.finished, ledger.handed_over
         epoch, state, grants = ledger.lease(
             call.session, epoch=call.epoch, count=call.count, drained=call.drained
@@ -187,6 +244,8 @@ class Dispatcher:
         if call.request > member.reports.get(call.dataset, 0):
             ledger.confirm(call.session)
             member.reports[call.dataset] = call.request
+        if call.acknowledgements or call.failures:
+            member.progressed = now
         self.version += 1  # first: what was applied before a bad argument stands
         stale = tuple(self._apply(ledger, call))
         return ReportAnswer(
@@ -213,7 +272,12 @@ class Dispatcher:
                 stale.append(back.task)
         return stale
 
-    def _fenced(self, call: LeaseCall | ReportCall) -> ShardLedger:
+    def confirm(self, call: ConfirmCall, now: float) -> ConfirmAnswer:
+        """Tell a session that comes back which of its leases are void. Changes nothing but what is heard of it."""
+        self.members.heard(call.session, now).progressed = now  # its loop asks before it takes a batch
+        return ConfirmAnswer(void=self._fenced(call).void_of(call.session, call.leases))
+
+    def _fenced(self, call: LeaseCall | ReportCall | ConfirmCall) -> ShardLedger:
         ledger = self._ledger(call.dataset)
         if call.ledger not in ("", self.ledger_id):
             raise StaleLease(f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.ledger}")
@@ -268,6 +332,7 @@ class Dispatcher:
             datasets=tuple(sorted(member.datasets)),
             leased=sum(self._ledgers[name].held_by(member.session) for name in member.datasets),
             idle_s=max(0.0, now - member.seen),
+            since_progress_s=max(0.0, now - member.progressed),
         )
 
     def __repr__(self) -> str:

@@ -6,9 +6,9 @@ as what is in flight. It must not know sessions' liveness; it is told who joins 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from edl_torch.core.calls import NEW_PASS, Grant, PassState, QuarantinedRecord
+from edl_torch.core.calls import NEW_PASS, Grant, HeldLease, PassState, QuarantinedRecord
 from edl_torch.core.identity import identity
 from edl_torch.core.lease import Lease
 from edl_torch.core.plan import Plan
@@ -109,6 +109,10 @@ class ShardLedger:
         """Sessions that have joined and were not released."""
         return len(self._trainers)
 
+    def holds(self, session: str) -> bool:
+        """Whether `session` has a live lease."""
+        return bool(self._held.get(session))
+
     def held_by(self, session: str) -> int:
         """Records without outcome on loan to `session`."""
         return sum(self._leased[task].open_records for task in self._held.get(session, ()))
@@ -128,8 +132,12 @@ class ShardLedger:
     def release(self, session: str) -> tuple[Slice, ...]:
         """A session is gone: the rest of all it held waits again. Returns those slices."""
         self._trainers.pop(session, None)
-        self._waiting.pop(session, None)
         self._closed.pop(session, None)
+        return self.take_back(session)
+
+    def take_back(self, session: str) -> tuple[Slice, ...]:
+        """The rest of all that a session holds waits again; the session stays. Returns those slices."""
+        self._waiting.pop(session, None)
         lost: list[Slice] = []
         for task in sorted(self._held.pop(session, ())):
             lease = self._leased[task]
@@ -139,6 +147,17 @@ class ShardLedger:
             self._drop_lease(lease)
         self._settle()
         return tuple(lost)
+
+    def void_of(self, session: str, leases: Iterable[HeldLease]) -> tuple[int, ...]:
+        """Those tasks of `leases` that are not the session's any more; the others are, as a whole."""
+        return tuple(held.task for held in leases if self._is_void(session, held))
+
+    def _is_void(self, session: str, held: HeldLease) -> bool:
+        try:
+            self._find(session, held.task, held.attempt)
+        except StaleLease:
+            return True
+        return False
 
     def confirm(self, session: str) -> None:
         """A newer report arrived: the answers to the ones before it are known to the session."""
