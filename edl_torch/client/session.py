@@ -11,6 +11,7 @@ import time
 import uuid
 import warnings
 
+from edl_torch.client.confirming import Confirmer
 from edl_torch.client.counting import StreamCounts
 from edl_torch.client.description import Description
 from edl_torch.client.leases import LeaseSource, Mode
@@ -19,7 +20,7 @@ from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.tickets import Book, Ticket
-from edl_torch.core.calls import Grant, RegisterAnswer, RegisterCall, Registration, ReportAnswer
+from edl_torch.core.calls import Grant, HeldLease, RegisterAnswer, RegisterCall, Registration, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument, StaleLease, UnknownDataset
@@ -67,6 +68,9 @@ class Session:
             on_lost=self._rejoin,
             holds=self._holds,
         )
+        self._confirmer = Confirmer(
+            master, self.id, name, held=self._held, on_void=self._on_void, on_lost=self._rejoin
+        )
 
     def __repr__(self) -> str:
         return f"<Session {self.id[:8]} {self._leases} {self.book}>"
@@ -85,7 +89,7 @@ class Session:
                 answer = self._register()
                 self._plan = Plan(answer.spec)
                 self._follow(answer.ledger, answer.lineage)
-                self.master.attend(self.id, self._on_wanted)
+                self._confirmer.watch(self.master.attend(self.id, self._on_wanted))
             return self._plan
 
     def _register(self) -> RegisterAnswer:
@@ -116,6 +120,7 @@ class Session:
         self._forget()
         self._leases.follow(self._membership)
         self._reporter.follow(self._membership)
+        self._confirmer.follow(self._membership)
 
     def _forget(self) -> None:
         """All that was held is void."""
@@ -159,6 +164,10 @@ class Session:
         with self._lock:
             return bool(self.book)
 
+    def _held(self) -> tuple[HeldLease, ...]:
+        with self._lock:
+            return self.book.held()
+
     def _on_grant(self, grant: Grant) -> None:
         with self._lock:
             self.book.grant(grant)
@@ -170,10 +179,18 @@ class Session:
 
     def _on_answer(self, answer: ReportAnswer) -> None:
         if answer.stale:
-            with self._lock:
-                self.book.void(answer.stale)
+            self._on_void(answer.stale)
         if answer.wanted:
             self._leases.yield_to_others()
+
+    def _on_void(self, tasks: tuple[int, ...]) -> None:
+        """The master took leases back; their batches are thrown away where they arrive."""
+        log.warning("dataset %s: %d lease(s) were taken back", self.description.name, len(tasks))
+        with self._lock:
+            self.book.void(tasks)
+        self._leases.void(tasks)
+        if self._mode is Mode.PLAIN:
+            self._leases.close_pass()  # for the reason that `_rejoin` has
 
     def _on_wanted(self, dataset: str) -> None:
         if dataset == self.description.name:
@@ -250,8 +267,13 @@ class Session:
     # Batches --------------------------------------------------------------------------------------------
 
     def hand(self, ticket: Ticket) -> bool:
-        """A batch goes to the loop. False when it must be thrown away."""
-        self._reporter.wait_answered(1)  # so that a death costs one batch, not a queue of reports
+        """A batch goes to the loop. False when it must be thrown away.
+
+        Whatever happens to this trainer from now on, this batch is all that another may have to repeat.
+        """
+        self._reporter.flush()
+        self._confirmer.moved_on()
+        self._confirmer.ensure()
         with self._lock:
             if self.book.hand(ticket):
                 self.steps.handed()
@@ -268,11 +290,13 @@ class Session:
 
     def batch_requested(self) -> None:
         """The loop asks for the next batch: without an optimizer it is done with those before."""
+        self._confirmer.moved_on()
         if not self.steps.attached:
             self.settle(self.steps.ahead)
 
     def stepped(self, optimizer: int) -> None:
         """An attached optimizer stepped."""
+        self._confirmer.moved_on()
         with self._lock:
             if self._exhausted:
                 self.steps.exhausted_step()
@@ -402,6 +426,8 @@ class Session:
             completed = sum(a.task not in self.book for a in acknowledgements)
             self._reporter.note(acknowledgements=acknowledgements)
         self._reporter.send()
+        self._confirmer.moved_on()
+        self._confirmer.ensure()  # the loop takes its next batch without asking here
         return completed
 
     def fail_batch(self, batch_size: int | None, reason: str) -> None:
