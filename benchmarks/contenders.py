@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -60,6 +61,7 @@ class Elastic:
             batch_size,
             master or LocalMaster(),
             reader,
+            dataset_name=uuid.uuid4().hex,
             num_epochs=0,
             shuffle_shards=shuffle,
         )

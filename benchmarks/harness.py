@@ -92,7 +92,7 @@ def print_result(result: Result) -> None:
     for ratio in result.ratios:
         verdict = "" if ratio.target is None else f"  target {ratio.target:.2f}  {_verdict(ratio.met)}"
         what = f"{ratio.ours} / {ratio.theirs}"
-        print(f"  {what:<48}{ratio.median:>8.3f}  [{ratio.low:.3f} … {ratio.high:.3f}]{verdict}")
+        print(f"  {what:<52}{ratio.median:>8.3f}  [{ratio.low:.3f} … {ratio.high:.3f}]{verdict}")
     sys.stdout.flush()
 
 

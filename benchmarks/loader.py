@@ -56,10 +56,11 @@ class Sizes:
     rows: int
     image_batch: int = 32
     row_batch: int = 256
+    column_batch: int = 2048
 
 
-FULL = Sizes(rounds=15, pictures=64, images=512, rows=65_536)
-QUICK = Sizes(rounds=2, pictures=4, images=16, rows=512, image_batch=4, row_batch=64)
+FULL = Sizes(rounds=9, pictures=64, images=1024, rows=131_072)
+QUICK = Sizes(rounds=2, pictures=4, images=16, rows=512, image_batch=4, row_batch=64, column_batch=128)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,12 +85,13 @@ def _results(options: argparse.Namespace, sizes: Sizes, folder: Path, rounds: in
         "tiny": partial(tiny, sizes),
         "columns": partial(columns, sizes),
     }
-    for name in options.only:
-        for workers in options.workers:
-            with loopback_master() as client, ExitStack() as stack:
-                result = measure(makers[name](stack, client, workers), rounds)
-            print_result(result)
-            yield result
+    with loopback_master() as client:
+        for name in options.only:
+            for workers in options.workers:
+                with ExitStack() as stack:
+                    result = measure(makers[name](stack, client, workers), rounds)
+                print_result(result)
+                yield result
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -167,9 +169,9 @@ def tiny(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) -> 
 def columns(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) -> Contest:
     """The same rows, a batch in one call of the reader, against one call a row."""
     reader = TinyRows(sizes.rows)
-    shape: Shape = {"batch_size": sizes.row_batch, "workers": workers}
+    shape: Shape = {"batch_size": sizes.column_batch, "workers": workers}
     return Contest(
-        title=f"columnar reads in batches of {sizes.row_batch}, {workers} workers",
+        title=f"columnar reads in batches of {sizes.column_batch}, {workers} workers",
         contenders={
             COLUMNS: opened(stack, Elastic(reader, master=LocalMaster(), columnar=True, **shape)),
             COLUMNS_GRPC: opened(stack, Elastic(reader, master=client, columnar=True, **shape)),

@@ -23,11 +23,15 @@ def find_pictures(given: Path | None, scratch: Path, count: int) -> Path:
         return given
     if COCO.is_dir():
         return COCO
-    for number in range(count):
-        cv2.imwrite(
-            str(scratch / f"{number:03d}.jpg"), photograph(number), [cv2.IMWRITE_JPEG_QUALITY, _QUALITY]
-        )
+    write_pictures(scratch, count)
     return scratch
+
+
+def write_pictures(folder: Path, count: int) -> None:
+    """Write so many generated photographs."""
+    for number in range(count):
+        path = str(folder / f"{number:03d}.jpg")
+        cv2.imwrite(path, photograph(number), [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
 
 
 def photograph(seed: int) -> npt.NDArray[np.uint8]:

@@ -77,3 +77,7 @@ class DataFormatError(ReaderError, ValueError):
 
 class BadRecord(ReaderError):
     """One record cannot be read: missing or broken file, undecodable image, failing transform."""
+
+
+class AuditError(EdlError):
+    """An audit log cannot be written, is missing or damaged, or does not belong to the others."""

@@ -78,7 +78,9 @@ class Indices(Sequence[tuple[str, int]]):
     def __getitem__(self, item: slice) -> Indices: ...
     def __getitem__(self, item: int | slice) -> tuple[str, int] | Indices:
         if isinstance(item, slice):
-            return Indices(self.names, self.numbers[item], None if self.sources is None else self.sources[item])
+            return Indices(
+                self.names, self.numbers[item], None if self.sources is None else self.sources[item]
+            )
         name = self.names[0 if self.sources is None else int(self.sources[item])]
         return name, int(self.numbers[item])
 

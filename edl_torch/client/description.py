@@ -61,11 +61,18 @@ class Description:
             self.in_shard = token.shuffle_in_shard
 
     def by_name(self) -> Registration:
-        """A registration that follows what the master knows, but for what was set to other than the default."""
+        """A registration that follows what the master knows, but for what differs from the default."""
         defaults = {f.name: f.default for f in fields(self)}
         chosen = {
             name: getattr(self, name)
-            for name in ("seed", "shuffle", "shuffle_shards", "num_epochs", "epoch_barrier", "max_bad_records")
+            for name in (
+                "seed",
+                "shuffle",
+                "shuffle_shards",
+                "num_epochs",
+                "epoch_barrier",
+                "max_bad_records",
+            )
             if getattr(self, name) != defaults[name]
         }
         return Registration(

@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
@@ -117,18 +118,18 @@ class SocketLink:
             self._connection.send_bytes(json.dumps(question).encode())
             reply = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as exc:
-            raise ServiceClosed("the trainer closed its DataShardService while a loader worker was reading") from exc
+            raise ServiceClosed(
+                "the trainer closed its DataShardService while a loader worker was reading"
+            ) from exc
         if "error" in reply:
             raise getattr(errors, reply["error"], EdlError)(reply["message"])
         return reply["answer"]
 
 
 def _say_goodbye(connection: Connection[Any, Any]) -> None:
-    try:
+    with suppress(OSError):  # the trainer hung up first
         connection.send_bytes(json.dumps({"op": "goodbye"}).encode())
         connection.close()
-    except OSError:
-        pass  # the trainer hung up first
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class Handle:
             return Client(self.address, authkey=self.key)
         except (OSError, EOFError, AuthenticationError) as exc:
             raise ServiceClosed(
-                "a loader worker cannot reach its trainer's DataShardService: it was closed, or the trainer ended"
+                "a loader worker cannot reach its trainer's DataShardService: it was closed, or that ended"
             ) from exc
 
 
@@ -158,6 +159,7 @@ class LinkServer:
         self._host = host
         self._key = secrets.token_bytes(32)
         self._listener = Listener(backlog=64, authkey=self._key)
+        self._address = self._listener.address
         self._connections: dict[Connection[Any, Any], threading.Thread] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -168,7 +170,7 @@ class LinkServer:
     @property
     def handle(self) -> Handle:
         """What loader workers need to connect."""
-        return Handle(self._listener.address, self._key)
+        return Handle(self._address, self._key)
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -226,7 +228,7 @@ class LinkServer:
             connections = dict(self._connections)
         for connection in connections:
             _hang_up(connection)
-        _wake(self._listener.address)
+        _wake(self._address)
         for thread in (self._thread, *connections.values()):
             thread.join(JOIN_S)
         self._listener.close()
@@ -234,25 +236,24 @@ class LinkServer:
 
 def _hang_up(connection: Connection[Any, Any]) -> None:
     """Make a blocked `recv_bytes` return; to close the descriptor under it would not."""
-    try:
-        with socket.socket(fileno=os.dup(connection.fileno())) as borrowed:
+    with suppress(OSError):  # it has hung up already
+        borrowed = socket.socket(fileno=os.dup(connection.fileno()))
+        with borrowed:
             borrowed.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # hung up already
 
 
 def _wake(address: str | tuple[str, int]) -> None:
     """Make a blocked `accept` return: a caller without a key, who does not wait to be asked for it."""
-    try:
+    with suppress(OSError):  # nobody listens any more
         Client(address).close()
-    except OSError:
-        pass  # nobody listens any more
 
 
 def _grant(value: dict[str, Any] | None) -> Grant | None:
     if value is None:
         return None
-    return Grant(task=value["task"], attempt=value["attempt"], slice=Slice(**value["slice"]), bundle=value["bundle"])
+    return Grant(
+        task=value["task"], attempt=value["attempt"], slice=Slice(**value["slice"]), bundle=value["bundle"]
+    )
 
 
 def _spec(value: dict[str, Any]) -> DatasetSpec:

@@ -116,6 +116,7 @@ class LeaseSource:
             self._open, self._mode = True, mode
             self._epoch, self._state, self._granted = NEW_PASS, PassState.OPEN, 0
             self._ahead = not self._port.in_process
+            self._error = None
             self._streams.clear()
             return self._pass
 
@@ -162,13 +163,19 @@ class LeaseSource:
                 mine = self._begin_ask()
             if mine:
                 self._ask(POLL_S, drained=True)
-                if self._epoch == NEW_PASS and not self._ready and self._state is PassState.OPEN and self._holds():
-                    return False  # what is missing is held by this trainer itself
+                if self._waits_for_itself():
+                    return False
         return False
+
+    def _waits_for_itself(self) -> bool:
+        """Whether there is no pass to be had, and this trainer holds records that others may wait for."""
+        no_pass = self._epoch == NEW_PASS and self._state is PassState.OPEN
+        return no_pass and not self._ready and self._holds()
 
     def _is_over(self) -> bool:
         if self._state is PassState.EPOCH_OVER and not self._granted:
-            self._epoch, self._state = NEW_PASS, PassState.OPEN  # nothing was read: join the epoch that runs now
+            # Nothing was read: join the epoch that runs now.
+            self._epoch, self._state = NEW_PASS, PassState.OPEN
         return self._state is not PassState.OPEN
 
     # Leases ---------------------------------------------------------------------------------------------

@@ -126,7 +126,9 @@ class Reporter:
             while self._outbox and self._send_next(wait=False):
                 pass  # sent here and now where the thread has not begun: that saves two changes of threads
         with self._changed:
-            self._changed.wait_for(lambda: self._few_unanswered(lag) or self._error or self._closed, timeout_s)
+            self._changed.wait_for(
+                lambda: self._few_unanswered(lag) or self._error or self._closed, timeout_s
+            )
             self._raise_error()
             return self._few_unanswered(lag)
 
@@ -134,7 +136,10 @@ class Reporter:
         return self._noted - self._answered <= lag
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until the master has answered everything."""
+        """Wait until the master has answered everything; what it did not answer before is sent again."""
+        with self._changed:
+            if self._stalled:
+                self._error = None  # of then: this attempt says whether the master is there now
         return self.wait_answered(0, timeout_s)
 
     def _raise_error(self) -> None:

@@ -174,7 +174,7 @@ class DataShardService:
             f"held={self.record_count} master={self._session.master!r}>"
         )
 
-    # Shards, for loops that read by themselves ----------------------------------------------------------------
+    # Shards, for loops that read by themselves ---------------------------------------------------------
 
     def fetch_shard(self) -> Shard | None:
         """The next shard to read, or None when this trainer has nothing more to fetch now.
@@ -216,7 +216,8 @@ class DataShardService:
         register = getattr(optimizer, "register_step_post_hook", None)
         if register is None:
             raise InvalidArgument(
-                f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, leave it out"
+                f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
+                f"leave it out"
             )
         number = self.session.steps.attach()
         session = self._session
@@ -253,7 +254,7 @@ class DataShardService:
     # For datasets ---------------------------------------------------------------------------------------
 
     def describe(self, reader: AbstractDataReader, *, shuffle: bool) -> None:
-        """A dataset object reads this service's shards with `reader`; `shuffle` orders records inside shards."""
+        """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
         described = self._description
         if self._session.joined and bool(described.in_shard) != shuffle:
             raise InvalidArgument(
@@ -277,7 +278,7 @@ class DataShardService:
             raise ServiceClosed(f"the DataShardService of {self.dataset_name!r} is closed: make a new one")
 
     def close(self) -> None:
-        """Give back what was not trained on and leave the master. May be called again; takes at most seconds."""
+        """Give back what was not trained on and leave the master, within seconds. May be called again."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True

@@ -136,8 +136,8 @@ class Session:
         """
         self._join_again(lost)
         if self._mode is Mode.PLAIN:
-            # Batches of void leases are on their way, and a report does not say which batch it means: the pass
-            # ends, and what is left of it is read in the next one.
+            # Batches of void leases are on their way, and a report does not say which batch it means: the
+            # pass ends, and what is left of it is read in the next one.
             self._leases.close_pass()
 
     def _join_again(self, lost: Membership) -> None:
@@ -148,7 +148,8 @@ class Session:
             try:
                 answer = self._register_as(self.description.by_name())
             except UnknownDataset as exc:
-                raise StaleLease(self._another(f"the master does not know dataset {self.description.name!r}")) from exc
+                unknown = f"the master does not know dataset {self.description.name!r}"
+                raise StaleLease(self._another(unknown)) from exc
             if answer.ledger != lost.ledger:
                 raise StaleLease(self._another(f"the master keeps ledger {answer.ledger}, not {lost.ledger}"))
             if answer.lineage != lost.lineage:
@@ -202,8 +203,8 @@ class Session:
         """Begin a pass whose end the master decides. Returns its number."""
         if self._leases.is_open and self._mode is Mode.ELASTIC:
             raise ConcurrentIteration(
-                f"dataset {self.description.name!r} is being iterated already: finish, break out of or close() "
-                f"the first iterator before opening another"
+                f"dataset {self.description.name!r} is being iterated already: finish, break out of or "
+                f"close() the first iterator before opening another"
             )
         self.plan()
         self._finish_plain_pass()
@@ -216,7 +217,7 @@ class Session:
         return self._leases.open(Mode.ELASTIC)
 
     def more_to_read(self) -> bool:
-        """With every batch handed out: whether there is more to read in this pass, after the master's verdict."""
+        """With every batch handed out: wait for the master's verdict. True when there is more to read."""
         self._exhausted = True
         self.give_back_undelivered()
         self._reporter.flush()
@@ -236,9 +237,9 @@ class Session:
         """Records that only this trainer can finish would make `while not service.finished` spin for ever."""
         if self._leases.is_open and self._leases.read_nothing and self.book:
             raise AccountingError(
-                f"{self.book.batch_records} record(s) of {self.description.name!r} were handed out after the last "
-                f"optimizer.step() and nothing else is left: step on them at the end of an epoch, or call "
-                f"service.report_batch_done() if they count as trained on"
+                f"{self.book.batch_records} record(s) of {self.description.name!r} were handed out after the "
+                f"last optimizer.step() and nothing else is left: step on them at the end of an epoch, or "
+                f"call service.report_batch_done() if they count as trained on"
             )
 
     @property
@@ -338,7 +339,8 @@ class Session:
         with self._beginning:
             if self._leases.is_open and self._mode is Mode.ELASTIC:
                 raise ConcurrentIteration(
-                    f"an ElasticDataLoader iterates {self.description.name!r}: end it before reading otherwise"
+                    f"an ElasticDataLoader iterates {self.description.name!r}: end it before reading "
+                    f"otherwise"
                 )
             if run in self._runs and not self._joins(stream, run):
                 return NO_PASS, plan
@@ -374,9 +376,9 @@ class Session:
         self._reporter.send()
         if unreported:
             warnings.warn(
-                f"a pass over {self.description.name!r} ended with {unreported} record(s) that were not reported "
-                f"as trained on; they are read again. Call service.report_batch_done() after each batch, or use "
-                f"ElasticDataLoader",
+                f"a pass over {self.description.name!r} ended with {unreported} record(s) that were not "
+                f"reported as trained on; they are read again. Call service.report_batch_done() after each "
+                f"batch, or use ElasticDataLoader",
                 stacklevel=2,
             )
 
@@ -401,7 +403,8 @@ class Session:
     def _whereabouts(self, stream: str) -> str:
         with self._lock:
             shards = [self.plan().shard(part) for part in self.book.unhanded(stream)]
-        return ", then ".join(map(describe_shard, shards)) or "no record"
+        *before, at = map(describe_shard, shards) if shards else ("no record",)
+        return f"{at} (before them {', '.join(before)}, not delivered yet)" if before else at
 
     def broken_streams(self, timeout_s: float) -> dict[str, str]:
         """Reading processes of this pass that died, and what they were at; waits for the first to be seen."""
@@ -422,7 +425,9 @@ class Session:
         with self._lock:
             runs = self._counts.report(batch_size)
             done = {task: after for task, _, after in runs}
-            acknowledgements = [a for task, upto in done.items() for a in self.book.acknowledge(task, upto).values()]
+            acknowledgements = [
+                a for task, upto in done.items() for a in self.book.acknowledge(task, upto).values()
+            ]
             completed = sum(a.task not in self.book for a in acknowledgements)
             self._reporter.note(acknowledgements=acknowledgements)
         self._reporter.send()
@@ -439,8 +444,8 @@ class Session:
             else:
                 if not self._counts.exact:
                     raise InvalidArgument(
-                        "with several loader workers a plain DataLoader's batch does not say where it came from, "
-                        "so err_msg cannot name its records: use ElasticDataLoader"
+                        "with several loader workers a plain DataLoader's batch does not say where it came "
+                        "from, so err_msg cannot name its records: use ElasticDataLoader"
                     )
                 runs = self._counts.report(batch_size)
                 failures = [f for t, a, b in runs for p in range(a, b) for f in self.book.fail(t, p, reason)]

@@ -35,7 +35,7 @@ class Steps:
         return self._ahead + (self.keep > self._ahead)
 
     def attach(self) -> int:
-        """Another optimizer; returns its number. What was handed out before is acknowledged by its first step."""
+        """Another optimizer; returns its number. What was handed out before waits for no step of it."""
         number = len(self._since)
         self._since[number] = self._ahead
         return number

@@ -1,7 +1,8 @@
 """Which positions of which leases a batch holds, and what has become of them in this trainer.
 
-`Tally` counts where the samples are drawn (maybe in a loader worker); `Book` keeps the trainer's side: granted,
-handed to the loop, trained on. Pure accounting: neither sends anything, and neither knows a batch's content.
+`Tally` counts where the samples are drawn (maybe in a loader worker); `Book` keeps the trainer's side:
+granted, handed to the loop, trained on. Pure accounting: neither sends anything, and neither knows a batch's
+content.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Tally:
         self._runs: list[list[int]] = []
 
     def start(self, task: int, position: int) -> list[int]:
-        """Begin to draw a lease at `position`. Returns `[task, first, next]`; the reader's loop moves `next`."""
+        """Begin to draw a lease at `position`. Returns `[task, first, next]`; who reads moves `next`."""
         run = [task, position, position]
         self._runs.append(run)
         return run
@@ -138,7 +139,7 @@ class Book:
         return holding is None or after > holding.stop
 
     def discard(self, ticket: Ticket) -> list[GiveBack]:
-        """A batch is thrown away: what of it is still this trainer's goes back, with the rest of its leases."""
+        """A batch is thrown away: what of it is still this trainer's goes back, with what follows it."""
         starts: dict[int, int] = {}
         for task, first, _ in ticket:
             if task in self._holdings:
@@ -149,7 +150,9 @@ class Book:
         holding = self._holdings[task]
         skipped = range(holding.handed, first)
         if first < holding.handed or any(position not in holding.holes for position in skipped):
-            raise AccountingError(f"a batch holds positions {first}…{after - 1} of task {task}, expected {holding.handed}")
+            raise AccountingError(
+                f"a batch holds positions {first}…{after - 1} of task {task}, expected {holding.handed}"
+            )
         holding.handed = after
 
     def settle(self, keep: int) -> list[Acknowledgement]:
@@ -186,11 +189,14 @@ class Book:
             return []
         ticket = self._batches[-1 - ahead]
         del self._batches[-1 - ahead]
-        return [f for task, first, after in ticket for p in range(first, after) for f in self.fail(task, p, reason)]
+        positions = ((task, position) for task, first, after in ticket for position in range(first, after))
+        return [failure for task, position in positions for failure in self.fail(task, position, reason)]
 
     def crumble(self, ticket: Ticket) -> list[GiveBack]:
         """A partial batch that is not to be trained goes back as crumbs."""
-        backs = [self._give_back(task, first, crumb=True) for task, first, _ in ticket if task in self._holdings]
+        # One at a time: a lease may be done for after its first run.
+        held = ((task, first) for task, first, _ in ticket if task in self._holdings)
+        backs = [self._give_back(task, first, crumb=True) for task, first in held]
         return [back for back in backs if back is not None]
 
     def withdraw(self, batches: int) -> list[GiveBack]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def _same_source(indices: Indices) -> Iterator[tuple[int, int]]:
         yield 0, len(indices)
         return
     edges = [0, *(np.flatnonzero(np.diff(indices.sources)) + 1).tolist(), len(indices)]
-    yield from zip(edges[:-1], edges[1:], strict=True)
+    yield from pairwise(edges)
 
 
 def _read(

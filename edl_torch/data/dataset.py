@@ -89,7 +89,7 @@ class ShardedDataset(IterableDataset[Any]):
         return {**self.__dict__, "_service": None, "_link": None}
 
     def bind(self, feed: Feed | None) -> None:
-        """The next iteration is one of an `ElasticDataLoader`, in which `feed` counts; None: of a plain one."""
+        """The next iteration is an `ElasticDataLoader`'s, in which `feed` counts; None: a plain one's."""
         self._feed = feed
 
     def __iter__(self) -> Iterator[Any]:
@@ -110,7 +110,8 @@ class ShardedDataset(IterableDataset[Any]):
             return DirectLink(self._service.session)
         if self._link is None or self._link[0] != pid:
             # All workers of one DataLoader iterator have the same seed but for their number.
-            stream, run = (f"process {pid}", "") if info is None else (f"worker {info.id}", str(info.seed - info.id))
+            stream = f"process {pid}" if info is None else f"worker {info.id}"
+            run = "" if info is None else str(info.seed - info.id)
             self._link = pid, SocketLink(self._handle, stream, run)
         return self._link[1]
 

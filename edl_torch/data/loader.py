@@ -43,11 +43,13 @@ class ElasticDataLoader(DataLoader[Any]):
         InvalidArgument: an argument that decides the order, or a `batch_size` other than the service's.
     """
 
-    def __init__(self, dataset: ShardedDataset, batch_size: int | None = _FROM_SERVICE, **kwargs: Any) -> None:
+    def __init__(
+        self, dataset: ShardedDataset, batch_size: int | None = _FROM_SERVICE, **kwargs: Any
+    ) -> None:
         if not isinstance(dataset, ShardedDataset):
             raise InvalidArgument(
-                f"ElasticDataLoader takes a ShardedDataset or ImageDataset, not {type(dataset).__name__}: wrap the "
-                f"reader in one"
+                f"ElasticDataLoader takes a ShardedDataset or ImageDataset, not "
+                f"{type(dataset).__name__}: wrap the reader in one"
             )
         _check_arguments(kwargs)
         service = dataset.service
@@ -81,7 +83,8 @@ class ElasticDataLoader(DataLoader[Any]):
         live = None if self._live is None else self._live()
         if live is not None and live.going_on:
             raise ConcurrentIteration(
-                "an iterator over this loader is alive: finish it, break out of its loop, or call loader.close()"
+                "an iterator over this loader is alive: finish it, break out of its loop, or call "
+                "loader.close()"
             )
         iterator = _Pass(self, self.service.session)
         self._live = weakref.ref(iterator)
@@ -174,8 +177,8 @@ class _Pass(Iterator[Any]):
         return envelope.batch
 
     def _end_early(self) -> NoReturn:
-        closed, self._inner = self._closed, None
-        self._closed = True
+        closed, self._closed = self._closed, True
+        self._let_go()
         if self._session.closed and not closed:
             raise ServiceClosed("the DataShardService was closed while its loader was being iterated")
         raise StopIteration
@@ -197,8 +200,8 @@ class _Pass(Iterator[Any]):
         broken = self._session.broken_streams(timeout_s=1.0)
         where = "; ".join(f"{stream} was at {records}" for stream, records in sorted(broken.items()))
         return LoaderWorkerDied(
-            f"{exc}. {where or 'It held no record'}. Nothing was put in quarantine: those records go back to "
-            f"the master and are read again"
+            f"{str(exc).rstrip('. ')}. {where or 'It held no record'}. Nothing was put in quarantine: those "
+            f"records go back to the master and are read again"
         )
 
     def _is_crumb(self, envelope: Envelope) -> bool:
@@ -212,7 +215,15 @@ class _Pass(Iterator[Any]):
         try:
             self._session.close_pass(self._number)  # first: workers that wait for a lease hear of it
         finally:
-            self._inner = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """End the workers now: where the loop raised, its traceback would keep them, and the garbage
+        collector can take 5 s for each."""
+        inner, self._inner = self._inner, None
+        shut_down = getattr(inner, "_shutdown_workers", None)
+        if shut_down is not None and not self._loader.persistent_workers:
+            shut_down()
 
     def __del__(self) -> None:
         # A forked child has a copy of this object, and no business with the trainer's pass.

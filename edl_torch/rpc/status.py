@@ -38,6 +38,7 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.DataFormatError: _Code.INVALID_ARGUMENT,
     errors.BadRecord: _Code.DATA_LOSS,
     errors.LoaderWorkerDied: _Code.ABORTED,
+    errors.AuditError: _Code.FAILED_PRECONDITION,
 }
 _BY_NAME = {cls.__name__: cls for cls in STATUS}
 

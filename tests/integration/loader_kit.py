@@ -6,7 +6,7 @@ It knows nothing of how the loaders count; it holds what a loop was given agains
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,6 +78,15 @@ def take(iterator: Iterator[Any], batches: int) -> list[list[int]]:
     return [numbers(batch) for _, batch in zip(range(batches), iterator, strict=False)]
 
 
+def run_through(
+    loader: Iterable[Any], seen: list[list[int]], then: Callable[[int], object] = lambda count: None
+) -> None:
+    """A training loop: notes each batch in `seen`, then calls `then` with the number of batches so far."""
+    for batch in loader:
+        seen.append(numbers(batch))
+        then(len(seen))
+
+
 def acknowledged(fake: FakeMaster, service: DataShardService) -> Counter[tuple[int, int]]:
     """How often the master heard of (epoch, record) as trained on."""
     service.session.flush()
@@ -90,7 +99,9 @@ def quarantined(fake: FakeMaster, service: DataShardService) -> Counter[tuple[in
     return as_numbers(fake.outcomes[service.dataset_name].quarantined, service)
 
 
-def as_numbers(told: Mapping[tuple[int, str, int], int], service: DataShardService) -> Counter[tuple[int, int]]:
+def as_numbers(
+    told: Mapping[tuple[int, str, int], int], service: DataShardService
+) -> Counter[tuple[int, int]]:
     names = [source.name for source in service.session.plan().spec.sources]
     counts: Counter[tuple[int, int]] = Counter()
     for (epoch, name, index), times in told.items():

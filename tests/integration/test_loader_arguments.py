@@ -86,17 +86,27 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("transform", "collate"),
-    [(None, None), (to_dict, None), (to_tuple, None), (to_pair, None), (to_array, None), (str, None)]
-    + [(None, to_custom), (None, to_batch), (None, tuple), (to_pair, list)],
+    [
+        *((transform, None) for transform in (None, to_dict, to_tuple, to_pair, to_array, str)),
+        *((None, collate) for collate in (to_custom, to_batch, tuple)),
+        (to_pair, list),
+    ],
     ids=lambda value: getattr(value, "__name__", "default"),
 )
-def test_a_batch_is_what_a_plain_data_loader_would_make(transform: Any, collate: Any, num_workers: int) -> None:
+def test_a_batch_is_what_a_plain_data_loader_would_make(
+    transform: Any, collate: Any, num_workers: int
+) -> None:
     records = list(range(10))
     expected = list(DataLoader([transform(r) if transform else r for r in records], 4, collate_fn=collate))  # type: ignore[arg-type]
-    with trainer(FakeMaster(), {"a": 10}, records_per_shard=20, dataset={"transform": transform}) as (_, dataset):
+    with trainer(FakeMaster(), {"a": 10}, records_per_shard=20, dataset={"transform": transform}) as (
+        _,
+        dataset,
+    ):
         arguments = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
         batches = list(elastic(dataset, collate_fn=collate, **arguments))
-    key = [batch["number"].tolist() if isinstance(batch, dict) and "number" in batch else 0 for batch in batches]
+    key = [
+        batch["number"].tolist() if isinstance(batch, dict) and "number" in batch else 0 for batch in batches
+    ]
     assert len(key) == 3
     if num_workers:  # two workers: another order, and other borders
         assert {type(batch) for batch in batches} == {type(batch) for batch in expected}
@@ -156,12 +166,18 @@ def test_shuffled_orders_with_and_without_random_access(reader: Any, num_workers
     assert sorted(first) == sorted(second) == all_records()
     assert first != second
     if not num_workers:
-        with trainer(FakeMaster(), PickingReader(counts), dataset={"shuffle": True}, num_epochs=2) as (_, dataset):
+        with trainer(FakeMaster(), PickingReader(counts), dataset={"shuffle": True}, num_epochs=2) as (
+            _,
+            dataset,
+        ):
             assert flat(take(iter(elastic(dataset)), 100)) == first
 
 
 def test_a_global_shuffle_needs_random_access() -> None:
-    with trainer(FakeMaster(), shuffle=True) as (_, dataset), pytest.raises(Exception, match="no read_record"):
+    with (
+        trainer(FakeMaster(), shuffle=True) as (_, dataset),
+        pytest.raises(Exception, match="no read_record"),
+    ):
         take(iter(elastic(dataset)), 1)
 
 
@@ -221,7 +237,6 @@ def test_worker_init_fn_finds_the_users_dataset_and_may_set_attributes() -> None
 
 
 def seeds(sample: Any) -> tuple[int, int, float, float]:
-    info = get_worker_info()
     return int(sample), torch.initial_seed(), random.random(), float(np.random.rand())
 
 
@@ -237,7 +252,9 @@ def test_workers_are_seeded_as_torch_does() -> None:
     assert seeds_of[0] == seeds_of[1] != seeds_of[2]
     low, high = sorted(seeds_of[0])
     assert high == low + 1
-    plain = DataLoader(list(range(4)), 1, num_workers=2, generator=torch.Generator().manual_seed(1), collate_fn=seeds_only)
+    plain = DataLoader(
+        list(range(4)), 1, num_workers=2, generator=torch.Generator().manual_seed(1), collate_fn=seeds_only
+    )
     assert set(plain) == seeds_of[0]
     python = [[sample[2] for batch in run for sample in batch if sample[1] == low] for run in (first, again)]
     shared = min(map(len, python))
@@ -280,12 +297,18 @@ def test_keyed_augmentation_leaves_the_users_random_numbers_alone() -> None:
         assert augment(0) == expected
 
 
-# Lengths ------------------------------------------------------------------------------------------------------
+# Lengths -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "length"),
-    [({}, 10), ({"drop_last": True}, 9), ({"batch_size": 4}, 10), ({"batch_size": None}, 39), ({"num_workers": 2}, 10)],
+    [
+        ({}, 10),
+        ({"drop_last": True}, 9),
+        ({"batch_size": 4}, 10),
+        ({"batch_size": None}, 39),
+        ({"num_workers": 2}, 10),
+    ],
 )
 def test_the_length_is_the_epochs_and_torch_does_not_warn(arguments: dict[str, Any], length: int) -> None:
     with trainer(FakeMaster(), num_epochs=2) as (service, dataset):
@@ -303,7 +326,7 @@ def test_the_length_of_columnar_loaders_is_in_batches() -> None:
         assert len(elastic(dataset, batch_size=None)) == 6
 
 
-# Wrong arguments, second iterators --------------------------------------------------------------------------------
+# Wrong arguments, second iterators -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -336,7 +359,10 @@ def test_a_loader_takes_a_sharded_dataset_and_that_takes_a_service() -> None:
         ElasticDataLoader([1])  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="service must be a DataShardService"):
         ShardedDataset(None, NumberReader({"a": 1}))  # type: ignore[arg-type]
-    with trainer(FakeMaster()) as (service, _), pytest.raises(InvalidArgument, match="'raise' or 'quarantine'"):
+    with (
+        trainer(FakeMaster()) as (service, _),
+        pytest.raises(InvalidArgument, match="'raise' or 'quarantine'"),
+    ):
         ShardedDataset(service, NumberReader({"a": 1}), on_bad_record="skip")  # type: ignore[arg-type]
 
 

@@ -63,7 +63,9 @@ def test_accumulated_batches_wait_for_their_step_and_outlive_a_break() -> None:
             if len(seen) == 4:
                 break
         assert not acknowledged(fake, service)
-        assert service.record_count == len(flat(seen[:3]))  # their gradients are there; that of the last may not be
+        assert service.record_count == len(
+            flat(seen[:3])
+        )  # their gradients are there; that of the last may not be
         sgd.step()
         assert acknowledged(fake, service) == once(flat(seen[:3]))
 

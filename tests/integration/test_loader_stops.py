@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from loader_kit import UNEVEN, acknowledged, all_records, elastic, flat, numbers, once, take, trainer
+from loader_kit import (
+    UNEVEN,
+    acknowledged,
+    all_records,
+    elastic,
+    flat,
+    numbers,
+    once,
+    run_through,
+    take,
+    trainer,
+)
 
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
@@ -14,7 +25,10 @@ WORKERS = [
     pytest.param({}, id="0 workers"),
     pytest.param({"num_workers": 1}, id="1 worker"),
     *(
-        pytest.param({"num_workers": 2, "in_order": in_order, "prefetch_factor": prefetch}, id=f"2-{in_order}-{prefetch}")
+        pytest.param(
+            {"num_workers": 2, "in_order": in_order, "prefetch_factor": prefetch},
+            id=f"2-{in_order}-{prefetch}",
+        )
         for in_order in (True, False)
         for prefetch in (1, 2, 3, 4)
     ),
@@ -57,10 +71,7 @@ def stop_by_break(loader: Any, seen: list[list[int]]) -> None:
 
 def stop_by_exception(loader: Any, seen: list[list[int]]) -> None:
     with pytest.raises(ZeroDivisionError):
-        for batch in loader:
-            seen.append(numbers(batch))
-            if len(seen) == 3:
-                raise ZeroDivisionError
+        run_through(loader, seen, lambda count: 1 / (3 - count))
 
 
 def stop_by_del(loader: Any, seen: list[list[int]]) -> None:
@@ -78,10 +89,7 @@ def stop_by_loader_close(loader: Any, seen: list[list[int]]) -> None:
 
 def stop_by_service_close(loader: Any, seen: list[list[int]]) -> None:
     with pytest.raises(ServiceClosed):
-        for batch in loader:
-            seen.append(numbers(batch))
-            if len(seen) == 3:
-                loader.service.close()
+        run_through(loader, seen, lambda count: count == 3 and loader.service.close())
 
 
 STOPS = [stop_by_break, stop_by_exception, stop_by_del, stop_by_loader_close, stop_by_service_close]
@@ -90,7 +98,9 @@ STOPS = [stop_by_break, stop_by_exception, stop_by_del, stop_by_loader_close, st
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.__name__)
-def test_however_a_loop_stops_the_batch_in_hand_goes_back(stop: Any, num_workers: int, in_process: bool) -> None:
+def test_however_a_loop_stops_the_batch_in_hand_goes_back(
+    stop: Any, num_workers: int, in_process: bool
+) -> None:
     fake = FakeMaster()
     with trainer(fake, in_process=in_process) as (service, dataset):
         seen: list[list[int]] = []
@@ -122,8 +132,7 @@ def test_report_tells_whether_it_completed_a_task() -> None:
     with trainer(fake, {"a": 12}, batch_size=4, records_per_shard=12) as (service, dataset):
         # One trainer: the guided tail lends 4 records at the least, half of what waits at the most.
         completed = [service.report_batch_done() for _ in elastic(dataset)]
-        leases = len({task for task in fake.outcomes["training"]._slices})
-        assert sum(completed) == leases
+        assert sum(completed) == len(fake.outcomes["training"]._slices)  # leases
         assert completed[-1]
 
 

@@ -23,7 +23,13 @@ def together(*trainers: Callable[[], Any]) -> list[Any]:
 
 
 def loop_of(
-    fake: FakeMaster, batch_size: int, pause_s: float, *, in_process: bool = False, num_workers: int = 0, **extra: Any
+    fake: FakeMaster,
+    batch_size: int,
+    pause_s: float,
+    *,
+    in_process: bool = False,
+    num_workers: int = 0,
+    **extra: Any,
 ) -> Callable[[], int]:
     """A whole job of one trainer; returns how many records it trained on."""
     loader_arguments = {"drop_last": extra.pop("drop_last", False), "num_workers": num_workers}
@@ -31,7 +37,10 @@ def loop_of(
     def run() -> int:
         trained = 0
         idle = threading.Event()
-        with trainer(fake, COUNTS, batch_size=batch_size, in_process=in_process, **extra) as (service, dataset):
+        with trainer(fake, COUNTS, batch_size=batch_size, in_process=in_process, **extra) as (
+            service,
+            dataset,
+        ):
             loader = elastic(dataset, **loader_arguments)
             while not service.finished:
                 for batch in loader:
@@ -49,7 +58,10 @@ def test_unequal_trainers_give_each_record_one_outcome(speeds: tuple[float, ...]
     arguments = {"num_epochs": 2, "records_per_shard": 12, "shuffle_shards": True}
     sizes = (4, 3, 8, 5)
     shares = together(
-        *(loop_of(fake, b, s, in_process=in_process, **arguments) for b, s in zip(sizes, speeds, strict=False))
+        *(
+            loop_of(fake, b, s, in_process=in_process, **arguments)
+            for b, s in zip(sizes, speeds, strict=False)
+        )
     )
     assert sum(shares) == 2 * 137
     assert all(shares)
@@ -58,7 +70,9 @@ def test_unequal_trainers_give_each_record_one_outcome(speeds: tuple[float, ...]
 
 def test_two_trainers_with_loader_workers() -> None:
     fake = FakeMaster()
-    shares = together(*(loop_of(fake, 4, 0.002, num_workers=2, num_epochs=2, records_per_shard=12) for _ in range(2)))
+    shares = together(
+        *(loop_of(fake, 4, 0.002, num_workers=2, num_epochs=2, records_per_shard=12) for _ in range(2))
+    )
     assert sum(shares) == 2 * 137
     fake.outcomes["training"].check_complete(2)
 

@@ -27,7 +27,16 @@ def master(tmp_path: Path) -> Iterator[str]:
     """A master process; its address."""
     address_file = tmp_path / "address"
     process = subprocess.Popen(
-        [sys.executable, "-m", "edl_torch", "master", "--addr", "127.0.0.1:0", "--address-file", address_file],
+        [
+            sys.executable,
+            "-m",
+            "edl_torch",
+            "master",
+            "--addr",
+            "127.0.0.1:0",
+            "--address-file",
+            address_file,
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         cwd=ROOT,
@@ -73,7 +82,9 @@ def train(
     errors = process.stderr.decode()
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
-    lines = [line for number in range(len(delays)) for line in Path(f"{out}.{number}").read_text().splitlines()]
+    lines = [
+        line for number in range(len(delays)) for line in Path(f"{out}.{number}").read_text().splitlines()
+    ]
     return Counter((int(epoch), int(number)) for epoch, number in map(str.split, lines))
 
 

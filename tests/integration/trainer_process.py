@@ -56,7 +56,9 @@ def train(options: argparse.Namespace, path: str, delay: float) -> None:
         ) as service,
     ):
         dataset = ImageDataset(service, reader, shuffle=True)
-        loader = ElasticDataLoader(dataset, num_workers=options.workers, persistent_workers=options.workers > 0)
+        loader = ElasticDataLoader(
+            dataset, num_workers=options.workers, persistent_workers=options.workers > 0
+        )
         while not service.finished:
             for _, numbers in loader:
                 time.sleep(delay)  # the training step

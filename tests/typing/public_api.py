@@ -39,7 +39,13 @@ class Rows(AbstractDataReader):
 
 def masters(fake: FakeMaster, local: LocalMaster, address: str) -> list[MasterPort]:
     """Each is a `master_client`."""
-    return [fake, fake.connect("b"), local, MasterClient(build_channel(address), "worker"), MasterClient(address)]
+    return [
+        fake,
+        fake.connect("b"),
+        local,
+        MasterClient(build_channel(address), "worker"),
+        MasterClient(address),
+    ]
 
 
 def train(reader: Rows, optimizer: torch.optim.Optimizer) -> None:

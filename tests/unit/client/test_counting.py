@@ -1,4 +1,4 @@
-"""What reports of a plain loop prove: never more than was consumed, under any order of the workers' batches."""
+"""What reports of a plain loop prove: never more than was consumed, in whatever order batches arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lease(task: int, records: int, skip: int = 0) -> Grant:
 
 @dataclass
 class Worker:
-    """A loader worker as torch runs it: it draws leases when it needs samples, and delivers batches in order."""
+    """A loader worker as torch runs it: it draws leases when it needs samples; its batches stay in order."""
 
     name: str
     leases: list[int]

@@ -51,6 +51,10 @@ class Case:
         self.reporter.note(acknowledgements=acknowledgements)
         self.reporter.send()
 
+    def tell_and_wait(self, done: Acknowledgement) -> None:
+        self.tell(done)
+        self.reporter.wait_answered(0)
+
 
 @pytest.fixture(params=[True, False], ids=["embedded", "remote"])
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
@@ -105,8 +109,7 @@ def test_reports_that_come_faster_than_answers_are_merged(remote: Case) -> None:
 def test_what_no_master_answered_is_kept_and_sent_again(case: Case) -> None:
     case.port.errors = [MasterUnavailable("away")]
     with pytest.raises(MasterUnavailable, match="away"):
-        case.tell(ack(1, 4))
-        case.reporter.flush()
+        case.tell_and_wait(ack(1, 4))
     assert case.port.calls == []
     case.reporter.note(give_backs=[GiveBack(task=1, attempt=1, start=4)])
     assert case.reporter.flush()
@@ -119,8 +122,15 @@ def test_a_master_that_is_away_is_not_asked_in_a_tight_loop(remote: Case) -> Non
     remote.port.errors = [MasterUnavailable("away")] * 3
     for _ in range(3):
         with pytest.raises(MasterUnavailable):
-            remote.tell(ack(1, 4))
-            remote.reporter.flush()
+            remote.tell_and_wait(ack(1, 4))
+    assert remote.reporter.flush()
+    assert len(remote.port.calls) == 1
+
+
+def test_flush_asks_again_instead_of_telling_of_a_time_gone_by(remote: Case) -> None:
+    remote.port.errors = [MasterUnavailable("away")]
+    remote.tell(ack(1, 4))
+    wait_until(lambda: remote.reporter._stalled)
     assert remote.reporter.flush()
     assert len(remote.port.calls) == 1
 
@@ -128,8 +138,7 @@ def test_a_master_that_is_away_is_not_asked_in_a_tight_loop(remote: Case) -> Non
 def test_a_refused_report_raises_once_and_is_not_repeated(case: Case) -> None:
     case.port.errors = [StaleLease("another lineage")]
     with pytest.raises(StaleLease):
-        case.tell(ack(1, 4))
-        case.reporter.flush()
+        case.tell_and_wait(ack(1, 4))
     assert case.reporter.flush()
     assert case.port.calls == []
 
@@ -151,7 +160,10 @@ def test_another_lineage_drops_what_was_not_sent(remote: Case) -> None:
     remote.port.gate.set()
     remote.tell(ack(9, 1))
     assert remote.reporter.flush()
-    assert [(c.lineage, c.acknowledgements) for c in remote.port.calls] == [(3, (ack(1, 4),)), (4, (ack(9, 1),))]
+    assert [(c.lineage, c.acknowledgements) for c in remote.port.calls] == [
+        (3, (ack(1, 4),)),
+        (4, (ack(9, 1),)),
+    ]
 
 
 def test_an_answer_may_lead_to_another_report(case: Case) -> None:

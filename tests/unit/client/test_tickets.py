@@ -76,7 +76,9 @@ def test_positions_out_of_order_are_an_accounting_error(book: Book) -> None:
 def test_bad_records_are_no_batchs_wherever_they_are(book: Book, bad: list[int]) -> None:
     good = [position for position in range(10) if position not in bad]
     for position in bad:
-        assert book.fail(1, position, "torn") == [Failure(task=1, attempt=1, position=position, reason="torn")]
+        assert book.fail(1, position, "torn") == [
+            Failure(task=1, attempt=1, position=position, reason="torn")
+        ]
         assert book.fail(1, position, "torn") == []
     for position in good:
         assert book.hand(((1, position, position + 1),))

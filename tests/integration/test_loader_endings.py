@@ -1,0 +1,149 @@
+"""However a training process ends, it ends: no thread, worker or lock keeps it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from loader_kit import elastic, run_through, take, trainer
+from torch.utils.data import DataLoader
+
+from edl_torch.errors import MasterUnavailable
+from edl_torch.testing import FakeMaster, wait_until
+
+SCRIPT = Path(__file__).with_name("loader_process.py")
+ROOT = SCRIPT.parents[2]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"the process hung; it said {out!r} and {err!r}") from None
+    return process.returncode, out, err
+
+
+def nobody_is_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("how", "ending"),
+    [
+        ("elastic 0 remote", "break"),
+        ("elastic 2 embedded", "break"),
+        ("elastic 2 remote", "break"),
+        ("elastic 2 remote", "drop"),
+        ("elastic 2 remote", "exception"),
+        ("plain 2 remote", "break"),
+        ("plain 2 remote", "exception"),
+    ],
+)
+def test_a_script_that_never_closes_ends(how: str, ending: str) -> None:
+    process = start(*how.split(), ending)
+    code, out, err = end_of(process)
+    if ending == "exception":
+        assert code == 1
+        assert err.rstrip().endswith("SystemError: the loop failed")
+    else:
+        assert (code, err) == (0, "")
+        assert out == "batches 5 finished False\n"
+    wait_until(lambda: nobody_is_left(process.pid))
+
+
+@pytest.mark.parametrize(
+    "how", ["elastic 0 embedded", "elastic 2 remote", "plain 0 remote", "plain 2 embedded"]
+)
+def test_ctrl_c_in_the_loop_ends_trainer_and_workers(how: str) -> None:
+    process = start(*how.split(), "interrupt")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, err = end_of(process)
+    assert code == -signal.SIGINT
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    wait_until(lambda: nobody_is_left(process.pid))
+
+
+@pytest.mark.parametrize("how", ["elastic 0 embedded", "elastic 0 remote"])
+def test_a_forked_child_leaves_the_service_alone(how: str) -> None:
+    code, out, err = end_of(start(*how.split(), "fork"))
+    assert (code, err) == (0, "")
+    assert out == "batches 100 finished True\n"
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("edl-")]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_close_ends_every_thread(in_process: bool, num_workers: int) -> None:
+    fake = FakeMaster()
+    with trainer(fake, in_process=in_process) as (service, dataset):
+        loader = elastic(dataset, num_workers=num_workers)
+        iterator = iter(loader)
+        take(iterator, 2)
+        assert own_threads()
+        service.close()
+        assert own_threads() == []
+
+
+def test_close_with_workers_that_idle_in_a_plain_pass_is_quick() -> None:
+    fake = FakeMaster()
+    with trainer(fake, in_process=False) as (service, dataset):
+        iterator = iter(DataLoader(dataset, 4, num_workers=2, persistent_workers=True))
+        take(iterator, 2)
+        service.close()
+        assert own_threads() == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_a_master_that_is_away_is_an_error_in_the_loop_and_not_an_end(
+    in_process: bool, num_workers: int
+) -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 60}, in_process=in_process) as (service, dataset):
+        seen: list[list[int]] = []
+        loader = elastic(dataset, num_workers=num_workers)
+        with pytest.raises(MasterUnavailable, match="away"):
+            run_through(loader, seen, lambda count: fake.faults.master_away(count >= 2))
+        assert len(seen) < 15
+        fake.faults.master_away(False)
+        loader = elastic(dataset, num_workers=num_workers)
+        while not service.finished:
+            seen += take(iter(loader), 100)
+        assert {record for batch in seen for record in batch} == set(range(60))
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_closing_while_the_master_is_away_is_quick_and_quiet() -> None:
+    fake = FakeMaster()
+    with trainer(fake, in_process=False) as (_, dataset):
+        take(iter(elastic(dataset)), 2)
+        fake.faults.master_away()
+    assert own_threads() == []

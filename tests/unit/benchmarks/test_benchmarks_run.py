@@ -1,0 +1,70 @@
+"""The benchmarks run to their end and write what they promise. Their numbers are not looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(script: str, tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """Standard output and the JSON of a benchmark in its quick form."""
+    written = tmp_path / "results" / "out.json"
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / script),
+        "--quick",
+        "--json",
+        str(written),
+        *arguments,
+    ]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(written.read_text())
+
+
+def test_loader_benchmark_measures_every_contest_and_writes_it(tmp_path: Path) -> None:
+    printed, body = run("loader.py", tmp_path)
+    titles = [result["title"] for result in body["results"]]
+    assert [title.split()[0] for title in titles] == ["JPEG", "JPEG", "tiny", "tiny", "columnar", "columnar"]
+    for result in body["results"]:
+        assert result["title"] in printed
+        assert all(len(rounds) == body["rounds"] for rounds in result["throughputs"].values())
+        for ratio in result["ratios"]:
+            assert ratio["low"] <= ratio["median"] <= ratio["high"]
+            assert {ratio["ours"], ratio["theirs"]} <= set(result["throughputs"])
+            assert (ratio["met"] is None) == (ratio["target"] is None)
+    assert body["quick"] is True
+    assert body["environment"]["packages"]["torch"]
+
+
+def test_loader_benchmark_decodes_the_pictures_that_it_is_given(tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from pictures import write_pictures
+    finally:
+        sys.path.pop(0)
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    write_pictures(pictures, 2)
+    arguments = ["--images", str(pictures), "--only", "jpeg", "--workers", "0", "--rounds", "3", "--float"]
+    _, body = run("loader.py", tmp_path, *arguments)
+    (result,) = body["results"]
+    assert body["rounds"] == 3
+    assert all(value > 0 for rounds in result["throughputs"].values() for value in rounds)
+
+
+def test_dispatch_benchmark_meets_the_targets_for_a_huge_dataset(tmp_path: Path) -> None:
+    printed, body = run("dispatch.py", tmp_path)
+    huge = [finding for finding in body["findings"] if finding["most"] is not None]
+    assert [finding["unit"] for finding in huge] == ["ms", "MB"]
+    assert all(finding["met"] for finding in huge)
+    assert "over grpc" in printed

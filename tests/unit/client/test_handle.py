@@ -1,0 +1,151 @@
+"""The link between a trainer and its loader workers: whoever has the handle, and nobody else."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edl_torch.client.handle import DirectLink, Handle, LinkServer, SocketLink
+from edl_torch.client.leases import Mode
+from edl_torch.core.calls import Grant
+from edl_torch.core.plan import Plan
+from edl_torch.errors import BadRecord, MasterUnavailable, ServiceClosed
+from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+from edl_torch.testing import wait_until
+
+SPEC = DatasetSpec(
+    name="training",
+    sources=(Source(name="é", start=3, count=40), Source(name="b", count=1)),
+    records_per_shard=8,
+    seed=5,
+    shuffle_shards=True,
+    task_type=TaskType.EVALUATION,
+)
+GRANT = Grant(task=7, attempt=2, slice=Slice(epoch=1, shard=2, skip=3, limit=4), bundle=5)
+
+
+class Trainer:
+    """Answers links as a session does, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.grants: list[Grant | None] = [GRANT, None]
+        self.error: Exception | None = None
+        self.broken: list[str] = []
+        self.waiting = threading.Event()
+        self.release = threading.Event()
+
+    def begin_stream(self, stream: str, mode: Mode, run: str = "") -> tuple[int, Plan]:
+        self.asked.append(("begin", stream, mode, run))
+        return 9, Plan(SPEC)
+
+    def next_grant(self, stream: str, number: int) -> Grant | None:
+        self.asked.append(("next", stream, number))
+        if self.error is not None:
+            raise self.error
+        return self.grants.pop(0)
+
+    def fail_record(self, task: int, position: int, reason: str) -> None:
+        self.asked.append(("fail", task, position, reason))
+
+    def stream_broke(self, stream: str) -> None:
+        self.broken.append(stream)
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    return Trainer()
+
+
+@pytest.fixture
+def server(trainer: Trainer) -> Iterator[LinkServer]:
+    server = LinkServer(trainer)
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["direct", "socket"])
+def link(request: pytest.FixtureRequest, trainer: Trainer, server: LinkServer) -> Any:
+    if request.param == "direct":
+        return DirectLink(trainer, "worker 1")
+    return SocketLink(pickle.loads(pickle.dumps(server.handle)), "worker 1")
+
+
+def test_plans_leases_and_failures_cross_the_link_unchanged(link: Any, trainer: Trainer) -> None:
+    assert link.begin(Mode.ELASTIC).spec == SPEC
+    assert link.next() == GRANT
+    assert link.next() is None
+    link.fail(7, 4, "törn")
+    assert [asked[:3] for asked in trainer.asked] == [
+        ("begin", "worker 1", Mode.ELASTIC),
+        ("next", "worker 1", 9),
+        ("next", "worker 1", 9),
+        ("fail", 7, 4),
+    ]
+
+
+def test_a_persistent_worker_names_each_of_its_iterations(server: LinkServer, trainer: Trainer) -> None:
+    link = SocketLink(server.handle, "worker 0", "42")
+    link.begin(Mode.PLAIN)
+    link.begin(Mode.PLAIN)
+    other = SocketLink(server.handle, "process 1")
+    other.begin(Mode.PLAIN)
+    assert [asked[3] for asked in trainer.asked] == ["42 1", "42 2", ""]
+
+
+@pytest.mark.parametrize("error", [MasterUnavailable("away"), BadRecord("torn"), UserWarning("forgot")])
+def test_errors_of_the_trainer_are_raised_in_the_worker(
+    error: Exception, server: LinkServer, trainer: Trainer
+) -> None:
+    link = SocketLink(server.handle, "worker 0")
+    link.begin(Mode.PLAIN)
+    trainer.error = error
+    with pytest.raises(Exception, match=str(error)) as raised:
+        link.next()
+    if not isinstance(error, UserWarning):
+        assert type(raised.value) is type(error)
+    trainer.error = None
+    assert link.next() == GRANT  # the link stands
+
+
+def test_a_stranger_without_the_key_is_refused_and_disturbs_nobody(server: LinkServer) -> None:
+    with pytest.raises(ServiceClosed):
+        Handle(server.handle.address, b"guess").connect()
+    assert SocketLink(server.handle, "worker 0").begin(Mode.PLAIN).spec == SPEC
+
+
+def test_the_key_is_not_shown(server: LinkServer) -> None:
+    assert repr(server.handle.key) not in repr(server.handle)
+
+
+def test_a_worker_that_just_vanishes_is_noticed(server: LinkServer, trainer: Trainer) -> None:
+    link = SocketLink(server.handle, "worker 3")
+    link.begin(Mode.PLAIN)
+    link._connection.close()  # as the kernel does when a process is killed
+    wait_until(lambda: trainer.broken == ["worker 3"])
+
+
+def test_a_worker_that_ends_says_goodbye(server: LinkServer, trainer: Trainer) -> None:
+    link = SocketLink(server.handle, "worker 3")
+    link.begin(Mode.PLAIN)
+    del link
+    wait_until(lambda: not server._connections)
+    assert trainer.broken == []
+
+
+def test_after_close_workers_are_told_so_and_no_thread_is_left(server: LinkServer) -> None:
+    links = [SocketLink(server.handle, f"worker {n}") for n in range(3)]
+    for link in links:
+        link.begin(Mode.PLAIN)
+    server.close()
+    for link in links:
+        with pytest.raises(ServiceClosed, match="closed its DataShardService"):
+            link.next()
+    with pytest.raises(ServiceClosed, match="cannot reach its trainer"):
+        SocketLink(server.handle, "worker 9")
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("edl-")]
+    server.close()

@@ -1,0 +1,85 @@
+"""Random numbers of transforms: a function of the record, and no trace left in the global generators."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edl_torch.data.seeding import Generators, record_seeds
+from edl_torch.shard import Indices
+
+GOLDEN = [16728935973979473641, 13270957580276315052, 18376105204524043862]
+
+
+def draw(record: Any) -> tuple[Any, float, float, float, float]:
+    return record, random.random(), float(np.random.rand()), float(np.random.randn()), float(torch.rand(1))
+
+
+def state() -> tuple[Any, ...]:
+    kind, key, position, has_gauss, gauss = np.random.get_state()  # type: ignore[misc]
+    return (
+        random.getstate(),
+        (kind, key.tobytes(), position, has_gauss, gauss),
+        torch.get_rng_state().numpy().tobytes(),
+    )
+
+
+def test_seeds_of_records_are_stable_for_ever() -> None:
+    assert record_seeds(3, 2, Indices(("ab",), np.array([0, 1, 10**12]))) == GOLDEN
+
+
+def test_seeds_differ_by_seed_epoch_source_and_number() -> None:
+    numbers = np.arange(1000)
+    lists = [
+        record_seeds(0, 0, Indices(("a",), numbers)),
+        record_seeds(1, 0, Indices(("a",), numbers)),
+        record_seeds(0, 1, Indices(("a",), numbers)),
+        record_seeds(0, 0, Indices(("b",), numbers)),
+    ]
+    assert len({seed for seeds in lists for seed in seeds}) == 4000
+
+
+def test_seeds_of_mixed_sources_are_those_of_each_source() -> None:
+    mixed = record_seeds(5, 1, Indices(("a", "é"), np.array([4, 4, 9]), np.array([0, 1, 1])))
+    assert mixed[:1] == record_seeds(5, 1, Indices(("a",), np.array([4])))
+    assert mixed[1:] == record_seeds(5, 1, Indices(("é",), np.array([4, 9])))
+
+
+@pytest.mark.parametrize("after_each", [True, False])
+def test_a_transform_draws_by_the_seed_alone(after_each: bool) -> None:
+    generators = Generators(after_each=after_each)
+    call = generators.seeded(draw)
+    first = [call("x", seed) for seed in (1, 2, 2**64 - 1)]
+    random.random()
+    assert [call("x", seed) for seed in (2**64 - 1, 2, 1)] == first[::-1]
+    generators.put_back()
+
+
+@pytest.mark.parametrize("after_each", [True, False])
+def test_generators_go_on_as_if_nothing_had_been_drawn(after_each: bool) -> None:
+    np.random.randn()  # numpy keeps the second of a pair
+    before = state()
+    generators = Generators(after_each=after_each)
+    call = generators.seeded(draw)
+    for seed in range(5):
+        call("x", seed)
+        assert (state() == before) is after_each
+    generators.put_back()
+    assert state() == before
+    generators.put_back()
+    assert state() == before
+
+
+def test_generators_are_put_back_when_a_transform_raises() -> None:
+    def fail(record: Any) -> None:
+        random.random()
+        raise ValueError(record)
+
+    before = state()
+    with pytest.raises(ValueError, match="x"):
+        Generators(after_each=True).seeded(fail)("x", 1)
+    assert state() == before

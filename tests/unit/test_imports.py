@@ -1,0 +1,182 @@
+"""The rooms of the package and the arrows between them, read off the imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "edl_torch"
+
+# room: what it may import of the package, beside itself
+ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "shard": set(),
+    "core": {"errors", "shard"},
+    "rpc": {"errors", "shard", "core"},
+    "master": {"errors", "shard", "core", "rpc"},
+    "readers": {"errors", "shard"},
+    "audit": {"errors", "shard", "core"},
+    "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"},
+    "data": {"errors", "shard", "core", "client", "readers"},
+    "testing": {"errors", "shard", "core", "master", "readers", "client"},
+    "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
+    | {"cli_data", "cli_status", "cli_audit"},
+    "cli_audit": {"errors", "shard", "core", "audit"},
+    "cli_data": {"errors", "shard", "core", "readers"},
+    "cli_status": {"errors", "shard", "core", "rpc", "client"},
+    "__main__": {"cli"},
+    "__init__": set(),  # lazily, all of it
+}
+
+# package: the modules that may import it, as prefixes
+FOREIGN: dict[str, tuple[str, ...]] = {
+    "torch": ("data",),
+    "grpc": (
+        *("rpc", "master.server", "master.servicer", "master.host", "cli"),
+        *("client.transport", "client.channel", "client.attendance"),
+    ),
+    "google": ("rpc", "master.servicer", "client.transport"),
+    "cv2": ("readers", "testing.images"),
+    "pycocotools": ("readers", "testing.images"),
+    "PIL": (),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` imports `target`; `lazy` when only inside a function."""
+
+    module: str
+    target: str
+    line: int
+    lazy: bool
+
+    @property
+    def room(self) -> str:
+        return self.module.split(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        yield name.removesuffix(".__init__"), ast.parse(path.read_text("utf-8"))
+
+
+def imports_of(module: str, tree: ast.AST, *, lazy: bool = False) -> Iterator[Import]:
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    yield Import(module, alias.name, node.lineno, lazy)
+            case ast.ImportFrom(module=target, names=names, level=0):
+                for alias in names:
+                    yield Import(module, f"{target}.{alias.name}", node.lineno, lazy)
+            case ast.ImportFrom():
+                raise AssertionError(f"{module}:{node.lineno}: a relative import hides the arrow")
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=rest):
+                for child in rest:
+                    yield from imports_of(module, child, lazy=lazy)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from imports_of(module, node, lazy=True)
+            case _:
+                yield from imports_of(module, node, lazy=lazy)
+
+
+ALL = [found for module, tree in modules() for found in imports_of(module, tree)]
+
+
+def within(name: str, prefixes: tuple[str, ...] | set[str]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def test_every_room_has_its_arrows() -> None:
+    assert {module.split(".")[0] for module, _ in modules()} <= set(ARROWS)
+
+
+def test_imports_follow_the_arrows() -> None:
+    wrong = []
+    for found in ALL:
+        root, _, target = found.target.partition(".")
+        if root != "edl_torch" or found.room == "__init__":
+            continue
+        if not within(target, ARROWS.get(found.room, set()) | {found.room}):
+            wrong.append(str(found))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", FOREIGN)
+def test_foreign_packages_stay_in_their_rooms(package: str) -> None:
+    wrong = [
+        str(found)
+        for found in ALL
+        if found.target.split(".")[0] == package and not within(found.module, FOREIGN[package])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_core_touches_no_outside_world() -> None:
+    outside = {
+        "socket",
+        "asyncio",
+        "urllib",
+        "http",
+        "multiprocessing",
+        "threading",
+        "os",
+        "pathlib",
+        "random",
+    }
+    wrong = [str(found) for found in ALL if found.room == "core" and within(found.target, outside)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_core_reads_no_clock() -> None:
+    wrong = [
+        str(found) for found in ALL if found.room == "core" and within(found.target, {"time", "datetime"})
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import edl_torch", ("torch", "cv2", "grpc", "numpy", "pycocotools")),
+        ("import edl_torch.master, edl_torch.cli", ("torch", "cv2", "pycocotools")),
+        ("import edl_torch.master.embedded", ("torch", "cv2", "grpc", "google.protobuf")),
+        ("import edl_torch.testing", ("torch", "cv2", "grpc", "google.protobuf")),
+        ("from edl_torch import DataShardService, AbstractDataReader, Shard", ("torch", "cv2", "grpc")),
+        ("from edl_torch import MasterClient", ("torch", "cv2")),
+        ("from edl_torch.data.loader import ElasticDataLoader", ("cv2", "grpc", "pycocotools")),
+        ("import edl_torch.master.server", ("torch", "cv2", "pycocotools")),
+    ],
+)
+def test_importing_brings_in_no_more_than_is_needed(statement: str, absent: tuple[str, ...]) -> None:
+    code = f"{statement}\nimport sys\nprint([name for name in {absent!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=PACKAGE.parent,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_are_complete() -> None:
+    import edl_torch
+
+    for name in edl_torch.__all__:
+        assert getattr(edl_torch, name) is not None
+    assert set(edl_torch.__all__) <= set(dir(edl_torch))
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = edl_torch.Nothing
