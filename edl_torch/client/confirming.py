@@ -1,7 +1,7 @@
 """Before a batch goes to the loop: are its leases this trainer's beyond doubt?
 
-While presence is sure that is one look at a clock. When it is not, the trainer presents what it holds and waits
-for the master's word. It must not know batches; what is void is handed to callbacks.
+While presence is sure that is one look at a clock. When it is not, the trainer presents what it holds and
+waits for the master's word. It must not know batches; what is void is handed to callbacks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How sure a trainer may be that the master still counts on it, and so that its leases are its own.
 
-Pure bookkeeping under a lock: who keeps the stream and the heartbeat writes it, the training loop reads it. It
-must not know leases, nor how the master is reached.
+Pure bookkeeping under a lock: who keeps the stream and the heartbeat writes it, the training loop reads it.
+It must not know leases, nor how the master is reached.
 """
 
 from __future__ import annotations
@@ -112,4 +112,6 @@ class Presence:
             self._extend(asked_at)
 
     def __repr__(self) -> str:
-        return f"<Presence {'sure' if self.sure else 'unsure'} standing={self._standing} doubts={self._doubts}>"
+        return (
+            f"<Presence {'sure' if self.sure else 'unsure'} standing={self._standing} doubts={self._doubts}>"
+        )

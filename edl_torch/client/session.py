@@ -148,16 +148,22 @@ class Session:
             try:
                 answer = self._register_as(self.description.by_name())
             except UnknownDataset as exc:
-                unknown = f"the master does not know dataset {self.description.name!r}"
-                raise StaleLease(self._another(unknown)) from exc
+                raise StaleLease(self._forgotten("does not know this dataset")) from exc
             if answer.ledger != lost.ledger:
-                raise StaleLease(self._another(f"the master keeps ledger {answer.ledger}, not {lost.ledger}"))
+                raise StaleLease(self._forgotten(f"keeps ledger {answer.ledger}, not {lost.ledger}"))
             if answer.lineage != lost.lineage:
-                raise StaleLease(self._another(f"{self.description.name!r} was taken back to a checkpoint"))
+                raise StaleLease(
+                    f"{self.description.name!r} was taken back to a checkpoint: this trainer's leases are "
+                    f"void. Restart it from the checkpoint that the others use"
+                )
             self._follow(answer.ledger, answer.lineage)
 
-    def _another(self, what: str) -> str:
-        return f"{what}: this trainer's leases are void. Restart it from the checkpoint that the others use"
+    def _forgotten(self, what: str) -> str:
+        return (
+            f"the master of {self.description.name!r} is another one than before, it {what}: this trainer's "
+            f"leases are void. Restart all trainers from one checkpoint (load_state_dict), or from the "
+            f"beginning; a master with `--state DIR` survives its own restart"
+        )
 
     # What the master and the fetcher tell ------------------------------------------------------------------
 

@@ -273,7 +273,7 @@ class Dispatcher:
         return stale
 
     def confirm(self, call: ConfirmCall, now: float) -> ConfirmAnswer:
-        """Tell a session that comes back which of its leases are void. Changes nothing but what is heard of it."""
+        """Tell a session that comes back which of its leases are void. No lease is changed."""
         self.members.heard(call.session, now).progressed = now  # its loop asks before it takes a batch
         return ConfirmAnswer(void=self._fenced(call).void_of(call.session, call.leases))
 
