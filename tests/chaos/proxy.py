@@ -1,5 +1,6 @@
-"""A TCP proxy in a thread that mistreats connections on command. Bytes are late or their connection is cut; they
-are never dropped from its middle, because TCP would not either.
+"""A TCP proxy in a thread that mistreats connections on command.
+
+Bytes are late or their connection is cut; none is dropped from its middle, because TCP would not either.
 
     with Proxy("127.0.0.1:50001", seed=7) as proxy:
         client = MasterClient(proxy.address)
@@ -42,7 +43,7 @@ class Proxy:
         self._open = self._do(_make(asyncio.Event))
         self._now(self._open.set)
         self._server = self._do(asyncio.start_server(self._accept, "127.0.0.1", 0))
-        self.address = "127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         self.accepted = 0
 
     # Commands -------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.server import MasterServer
 from edl_torch.readers import MapDatasetReader
-from edl_torch.testing import wait_until
 
 BATCH = 4
 
@@ -121,7 +120,7 @@ class Trainer(threading.Thread):
         try:
             with DataShardService(BATCH, self._client, reader=self._reader, **self._options) as service:
                 self._train(service)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the top of a thread: `done` raises it
             self.error = error
         finally:
             self._client.close()

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService
 from edl_torch.errors import InvalidArgument, MasterUnavailable
-from edl_torch.testing import Fault, FakeMaster
+from edl_torch.testing import FakeMaster, Fault, wait_until
 
 COUNTS = {"a": 100, "b": 37}
 BATCH = 4
@@ -66,6 +66,8 @@ def test_no_batch_of_a_void_lease_is_handed_out(
             for batch in elastic(dataset):
                 number += 1
                 if number == 7:  # one step done, one batch of the next, one in hand
+                    if not in_process:  # and a lease fetched ahead
+                        wait_until(lambda: service.record_count > 16)
                     away(fake, service)
                 trained += numbers(batch)
                 if number % 5 == 0:
