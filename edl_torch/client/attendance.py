@@ -37,9 +37,10 @@ class Door(Protocol):
 
 def backoff(longest_s: float = 1.0) -> Iterator[float]:
     """Endless jittered pauses in seconds: short at first, then at most `longest_s`."""
+    jitter = random.Random()  # its own: the user's random numbers stay as they were
     pause = 0.05
     while True:
-        yield random.uniform(0.5, 1.0) * pause
+        yield jitter.uniform(0.5, 1.0) * pause
         pause = min(longest_s, 2 * pause)
 
 

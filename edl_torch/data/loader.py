@@ -73,7 +73,7 @@ class ElasticDataLoader(DataLoader[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the pass under way, or of the last one; with `epoch_barrier=False` the one it began in.
+        """The epoch of the pass under way, or of the last one; without barrier the one it began in.
 
         Other than `service.epoch` it cannot move on between a look at it and the batch that it is about.
         """

@@ -164,12 +164,12 @@ class _SourceCheck:
             return True
         except Exception as exc:
             raise AssertionError(
-                f"rule broken: {rule}; it raised {exc!r}, expected an EdlError, IndexError, KeyError or OSError"
+                f"rule broken: {rule}; it raised {exc!r}, expected EdlError, IndexError, KeyError, OSError"
             ) from exc
         return False
 
     def refuses_or_ends(self, rule: str, start: int, end: int, most: int) -> None:
-        """Datasets notice a reader that ends early; one that goes on would deliver somebody else's records."""
+        """Datasets notice a reader that ends early; one that goes on delivers somebody else's records."""
         found: list[Any] = []
         if not self._refused(rule, lambda: found.extend(self.iterate(self.reader, start, end))):
             _rule(len(found) <= most, rule, self.source, f"{len(found)} records read, {most} are there")

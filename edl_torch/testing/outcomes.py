@@ -55,7 +55,7 @@ class Outcomes:
         return (cut.epoch, *self._plan.locate(cut.epoch, cut.shard, position))
 
     def check_complete(self, num_epochs: int) -> None:
-        """Raise AssertionError, naming records, unless every record of every epoch had exactly one outcome."""
+        """Raise AssertionError, naming records, unless each record of each epoch had exactly one outcome."""
         told = self.acknowledged + self.quarantined
         doubled = [record for record, count in told.items() if count > 1]
         expected = num_epochs * self._plan.size

@@ -1,4 +1,4 @@
-"""Trainers as processes of their own, for tests: they read COCO captions through a master and note every record.
+"""Trainers as processes of their own, for tests: they read COCO captions and note every record.
 
     python trainer_process.py IMAGES ANNOTATIONS OUT --workers 2 --delays 0.01 0.04
 

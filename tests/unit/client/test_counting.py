@@ -41,7 +41,7 @@ class Worker:
         return bool(batch)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     plans=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=4),
     batch_size=st.integers(1, 5),
