@@ -166,8 +166,9 @@ class Reporter:
             self._keep(outbox, membership, exc)
         except EdlError as exc:
             self._sent(noted, exc)
-        except BaseException:  # Ctrl-C, in the thread of the loop
-            self._keep(outbox, membership, None)
+        except BaseException:
+            if not wait:  # the loop's own thread: Ctrl-C, or torch's word that a loader worker died
+                self._keep(outbox, membership, None)
             raise
         else:
             self._sent(noted, None)
