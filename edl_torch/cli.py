@@ -73,6 +73,13 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(
         parser, "--grace_s", type=_seconds, default=1.0, help="time to come back after a broken connection"
     )
+    _option(
+        parser,
+        "--progress_timeout_s",
+        type=_seconds,
+        default=0.0,
+        help="a trainer that lives but does not train for so long loses its leases (default: never)",
+    )
     data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
@@ -121,7 +128,11 @@ def run_master(options: argparse.Namespace) -> int:
     from edl_torch.master.durable import DurableState
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    patience = {"lease_timeout_s": options.lease_timeout_s, "grace_s": options.grace_s}
+    patience = {
+        "lease_timeout_s": options.lease_timeout_s,
+        "grace_s": options.grace_s,
+        "progress_timeout_s": options.progress_timeout_s,
+    }
     if options.state is None:
         _serve(options, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
         return 0

@@ -55,7 +55,7 @@ _DATASET_HEADING = (
     "DROPPED",
     "STATE",
 )
-_TRAINER_HEADING = ("TRAINER", "SESSION", "DATASETS", "LEASED", "IDLE")
+_TRAINER_HEADING = ("TRAINER", "SESSION", "DATASETS", "LEASED", "IDLE", "PROGRESS")
 _BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCH", "REASON")
 
 
@@ -82,6 +82,7 @@ def _trainer_row(item: TrainerStatus) -> tuple[str, ...]:
         ",".join(item.datasets),
         str(item.leased),
         f"{item.idle_s:.1f} s",
+        f"{item.since_progress_s:.1f} s ago",
     )
 
 

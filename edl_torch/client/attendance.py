@@ -1,7 +1,7 @@
 """One session's presence: a stream that stands as long as the process does, and a heartbeat beside it.
 
 Two threads of its own, so that neither depends on the training loop. It must not know leases; what the
-master wants is handed to a callback.
+master wants is handed to a callback, and how things stand is written to a `Presence`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any, Protocol
 
 import grpc
 
+from edl_torch.client.presence import Presence
+from edl_torch.errors import SessionLost
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc.status import from_status
 
 log = logging.getLogger("edl_torch.client")
 
@@ -51,7 +54,9 @@ class Attendance:
         on_wanted: Callable[[str], None],
         *,
         on_connect: Callable[[], None],
+        presence: Presence | None = None,
     ) -> None:
+        self.presence = presence or Presence()
         self._door = door
         self._session = session
         self._on_wanted = on_wanted
@@ -60,8 +65,7 @@ class Attendance:
         self._stream: Any = None
         self._stop = threading.Event()
         self._retime = threading.Event()  # the rhythm has changed, or the end has come
-        self._attending = threading.Event()
-        self._timeout_s = DEFAULT_TIMEOUT_S
+        self._timeout_s = DEFAULT_TIMEOUT_S  # of silence or standstill, whichever is less
         self._threads = [
             threading.Thread(target=self._attend, name=f"edl-attend-{session[:8]}", daemon=True),
             threading.Thread(target=self._beat, name=f"edl-beat-{session[:8]}", daemon=True),
@@ -75,7 +79,7 @@ class Attendance:
     @property
     def attending(self) -> bool:
         """Whether the stream stands."""
-        return self._attending.is_set()
+        return self.presence.standing
 
     def close(self) -> None:
         """End both threads. The master hears the stream break, unless the session has left before."""
@@ -93,15 +97,16 @@ class Attendance:
     def _attend(self) -> None:
         pauses = backoff()
         while not self._stop.is_set():
+            asked_at = self.presence.clock()
             try:
                 for event in self._open():
-                    if self._heard(event):
+                    if self._heard(event, asked_at):
                         pauses = backoff()
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 log.debug("stream of session %s ended: %s", self._session, error)
             except Exception:  # the top of a thread: a failing callback must not end the session
                 log.exception("stream of session %s failed; it is opened again", self._session)
-            self._attending.clear()
+            self.presence.broke()
             self._stop.wait(next(pauses))
 
     def _open(self) -> Iterator[pb.AttendEvent]:
@@ -113,14 +118,18 @@ class Attendance:
             stream: Iterator[pb.AttendEvent] = self._stream
         return stream
 
-    def _heard(self, event: pb.AttendEvent) -> bool:
+    def _heard(self, event: pb.AttendEvent, asked_at: float) -> bool:
         """Act on an event; True for the first one of a stream."""
         kind = event.WhichOneof("event")
         if kind == "attending":
-            self._timeout_s = event.attending.lease_timeout_s
+            lease_timeout_s = event.attending.lease_timeout_s
+            progress_timeout_s = event.attending.progress_timeout_s
+            self._timeout_s = min(lease_timeout_s, progress_timeout_s or lease_timeout_s)
             self._retime.set()
             self._on_connect()
-            self._attending.set()
+            self.presence.stood(
+                asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
+            )
             return True
         if kind == "wanted":
             self._on_wanted(event.wanted.dataset)
@@ -134,12 +143,22 @@ class Attendance:
             if self._retime.wait(every_s):
                 self._retime.clear()
                 continue
-            try:
-                self._door.Heartbeat(
-                    pb.HeartbeatRequest(session=self._session), timeout=min(BEAT_LIMIT_S, every_s)
-                )
-            except (grpc.RpcError, ValueError) as error:
-                log.debug("heartbeat of session %s: %s", self._session, error)
+            self._beat_once(min(BEAT_LIMIT_S, every_s))
+
+    def _beat_once(self, timeout_s: float) -> None:
+        asked_at = self.presence.clock()
+        request = pb.HeartbeatRequest(session=self._session, progress=self.presence.progress)
+        try:
+            self._door.Heartbeat(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            cause = from_status(error, "")
+            log.debug("heartbeat of session %s: %s", self._session, cause)
+            if isinstance(cause, SessionLost):
+                self.presence.lost()
+        except ValueError:
+            log.debug("heartbeat of session %s: the channel is closed", self._session)
+        else:
+            self.presence.answered(asked_at)
 
     def __repr__(self) -> str:
         state = "closed" if self._stop.is_set() else "attending" if self.attending else "connecting"

@@ -5,12 +5,15 @@ An address in the environment means a server; without one the master lives in th
 
 from __future__ import annotations
 
-from edl_torch.client.environment import master_address_from_env
+from edl_torch.client.environment import master_address_from_env, master_timeout_from_env
 from edl_torch.client.port import MasterPort
 
 
-def default_master() -> MasterPort:
-    """A `MasterClient` for the address in the environment, else a `LocalMaster`."""
+def default_master(master_timeout_s: float | None = None) -> MasterPort:
+    """A `MasterClient` for the address in the environment, else a `LocalMaster`.
+
+    `master_timeout_s` is the client's; None takes it from the environment too.
+    """
     address = master_address_from_env()
     if address is None:
         from edl_torch.master.embedded import LocalMaster
@@ -18,4 +21,5 @@ def default_master() -> MasterPort:
         return LocalMaster()
     from edl_torch.client.transport import MasterClient
 
-    return MasterClient(address)
+    timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
+    return MasterClient(address, master_timeout_s=timeout_s)

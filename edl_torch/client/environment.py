@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.address import parse_address
 
+MASTER_TIMEOUT_S = 600.0
+
 
 def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | None:
     """The master's `host:port`, or None where one process trains alone and an embedded master will do.
@@ -33,6 +35,19 @@ def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | N
             "EDL_MASTER_ADDR=HOST:PORT in its environment"
         )
     return None
+
+
+def master_timeout_from_env(environ: Mapping[str, str] | None = None) -> float:
+    """`EDL_MASTER_TIMEOUT_S`, else 600 s: how long a master may be away. Raises InvalidArgument."""
+    env = os.environ if environ is None else environ
+    text = env.get("EDL_MASTER_TIMEOUT_S", "").strip()
+    try:
+        seconds = float(text or MASTER_TIMEOUT_S)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise InvalidArgument(f"EDL_MASTER_TIMEOUT_S is {text!r}: it must be a number of seconds, 0 or more")
+    return seconds
 
 
 def default_worker_id(environ: Mapping[str, str] | None = None) -> str:

@@ -98,6 +98,14 @@ class LeaseSource:
             self._ready.clear()
             self._reserved.clear()
 
+    def void(self, tasks: tuple[int, ...]) -> None:
+        """The master took these leases back: nobody draws them any more."""
+        with self._changed:
+            self._ready = deque(grant for grant in self._ready if grant.task not in tasks)
+            for stream, reserved in self._reserved.items():
+                self._reserved[stream] = deque(grant for grant in reserved if grant.task not in tasks)
+            self._changed.notify_all()
+
     # Passes ---------------------------------------------------------------------------------------------
 
     def open(self, mode: Mode) -> int:

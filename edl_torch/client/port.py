@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from edl_torch.client.presence import Presence
 from edl_torch.core.calls import (
+    ConfirmAnswer,
+    ConfirmCall,
     DatasetStatus,
     LeaseAnswer,
     LeaseCall,
@@ -42,9 +45,9 @@ class MasterPort(Protocol):
         """Join a dataset."""
         ...
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+    def attend(self, session: str, on_wanted: Callable[[str], None]) -> Presence | None:
         """Keep the session alive until `leave`. `on_wanted(dataset)` is called, from any thread, when another
-        trainer waits for records of the dataset."""
+        trainer waits for records of the dataset. Returns None where presence is never in doubt."""
         ...
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
@@ -53,6 +56,10 @@ class MasterPort(Protocol):
 
     def report(self, call: ReportCall) -> ReportAnswer:
         """Tell outcomes and give back."""
+        ...
+
+    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
+        """Present leases, with the session's stream standing; waits for it."""
         ...
 
     def snapshot(self, dataset: str) -> str:

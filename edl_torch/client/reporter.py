@@ -122,6 +122,9 @@ class Reporter:
         if self._noted - self._answered <= lag and self._error is None:
             return True  # as for most batches; a look without the lock is as good as one a moment earlier
         self.send()
+        if timeout_s is None:
+            while self._outbox and self._send_next(wait=False):
+                pass  # sent here and now where the thread has not begun: that saves two changes of threads
         with self._changed:
             self._changed.wait_for(
                 lambda: self._few_unanswered(lag) or self._error or self._closed, timeout_s
@@ -163,6 +166,10 @@ class Reporter:
             self._keep(outbox, membership, exc)
         except EdlError as exc:
             self._sent(noted, exc)
+        except BaseException:
+            if not wait:  # the loop's own thread: Ctrl-C, or torch's word that a loader worker died
+                self._keep(outbox, membership, None)
+            raise
         else:
             self._sent(noted, None)
         return True
@@ -205,7 +212,7 @@ class Reporter:
                 self._error = error
             self._changed.notify_all()
 
-    def _keep(self, outbox: Outbox, membership: Membership, error: MasterUnavailable) -> None:
+    def _keep(self, outbox: Outbox, membership: Membership, error: Exception | None) -> None:
         with self._changed:
             self._sending = False
             self._stalled = True

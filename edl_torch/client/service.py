@@ -57,6 +57,8 @@ class DataShardService:
         epoch_barrier: False lets a pass run on into the next epoch.
         max_bad_records: so many records may go to quarantine before the job fails.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step.
+        master_timeout_s: without `master_client`, how long the master may be away before calls raise
+            MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600.
 
     Raises:
         InvalidArgument: an argument has a value that cannot be used.
@@ -80,9 +82,12 @@ class DataShardService:
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
         lookahead: int = 0,
+        master_timeout_s: float | None = None,
     ) -> None:
         if lookahead < 0:
             raise InvalidArgument(f"lookahead must be 0 or more, not {lookahead}")
+        if master_client is not None and master_timeout_s is not None:
+            raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")
         self._description = Description(
             name=dataset_name,
             batch_size=batch_size,
@@ -100,7 +105,9 @@ class DataShardService:
         )
         self._owns_master = master_client is None
         self._session = Session(
-            default_master() if master_client is None else master_client, self._description, lookahead
+            default_master(master_timeout_s) if master_client is None else master_client,
+            self._description,
+            lookahead,
         )
         self._links: LinkServer | None = None
         self._raw = DirectLink(self._session)

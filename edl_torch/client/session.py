@@ -11,6 +11,7 @@ import time
 import uuid
 import warnings
 
+from edl_torch.client.confirming import Confirmer
 from edl_torch.client.counting import StreamCounts
 from edl_torch.client.description import Description
 from edl_torch.client.leases import LeaseSource, Mode
@@ -19,7 +20,7 @@ from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.tickets import Book, Ticket
-from edl_torch.core.calls import Grant, RegisterAnswer, RegisterCall, Registration, ReportAnswer
+from edl_torch.core.calls import Grant, HeldLease, RegisterAnswer, RegisterCall, Registration, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument, StaleLease, UnknownDataset
@@ -67,6 +68,9 @@ class Session:
             on_lost=self._rejoin,
             holds=self._holds,
         )
+        self._confirmer = Confirmer(
+            master, self.id, name, held=self._held, on_void=self._on_void, on_lost=self._rejoin
+        )
 
     def __repr__(self) -> str:
         return f"<Session {self.id[:8]} {self._leases} {self.book}>"
@@ -85,7 +89,7 @@ class Session:
                 answer = self._register()
                 self._plan = Plan(answer.spec)
                 self._follow(answer.ledger, answer.lineage)
-                self.master.attend(self.id, self._on_wanted)
+                self._confirmer.watch(self.master.attend(self.id, self._on_wanted))
             return self._plan
 
     def _register(self) -> RegisterAnswer:
@@ -116,6 +120,7 @@ class Session:
         self._forget()
         self._leases.follow(self._membership)
         self._reporter.follow(self._membership)
+        self._confirmer.follow(self._membership)
 
     def _forget(self) -> None:
         """All that was held is void."""
@@ -143,22 +148,32 @@ class Session:
             try:
                 answer = self._register_as(self.description.by_name())
             except UnknownDataset as exc:
-                unknown = f"the master does not know dataset {self.description.name!r}"
-                raise StaleLease(self._another(unknown)) from exc
+                raise StaleLease(self._forgotten("does not know this dataset")) from exc
             if answer.ledger != lost.ledger:
-                raise StaleLease(self._another(f"the master keeps ledger {answer.ledger}, not {lost.ledger}"))
+                raise StaleLease(self._forgotten(f"keeps ledger {answer.ledger}, not {lost.ledger}"))
             if answer.lineage != lost.lineage:
-                raise StaleLease(self._another(f"{self.description.name!r} was taken back to a checkpoint"))
+                raise StaleLease(
+                    f"{self.description.name!r} was taken back to a checkpoint: this trainer's leases are "
+                    f"void. Restart it from the checkpoint that the others use"
+                )
             self._follow(answer.ledger, answer.lineage)
 
-    def _another(self, what: str) -> str:
-        return f"{what}: this trainer's leases are void. Restart it from the checkpoint that the others use"
+    def _forgotten(self, what: str) -> str:
+        return (
+            f"the master of {self.description.name!r} is another one than before, it {what}: this trainer's "
+            f"leases are void. Restart all trainers from one checkpoint (load_state_dict), or from the "
+            f"beginning; a master with `--state DIR` survives its own restart"
+        )
 
     # What the master and the fetcher tell ------------------------------------------------------------------
 
     def _holds(self) -> bool:
         with self._lock:
             return bool(self.book)
+
+    def _held(self) -> tuple[HeldLease, ...]:
+        with self._lock:
+            return self.book.held()
 
     def _on_grant(self, grant: Grant) -> None:
         with self._lock:
@@ -171,10 +186,18 @@ class Session:
 
     def _on_answer(self, answer: ReportAnswer) -> None:
         if answer.stale:
-            with self._lock:
-                self.book.void(answer.stale)
+            self._on_void(answer.stale)
         if answer.wanted:
             self._leases.yield_to_others()
+
+    def _on_void(self, tasks: tuple[int, ...]) -> None:
+        """The master took leases back; their batches are thrown away where they arrive."""
+        log.warning("dataset %s: %d lease(s) were taken back", self.description.name, len(tasks))
+        with self._lock:
+            self.book.void(tasks)
+        self._leases.void(tasks)
+        if self._mode is Mode.PLAIN:
+            self._leases.close_pass()  # for the reason that `_rejoin` has
 
     def _on_wanted(self, dataset: str) -> None:
         if dataset == self.description.name:
@@ -251,8 +274,13 @@ class Session:
     # Batches --------------------------------------------------------------------------------------------
 
     def hand(self, ticket: Ticket) -> bool:
-        """A batch goes to the loop. False when it must be thrown away."""
-        self._reporter.wait_answered(1)  # so that a death costs one batch, not a queue of reports
+        """A batch goes to the loop. False when it must be thrown away.
+
+        Whatever happens to this trainer from now on, this batch is all that another may have to repeat.
+        """
+        self._reporter.flush()
+        self._confirmer.moved_on()
+        self._confirmer.ensure()
         with self._lock:
             if self.book.hand(ticket):
                 self.steps.handed()
@@ -269,11 +297,13 @@ class Session:
 
     def batch_requested(self) -> None:
         """The loop asks for the next batch: without an optimizer it is done with those before."""
+        self._confirmer.moved_on()
         if not self.steps.attached:
             self.settle(self.steps.ahead)
 
     def stepped(self, optimizer: int) -> None:
         """An attached optimizer stepped."""
+        self._confirmer.moved_on()
         with self._lock:
             if self._exhausted:
                 self.steps.exhausted_step()
@@ -407,6 +437,8 @@ class Session:
             completed = sum(a.task not in self.book for a in acknowledgements)
             self._reporter.note(acknowledgements=acknowledgements)
         self._reporter.send()
+        self._confirmer.moved_on()
+        self._confirmer.ensure()  # the loop takes its next batch without asking here
         return completed
 
     def fail_batch(self, batch_size: int | None, reason: str) -> None:

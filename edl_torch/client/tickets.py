@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant, HeldLease
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
 
@@ -101,6 +101,10 @@ class Book:
 
     def __repr__(self) -> str:
         return f"<Book leases={len(self._holdings)} records={self.records} batches={self.batches}>"
+
+    def held(self) -> tuple[HeldLease, ...]:
+        """Every lease, as it is presented to the master."""
+        return tuple(HeldLease(task=task, attempt=held.attempt) for task, held in self._holdings.items())
 
     def grant(self, grant: Grant) -> None:
         """A lease arrived."""

@@ -20,7 +20,10 @@ from edl_torch.client.attendance import Attendance, backoff
 from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.environment import default_worker_id
 from edl_torch.client.forks import ForkGuard
+from edl_torch.client.presence import Presence
 from edl_torch.core.calls import (
+    ConfirmAnswer,
+    ConfirmCall,
     DatasetStatus,
     LeaseAnswer,
     LeaseCall,
@@ -44,6 +47,7 @@ log = logging.getLogger("edl_torch.client")
 ATTEMPT_S = 10.0  # of one attempt of a call, beside the time that it may wait at the master
 LEAST_ATTEMPT_S = 0.05
 LEAVE_S = 2.0
+LOOK_S = 0.2  # how soon a wait for the stream notices `close`
 
 
 class MasterClient:
@@ -96,6 +100,23 @@ class MasterClient:
         """Tell outcomes and give back."""
         request = checked(convert.report_call_to_wire, call)
         return convert.report_answer_from_wire(self._call(self._stub.Report, request))
+
+    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
+        """Present leases once the session's stream stands: without it the master would take them soon."""
+        request = checked(convert.confirm_call_to_wire, call)
+        self._await_stream(call.session)
+        return convert.confirm_answer_from_wire(self._call(self._stub.Confirm, request))
+
+    def _await_stream(self, session: str) -> None:
+        with self._lock:
+            attendance = self._attendances.get(session)
+        if attendance is None:
+            return
+        give_up_at = time.monotonic() + self._timeout_s
+        while not attendance.presence.wait_standing(min(LOOK_S, self._timeout_s)):
+            self._check_usable()
+            if time.monotonic() >= give_up_at:
+                raise self._unavailable(MasterUnavailable("the session's stream did not stand"))
 
     def snapshot(self, dataset: str) -> str:
         """The dataset's token."""
@@ -165,15 +186,17 @@ class MasterClient:
 
     # Presence -------------------------------------------------------------------------------------------
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+    def attend(self, session: str, on_wanted: Callable[[str], None]) -> Presence:
         """Keep the session alive, in two threads of its own, until `leave` or `close`."""
         self._check_usable()
         with self._lock:
-            if session in self._attendances:
-                return
+            attendance = self._attendances.get(session)
+            if attendance is not None:
+                return attendance.presence
             attendance = Attendance(self._stub, session, on_wanted, on_connect=self._guard.refresh)
             self._attendances[session] = attendance
         attendance.start()
+        return attendance.presence
 
     def leave(self, session: str) -> None:
         """Say goodbye, without insisting: a master that does not hear it will notice."""

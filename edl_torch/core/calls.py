@@ -154,6 +154,32 @@ class ReportAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLease:
+    """A lease as the trainer that believes to hold it names it."""
+
+    task: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmCall:
+    """A session that was cut off asks which of the leases that it holds are still its own."""
+
+    session: str
+    dataset: str
+    lineage: int
+    leases: tuple[HeldLease, ...] = ()
+    ledger: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmAnswer:
+    """`void` lists the tasks that are not the session's any more; each of the others is, as a whole."""
+
+    void: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedRecord:
     """A record that could not be read, with its place in the order and in its storage."""
 
@@ -190,13 +216,17 @@ class DatasetStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStatus:
-    """One session as the master sees it. `idle_s` is the time since its last call."""
+    """One session as the master sees it. `idle_s` is the time since its last call.
+
+    `since_progress_s` is the time since its training loop was last known to move on.
+    """
 
     session: str
     worker_id: str
     datasets: tuple[str, ...]
     leased: int
     idle_s: float
+    since_progress_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

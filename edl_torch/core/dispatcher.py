@@ -6,10 +6,13 @@ journal has to write. Locks, long polls, streams and the journal belong to the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl_torch.core.calls import (
+    ConfirmAnswer,
+    ConfirmCall,
     DatasetStatus,
     LeaseAnswer,
     LeaseCall,
@@ -35,12 +38,13 @@ HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """A session that was given up, and the slices that it lost."""
+    """A session that was given up, or one that `stalled` and stays, and the slices that it lost."""
 
     session: str
     worker_id: str
     dataset: str
     slices: tuple[Slice, ...]
+    stalled: bool = False
 
 
 class Dispatcher:
@@ -55,11 +59,14 @@ class Dispatcher:
         ledger_id: str,
         lease_timeout_s: float = 30.0,
         grace_s: float = 1.0,
+        progress_timeout_s: float = 0.0,
         changes: Changes | None = None,
     ) -> None:
         self.ledger_id = ledger_id
         self.durable = changes is not None
-        self.members = Members(lease_timeout_s=lease_timeout_s, grace_s=grace_s)
+        self.members = Members(
+            lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
+        )
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
         self._ledgers: dict[str, ShardLedger] = {}
@@ -123,9 +130,16 @@ class Dispatcher:
         """The sessions that have joined a dataset."""
         return {m.session for m in self.members if dataset in m.datasets}
 
-    def heartbeat(self, session: str, now: float) -> None:
-        """The session lives."""
-        self.members.heard(session, now)
+    def heartbeat(self, session: str, now: float, progress: int | None = None) -> None:
+        """The session lives; `progress` is how often its training loop has moved on."""
+        if progress is None:
+            self.members.heard(session, now)
+        else:
+            self.members.beat(session, progress, now)
+
+    def resume(self, now: float) -> None:
+        """The master has started (again): what is on loan stays so for one full timeout."""
+        self.members.resume(now)
 
     def stream_opened(self, session: str, now: float) -> None:
         """The session's stream stands, for the first time or again."""
@@ -141,8 +155,22 @@ class Dispatcher:
         return () if member is None else tuple(self._release(member))
 
     def expire(self, now: float) -> tuple[Released, ...]:
-        """Give up every session whose time is up."""
-        return tuple(released for session in self.members.dead(now) for released in self.leave(session))
+        """Give up every session whose time is up, and take the leases of those that are stalled."""
+        dead = [released for session in self.members.dead(now) for released in self.leave(session)]
+        stalled = [m for m in self.members if self.members.progress_deadline(m) <= now and self._holds(m)]
+        return (*dead, *(released for member in stalled for released in self._take_back(member, now)))
+
+    def next_deadline(self, now: float) -> float | None:
+        """When to call `expire` again, if nothing more is heard of anybody."""
+        dead = self.members.next_deadline()
+        if dead is None:
+            return None
+        idle = now + (self.members.progress_timeout_s or math.inf)  # of those who may get a lease meanwhile
+        stalled = (self.members.progress_deadline(m) if self._holds(m) else idle for m in self.members)
+        return min(dead, *stalled)
+
+    def _holds(self, member: Member) -> bool:
+        return any(self._ledgers[name].holds(member.session) for name in member.datasets)
 
     def _release(self, member: Member) -> list[Released]:
         self._mark("session", member.session)
@@ -154,6 +182,27 @@ class Dispatcher:
             slices = self._ledgers[dataset].release(member.session)
             lost.append(
                 Released(session=member.session, worker_id=member.worker_id, dataset=dataset, slices=slices)
+            )
+        return lost
+
+    def _take_back(self, member: Member, now: float) -> list[Released]:
+        """A stalled member loses its leases and nothing else."""
+        member.progressed = now
+        lost = []
+        for dataset in sorted(member.datasets):
+            slices = self._ledgers[dataset].take_back(member.session)
+            answer = member.answers.get(dataset)
+            if answer is not None:  # a repeat must not lend it again
+                member.answers[dataset] = replace(answer, grants=())
+                self._mark("answer", dataset, member.session)
+            lost.append(
+                Released(
+                    session=member.session,
+                    worker_id=member.worker_id,
+                    dataset=dataset,
+                    slices=slices,
+                    stalled=True,
+                )
             )
         return lost
 
@@ -198,6 +247,9 @@ class Dispatcher:
         ledger = self._fenced(call)
         if call.count < 1:
             raise InvalidArgument(f"a lease call asks for 1 slice or more, not {call.count}")
+        member = self.members.find(call.session)
+        if call.drained or not self._holds(member):
+            member.progressed = now  # its loop waits for the master
         epoch, state, grants = ledger.lease(
             call.session, epoch=call.epoch, count=call.count, drained=call.drained
         )
@@ -224,6 +276,8 @@ class Dispatcher:
             ledger.confirm(call.session)
             member.reports[call.dataset] = call.request
             self._mark("report", call.dataset, call.session)
+        if call.acknowledgements or call.failures:
+            member.progressed = now
         stale = tuple(self._apply(ledger, call))
         return ReportAnswer(
             request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now)
@@ -249,7 +303,12 @@ class Dispatcher:
                 stale.append(back.task)
         return stale
 
-    def _fenced(self, call: LeaseCall | ReportCall) -> ShardLedger:
+    def confirm(self, call: ConfirmCall, now: float) -> ConfirmAnswer:
+        """Tell a session that comes back which of its leases are void. No lease is changed."""
+        self.members.heard(call.session, now).progressed = now  # its loop asks before it takes a batch
+        return ConfirmAnswer(void=self._fenced(call).void_of(call.session, call.leases))
+
+    def _fenced(self, call: LeaseCall | ReportCall | ConfirmCall) -> ShardLedger:
         ledger = self._ledger(call.dataset)
         if call.ledger not in ("", self.ledger_id):
             raise StaleLease(f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.ledger}")
@@ -313,6 +372,7 @@ class Dispatcher:
             datasets=tuple(sorted(member.datasets)),
             leased=sum(self._ledgers[name].held_by(member.session) for name in member.datasets),
             idle_s=max(0.0, now - member.seen),
+            since_progress_s=max(0.0, now - member.progressed),
         )
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from edl_torch.core.calls import (
     Failure,
     GiveBack,
     Grant,
+    HeldLease,
     PassState,
     QuarantinedRecord,
 )
@@ -148,6 +149,10 @@ class ShardLedger:
         """Sessions that have joined and were not released."""
         return len(self._trainers)
 
+    def holds(self, session: str) -> bool:
+        """Whether `session` has a live lease."""
+        return bool(self._held.get(session))
+
     def held_by(self, session: str) -> int:
         """Records without outcome on loan to `session`."""
         return sum(self._leased[task].open_records for task in self._held.get(session, ()))
@@ -169,10 +174,14 @@ class ShardLedger:
     def release(self, session: str) -> tuple[Slice, ...]:
         """A session is gone: the rest of all it held waits again. Returns those slices."""
         self._trainers.pop(session, None)
-        self._waiting.pop(session, None)
         self.confirm(session)
-        self.news += 1
         self._mark("member", session)
+        return self.take_back(session)
+
+    def take_back(self, session: str) -> tuple[Slice, ...]:
+        """The rest of all that a session holds waits again; the session stays. Returns those slices."""
+        self._waiting.pop(session, None)
+        self.news += 1
         lost: list[Slice] = []
         for task in sorted(self._held.pop(session, ())):
             lease = self._leased[task]
@@ -182,6 +191,17 @@ class ShardLedger:
             self._drop_lease(lease)
         self._settle()
         return tuple(lost)
+
+    def void_of(self, session: str, leases: Iterable[HeldLease]) -> tuple[int, ...]:
+        """Those tasks of `leases` that are not the session's any more; the others are, as a whole."""
+        return tuple(held.task for held in leases if self._is_void(session, held))
+
+    def _is_void(self, session: str, held: HeldLease) -> bool:
+        try:
+            self._find(session, held.task, held.attempt)
+        except StaleLease:
+            return True
+        return False
 
     def confirm(self, session: str) -> None:
         """A newer report arrived: the answers to the ones before it are known to the session."""

@@ -5,6 +5,7 @@ Pure: time comes in as numbers of a monotonic clock. What a lost session held is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -23,14 +24,23 @@ class Member:
     answers: dict[str, LeaseAnswer] = field(default_factory=dict)
     reports: dict[str, int] = field(default_factory=dict)
     gone_since: float | None = None
+    progress: int = 0  # the training loop's own count, as the last heartbeat told it
+    progressed: float = 0.0  # when the loop was last known to move on
+
+    def __post_init__(self) -> None:
+        self.progressed = self.seen
 
 
 class Members:
-    """All sessions by id. A session is dead when it was silent too long, or when its stream stays broken."""
+    """All sessions by id. A session is dead when it was silent too long, or when its stream stays broken.
 
-    def __init__(self, *, lease_timeout_s: float, grace_s: float) -> None:
+    One whose loop does not move on for `progress_timeout_s` (0: never) is stalled: alive, and yet of no use.
+    """
+
+    def __init__(self, *, lease_timeout_s: float, grace_s: float, progress_timeout_s: float = 0.0) -> None:
         self.lease_timeout_s = lease_timeout_s
         self.grace_s = grace_s
+        self.progress_timeout_s = progress_timeout_s
         self._members: dict[str, Member] = {}
 
     def __len__(self) -> int:
@@ -82,6 +92,18 @@ class Members:
         if member is not None and member.gone_since is None:
             member.gone_since = now
 
+    def beat(self, session: str, progress: int, now: float) -> None:
+        """A heartbeat arrived, with the training loop's count. Raises SessionLost like `heard`."""
+        member = self.heard(session, now)
+        if progress != member.progress:
+            member.progress, member.progressed = progress, now
+
+    def resume(self, now: float) -> None:
+        """The master has started (again): every session has its full time to come back."""
+        for member in self:
+            member.seen = member.progressed = now
+            member.gone_since = None
+
     def leave(self, session: str) -> Member | None:
         """The session is over."""
         return self._members.pop(session, None)
@@ -93,6 +115,10 @@ class Members:
     def next_deadline(self) -> float | None:
         """When the next session would be dead if nothing more is heard of it."""
         return min(map(self._deadline, self._members.values()), default=None)
+
+    def progress_deadline(self, member: Member) -> float:
+        """When a member that holds leases is stalled, if its loop does not move on before."""
+        return member.progressed + (self.progress_timeout_s or math.inf)
 
     def _deadline(self, member: Member) -> float:
         deadline = member.seen + self.lease_timeout_s

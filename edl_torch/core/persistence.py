@@ -178,6 +178,7 @@ def load(
     now: float,
     lease_timeout_s: float = 30.0,
     grace_s: float = 1.0,
+    progress_timeout_s: float = 0.0,
     changes: Changes | None = None,
 ) -> Dispatcher:
     """The dispatcher that `dump` describes. Every session counts as heard at `now`, its stream as unbroken.
@@ -185,7 +186,11 @@ def load(
     Raises LookupError, TypeError or ValueError for rows that no dump has.
     """
     dispatcher = Dispatcher(
-        ledger_id=ledger_id, lease_timeout_s=lease_timeout_s, grace_s=grace_s, changes=changes
+        ledger_id=ledger_id,
+        lease_timeout_s=lease_timeout_s,
+        grace_s=grace_s,
+        progress_timeout_s=progress_timeout_s,
+        changes=changes,
     )
     kinds: dict[str, dict[Key, Row]] = {kind: {} for kind in _ROW}
     for key, row in rows.items():

@@ -26,7 +26,13 @@ class DurableState:
     """
 
     def __init__(
-        self, folder: Path, *, now: float, lease_timeout_s: float = 30.0, grace_s: float = 1.0
+        self,
+        folder: Path,
+        *,
+        now: float,
+        lease_timeout_s: float = 30.0,
+        grace_s: float = 1.0,
+        progress_timeout_s: float = 0.0,
     ) -> None:
         self._journal = Journal(folder)
         self._changes = Changes()
@@ -37,6 +43,7 @@ class DurableState:
                 now=now,
                 lease_timeout_s=lease_timeout_s,
                 grace_s=grace_s,
+                progress_timeout_s=progress_timeout_s,
                 changes=self._changes,
             )
         except (LookupError, TypeError, ValueError, EdlError) as exc:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from edl_torch.core.calls import (
+    ConfirmAnswer,
+    ConfirmCall,
     DatasetStatus,
     LeaseAnswer,
     LeaseCall,
@@ -70,7 +72,10 @@ class LocalMaster:
         return self.apply(lambda dispatcher, now: dispatcher.register(call, now))
 
     def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
-        """Remember whom to call back. The callback runs in the thread of the session that waits."""
+        """Remember whom to call back. The callback runs in the thread of the session that waits.
+
+        Returns None: who lives in this process is never in doubt of being present.
+        """
         with self._changed:
             self._listeners[session] = on_wanted
         self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
@@ -110,6 +115,10 @@ class LocalMaster:
     def report(self, call: ReportCall) -> ReportAnswer:
         """Tell outcomes and give back."""
         return self.apply(lambda dispatcher, now: dispatcher.report(call, now))
+
+    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
+        """Tell which leases are void."""
+        return self.apply(lambda dispatcher, now: dispatcher.confirm(call, now))
 
     def snapshot(self, dataset: str) -> str:
         """The dataset's token."""

@@ -79,7 +79,8 @@ class MasterHost:
         self._draining = False
 
     def start(self) -> None:
-        """Begin to watch for dead sessions."""
+        """Begin to watch for dead sessions; those known from before get their full time to come back."""
+        self.dispatcher.resume(self._clock())
         self._reaper = asyncio.create_task(self._reap(), name="edl-reaper")
 
     def drain(self) -> None:
@@ -225,9 +226,11 @@ class MasterHost:
 
     async def _reap_once(self) -> None:
         self._deadlines_changed.clear()
-        deadline = self.dispatcher.members.next_deadline()
+        deadline = self.dispatcher.next_deadline(self._clock())
         await _set_within(self._deadlines_changed, None if deadline is None else deadline - self._clock())
-        log_released(self.apply(lambda dispatcher, now: dispatcher.expire(now)), "expired")
+        released = self.apply(lambda dispatcher, now: dispatcher.expire(now))
+        log_released(tuple(item for item in released if not item.stalled), "expired")
+        log_released(tuple(item for item in released if item.stalled), "stalled")
 
     def __repr__(self) -> str:
         return f"<MasterHost {self.dispatcher!r} streams={len(self._streams)}>"

@@ -62,7 +62,8 @@ class MasterServicer:
 
     @guarded
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
-        self._host.apply(lambda dispatcher, now: dispatcher.heartbeat(request.session, now))
+        progress = request.progress if request.HasField("progress") else None
+        self._host.apply(lambda dispatcher, now: dispatcher.heartbeat(request.session, now, progress))
         return pb.HeartbeatResponse()
 
     @guarded
@@ -74,6 +75,11 @@ class MasterServicer:
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         call = convert.report_call_from_wire(request)
         return convert.report_answer_to_wire(self._host.apply(lambda d, now: d.report(call, now)))
+
+    @guarded
+    async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
+        call = convert.confirm_call_from_wire(request)
+        return convert.confirm_answer_to_wire(self._host.apply(lambda d, now: d.confirm(call, now)))
 
     @guarded
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
@@ -99,7 +105,10 @@ class MasterServicer:
 def _attending(dispatcher: Dispatcher) -> pb.Attending:
     members = dispatcher.members
     return pb.Attending(
-        ledger=dispatcher.ledger_id, lease_timeout_s=members.lease_timeout_s, grace_s=members.grace_s
+        ledger=dispatcher.ledger_id,
+        lease_timeout_s=members.lease_timeout_s,
+        grace_s=members.grace_s,
+        progress_timeout_s=members.progress_timeout_s,
     )
 
 

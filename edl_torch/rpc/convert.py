@@ -237,6 +237,37 @@ def report_answer_from_wire(message: pb.ReportResponse) -> calls.ReportAnswer:
     return calls.ReportAnswer(request=message.request, stale=tuple(message.stale), wanted=message.wanted)
 
 
+# Confirm ----------------------------------------------------------------------------------------------
+
+
+def confirm_call_to_wire(value: calls.ConfirmCall) -> pb.ConfirmRequest:
+    return pb.ConfirmRequest(
+        session=value.session,
+        dataset=value.dataset,
+        ledger=value.ledger,
+        lineage=value.lineage,
+        leases=[pb.HeldLease(task=held.task, attempt=held.attempt) for held in value.leases],
+    )
+
+
+def confirm_call_from_wire(message: pb.ConfirmRequest) -> calls.ConfirmCall:
+    return calls.ConfirmCall(
+        session=message.session,
+        dataset=message.dataset,
+        ledger=message.ledger,
+        lineage=message.lineage,
+        leases=tuple([calls.HeldLease(task=held.task, attempt=held.attempt) for held in message.leases]),
+    )
+
+
+def confirm_answer_to_wire(value: calls.ConfirmAnswer) -> pb.ConfirmResponse:
+    return pb.ConfirmResponse(void=value.void)
+
+
+def confirm_answer_from_wire(message: pb.ConfirmResponse) -> calls.ConfirmAnswer:
+    return calls.ConfirmAnswer(void=tuple(message.void))
+
+
 # Status -----------------------------------------------------------------------------------------------
 
 _COUNTS = (
@@ -257,7 +288,7 @@ _COUNTS = (
     "failure",
 )
 _QUARANTINED = ("epoch", "shard", "position", "name", "index", "reason")
-_TRAINER = ("session", "worker_id", "leased", "idle_s")
+_TRAINER = ("session", "worker_id", "leased", "idle_s", "since_progress_s")
 
 
 def _take(value: object, names: Iterable[str]) -> dict[str, Any]:

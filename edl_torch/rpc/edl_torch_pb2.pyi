@@ -137,14 +137,16 @@ class AttendEvent(_message.Message):
     def __init__(self, attending: _Optional[_Union[Attending, _Mapping]] = ..., wanted: _Optional[_Union[Wanted, _Mapping]] = ...) -> None: ...
 
 class Attending(_message.Message):
-    __slots__ = ("ledger", "lease_timeout_s", "grace_s")
+    __slots__ = ("ledger", "lease_timeout_s", "grace_s", "progress_timeout_s")
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     LEASE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     ledger: str
     lease_timeout_s: float
     grace_s: float
-    def __init__(self, ledger: _Optional[str] = ..., lease_timeout_s: _Optional[float] = ..., grace_s: _Optional[float] = ...) -> None: ...
+    progress_timeout_s: float
+    def __init__(self, ledger: _Optional[str] = ..., lease_timeout_s: _Optional[float] = ..., grace_s: _Optional[float] = ..., progress_timeout_s: _Optional[float] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("dataset",)
@@ -153,10 +155,12 @@ class Wanted(_message.Message):
     def __init__(self, dataset: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "progress")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     session: str
-    def __init__(self, session: _Optional[str] = ...) -> None: ...
+    progress: int
+    def __init__(self, session: _Optional[str] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ()
@@ -288,6 +292,34 @@ class ReportResponse(_message.Message):
     wanted: bool
     def __init__(self, request: _Optional[int] = ..., stale: _Optional[_Iterable[int]] = ..., wanted: bool = ...) -> None: ...
 
+class HeldLease(_message.Message):
+    __slots__ = ("task", "attempt")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    attempt: int
+    def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class ConfirmRequest(_message.Message):
+    __slots__ = ("session", "dataset", "ledger", "lineage", "leases")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    dataset: str
+    ledger: str
+    lineage: int
+    leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ...) -> None: ...
+
+class ConfirmResponse(_message.Message):
+    __slots__ = ("void",)
+    VOID_FIELD_NUMBER: _ClassVar[int]
+    void: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, void: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class SnapshotRequest(_message.Message):
     __slots__ = ("dataset",)
     DATASET_FIELD_NUMBER: _ClassVar[int]
@@ -387,15 +419,17 @@ class DatasetStatus(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., task_type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., num_epochs: _Optional[int] = ..., size: _Optional[int] = ..., shards: _Optional[int] = ..., shards_left: _Optional[int] = ..., todo: _Optional[int] = ..., leased: _Optional[int] = ..., leases: _Optional[int] = ..., acknowledged: _Optional[int] = ..., quarantined: _Optional[int] = ..., dropped: _Optional[int] = ..., finished: bool = ..., trainers: _Optional[int] = ..., failure: _Optional[str] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedRecord, _Mapping]]] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
-    __slots__ = ("session", "worker_id", "datasets", "leased", "idle_s")
+    __slots__ = ("session", "worker_id", "datasets", "leased", "idle_s", "since_progress_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    SINCE_PROGRESS_S_FIELD_NUMBER: _ClassVar[int]
     session: str
     worker_id: str
     datasets: _containers.RepeatedScalarFieldContainer[str]
     leased: int
     idle_s: float
-    def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ..., leased: _Optional[int] = ..., idle_s: _Optional[float] = ...) -> None: ...
+    since_progress_s: float
+    def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ..., leased: _Optional[int] = ..., idle_s: _Optional[float] = ..., since_progress_s: _Optional[float] = ...) -> None: ...

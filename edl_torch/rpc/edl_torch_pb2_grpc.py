@@ -59,6 +59,11 @@ class MasterStub(object):
                 request_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ReportRequest.SerializeToString,
                 response_deserializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ReportResponse.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/edl_torch.v1.Master/Confirm',
+                request_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ConfirmResponse.FromString,
+                _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/edl_torch.v1.Master/Snapshot',
                 request_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.SnapshotRequest.SerializeToString,
@@ -119,6 +124,13 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Confirm(self, request, context):
+        """A session that was cut off presents its leases and hears which are void.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Snapshot(self, request, context):
         """The dataset's position as a token, and the way back to one.
         """
@@ -173,6 +185,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ReportRequest.FromString,
                     response_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ReportResponse.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ConfirmRequest.FromString,
+                    response_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ConfirmResponse.SerializeToString,
             ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
@@ -330,6 +347,33 @@ class Master(object):
             '/edl_torch.v1.Master/Report',
             edl__torch_dot_rpc_dot_edl__torch__pb2.ReportRequest.SerializeToString,
             edl__torch_dot_rpc_dot_edl__torch__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl_torch.v1.Master/Confirm',
+            edl__torch_dot_rpc_dot_edl__torch__pb2.ConfirmRequest.SerializeToString,
+            edl__torch_dot_rpc_dot_edl__torch__pb2.ConfirmResponse.FromString,
             options,
             channel_credentials,
             insecure,

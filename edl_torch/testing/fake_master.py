@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from edl_torch.client.presence import Presence
 from edl_torch.core.calls import (
+    ConfirmAnswer,
+    ConfirmCall,
     DatasetStatus,
     LeaseAnswer,
     LeaseCall,
@@ -39,7 +42,14 @@ class FakeConnection:
         self._fake = fake
         self._local = local
 
-    def _send(self, call: str, action: Callable[[], T]) -> T:
+    def _send(self, call: str, action: Callable[[], T], session: str = "") -> T:
+        asked_at = self._fake.clock()
+        answer = self._answered(call, action)
+        if session in self._fake.presences:
+            self._fake.presences[session].answered(asked_at)  # there is no heartbeat: any call is one
+        return answer
+
+    def _answered(self, call: str, action: Callable[[], T]) -> T:
         while True:
             if self._fake.faults.away:
                 raise MasterUnavailable("the fake master is away: call faults.master_away(False)")
@@ -57,21 +67,31 @@ class FakeConnection:
         self._fake.outcomes.setdefault(answer.spec.name, Outcomes(Plan(answer.spec)))
         return answer
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
-        """Keep the session's stream; it breaks when a test says so."""
+    def attend(self, session: str, on_wanted: Callable[[str], None]) -> Presence:
+        """Keep the session's stream; it breaks when a test says so, and is opened again by `confirm`."""
         self._local.attend(session, on_wanted)
+        return self._fake.presence_of(session)
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Ask for leases."""
-        answer = self._send("lease", lambda: self._local.lease(call, wait_s))
+        answer = self._send("lease", lambda: self._local.lease(call, wait_s), call.session)
         self._fake.outcomes[call.dataset].granted(answer)
         return answer
 
     def report(self, call: ReportCall) -> ReportAnswer:
         """Tell outcomes and give back."""
-        answer = self._send("report", lambda: self._local.report(call))
+        answer = self._send("report", lambda: self._local.report(call), call.session)
         self._fake.outcomes[call.dataset].reported(call, answer)
         return answer
+
+    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
+        """Present leases, on a stream that stands again."""
+
+        def on_new_stream() -> ConfirmAnswer:
+            self._fake.open_stream(call.session)
+            return self._local.confirm(call)
+
+        return self._send("confirm", on_new_stream)
 
     def snapshot(self, dataset: str) -> str:
         """The dataset's token."""
@@ -109,11 +129,19 @@ class FakeMaster(FakeConnection):
     `faults` plans what goes wrong on the way.
     """
 
-    def __init__(self, *, lease_timeout_s: float = 30.0, grace_s: float = 1.0) -> None:
+    def __init__(
+        self, *, lease_timeout_s: float = 30.0, grace_s: float = 1.0, progress_timeout_s: float = 0.0
+    ) -> None:
         self.clock = FakeClock()
         self.faults = Faults()
         self.outcomes: dict[str, Outcomes] = {}
-        self._dispatcher = Dispatcher(ledger_id="fake", lease_timeout_s=lease_timeout_s, grace_s=grace_s)
+        self.presences: dict[str, Presence] = {}
+        self._dispatcher = Dispatcher(
+            ledger_id="fake",
+            lease_timeout_s=lease_timeout_s,
+            grace_s=grace_s,
+            progress_timeout_s=progress_timeout_s,
+        )
         local = LocalMaster("fake", dispatcher=self._dispatcher, clock=self.clock)
         super().__init__(self, local, "fake", in_process=True)
 
@@ -127,8 +155,27 @@ class FakeMaster(FakeConnection):
         self._local.apply(lambda dispatcher, _: dispatcher.define(registration))
 
     def break_stream(self, session: str) -> None:
-        """The session's stream breaks, as when its process dies."""
+        """The session's stream breaks, as when its process dies or is cut off."""
         self._local.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
+        if session in self.presences:
+            self.presences[session].broke()
+
+    def open_stream(self, session: str) -> None:
+        """The session's stream stands (again)."""
+        self._local.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
+        members = self._dispatcher.members
+        self.presences[session].stood(
+            self.clock(),
+            lease_timeout_s=members.lease_timeout_s,
+            progress_timeout_s=members.progress_timeout_s,
+        )
+
+    def presence_of(self, session: str) -> Presence:
+        """What a session knows of its presence; its stream stands from the first look on."""
+        if session not in self.presences:
+            self.presences[session] = Presence(self.clock)
+            self.open_stream(session)
+        return self.presences[session]
 
     def expire(self) -> tuple[Released, ...]:
         """Take back what dead sessions hold, as a server's timer would. Returns what was released."""

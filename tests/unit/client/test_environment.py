@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_torch.client.environment import default_worker_id, master_address_from_env
+from edl_torch.client.environment import default_worker_id, master_address_from_env, master_timeout_from_env
 from edl_torch.errors import InvalidArgument
 
 
@@ -50,3 +50,17 @@ def test_worker_id():
     assert rank == "3"
     assert process.isdigit()
     assert default_worker_id({}).rsplit("-", 2)[1] == "0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [({}, 600), ({"EDL_MASTER_TIMEOUT_S": " 2.5 "}, 2.5), ({"EDL_MASTER_TIMEOUT_S": "0"}, 0)],
+)
+def test_how_long_a_master_may_be_away(environ, seconds):
+    assert master_timeout_from_env(environ) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan"])
+def test_a_time_that_is_none_is_refused(text):
+    with pytest.raises(InvalidArgument, match="EDL_MASTER_TIMEOUT_S is"):
+        master_timeout_from_env({"EDL_MASTER_TIMEOUT_S": text})

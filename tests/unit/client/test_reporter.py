@@ -197,3 +197,40 @@ def test_close_sends_what_is_left(case: Case) -> None:
     case.reporter.note(acknowledgements=[ack(1, 4)])
     case.reporter.close(5)
     assert len(case.port.calls) == 1
+
+
+def test_who_flushes_sends_in_his_own_thread_what_no_thread_has_begun(remote: Case) -> None:
+    senders: list[str] = []
+    report = remote.port.report
+
+    def noted(call: ReportCall) -> ReportAnswer:
+        senders.append(threading.current_thread().name)
+        return report(call)
+
+    remote.port.report = noted  # type: ignore[method-assign]
+    for upto in range(200):
+        remote.tell(ack(1, upto))
+        assert remote.reporter.flush()
+    assert threading.current_thread().name in senders
+    assert sum(len(c.acknowledgements) for c in remote.port.calls) == 200
+
+
+def test_an_interrupted_report_is_sent_again(remote: Case) -> None:
+    report, interrupted = remote.port.report, []
+
+    def interrupt(call: ReportCall) -> ReportAnswer:
+        if threading.current_thread() is threading.main_thread() and not interrupted:
+            interrupted.append(call)
+            raise KeyboardInterrupt
+        return report(call)
+
+    remote.port.report = interrupt  # type: ignore[method-assign]
+    for upto in range(2000):
+        try:
+            remote.tell(ack(1, upto))
+            remote.reporter.flush()
+        except KeyboardInterrupt:
+            break
+    assert interrupted
+    assert remote.reporter.flush(5)
+    assert remote.port.calls[-1].acknowledgements == interrupted[0].acknowledgements

@@ -13,6 +13,7 @@ import pytest
 from edl_torch.client.attendance import backoff
 from edl_torch.client.channel import build_channel, channel_options
 from edl_torch.client.transport import MasterClient
+from edl_torch.core.calls import ConfirmCall
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.rpc.address import HostPort
 from edl_torch.testing.wait import wait_until
@@ -146,3 +147,30 @@ def test_pauses_grow_to_a_second_and_are_never_alike():
     assert drawn[0] <= 0.05
     assert all(0.5 <= pause <= 1.0 for pause in drawn[6:])
     assert len(set(drawn)) == 50
+
+
+def test_leases_are_not_presented_without_a_stream(nobody):
+    with MasterClient(nobody, master_timeout_s=0.1) as client:
+        presence = client.attend("s", print)
+        assert client.attend("s", print) is presence
+        with pytest.raises(MasterUnavailable, match=f"{nobody} within 0.1 s.*stream did not stand"):
+            client.confirm(ConfirmCall(session="s", dataset="d", lineage=1))
+        assert not presence.sure
+
+
+def test_close_ends_the_wait_for_a_stream(silent):
+    client = MasterClient(silent, master_timeout_s=600)
+    client.attend("s", print)
+    caught = []
+
+    def call():
+        try:
+            client.confirm(ConfirmCall(session="s", dataset="d", lineage=1))
+        except ServiceClosed as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    client.close()
+    thread.join(3)
+    assert len(caught) == 1

@@ -83,3 +83,23 @@ def test_streams_of_strangers_are_ignored(members: Members) -> None:
 
 def test_nobody_has_no_deadline() -> None:
     assert Members(lease_timeout_s=30.0, grace_s=1.0).next_deadline() is None
+
+
+def test_a_heartbeat_with_another_count_is_progress(members: Members) -> None:
+    members.beat("s", 0, 110.0)
+    assert members.find("s").progressed == 100.0
+    members.beat("s", 7, 120.0)
+    members.beat("s", 7, 125.0)
+    assert members.find("s").progressed == 120.0
+    assert members.find("s").seen == 125.0
+
+
+def test_without_a_progress_timeout_nobody_is_stalled(members: Members) -> None:
+    assert members.progress_deadline(members.find("s")) == float("inf")
+
+
+def test_a_start_of_the_master_gives_everybody_the_full_timeout(members: Members) -> None:
+    members.stream_broke("s", 110.0)
+    members.resume(500.0)
+    assert members.dead(529.9) == ()
+    assert members.dead(530.0) == ("s",)

@@ -103,11 +103,31 @@ STATUSES = st.builds(
             datasets=many(TEXT),
             leased=INT,
             idle_s=st.floats(0, 1e9),
+            since_progress_s=st.floats(0, 1e9),
         )
     ),
 )
 
 ROUND_TRIPS = {
+    "confirm call": (
+        st.builds(
+            calls.ConfirmCall,
+            session=TEXT,
+            dataset=TEXT,
+            ledger=TEXT,
+            lineage=INT,
+            leases=many(st.builds(calls.HeldLease, task=INT, attempt=INT)),
+        ),
+        convert.confirm_call_to_wire,
+        pb.ConfirmRequest,
+        convert.confirm_call_from_wire,
+    ),
+    "confirm answer": (
+        st.builds(calls.ConfirmAnswer, void=many(INT)),
+        convert.confirm_answer_to_wire,
+        pb.ConfirmResponse,
+        convert.confirm_answer_from_wire,
+    ),
     "register call": (
         st.builds(
             calls.RegisterCall, session=TEXT, worker_id=TEXT, batch_size=INT, registration=REGISTRATIONS
@@ -179,6 +199,9 @@ def test_value_is_the_same_after_the_wire(kind, data):
         (calls.RegisterAnswer, pb.RegisterResponse),
         (calls.LeaseCall, pb.LeaseRequest),
         (calls.LeaseAnswer, pb.LeaseResponse),
+        (calls.ConfirmCall, pb.ConfirmRequest),
+        (calls.ConfirmAnswer, pb.ConfirmResponse),
+        (calls.HeldLease, pb.HeldLease),
         (calls.ReportCall, pb.ReportRequest),
         (calls.ReportAnswer, pb.ReportResponse),
         (calls.Acknowledgement, pb.Acknowledgement),

@@ -1,0 +1,78 @@
+"""The master goes and comes back under trainers that are not restarted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from ride_kit import BATCH, Gate, Master, Trainer, check
+
+from edl_torch.errors import StaleLease
+from edl_torch.testing import wait_until
+
+StartMaster = Callable[..., Master]
+
+
+@pytest.mark.parametrize("accumulate", [0, 4])
+def test_trainers_ride_through_a_restart_on_the_same_ledger(
+    start_master: StartMaster, accumulate: int
+) -> None:
+    master = start_master(lease_timeout_s=2.0)
+    gates = [Gate(10), Gate(13)]
+    trainers = [Trainer(master.address, gate, accumulate=accumulate) for gate in gates]
+    for gate in gates:
+        gate.wait_reached()
+    master.stop()
+    wait_until(lambda: not any(trainer.attending for trainer in trainers))
+    for gate in gates:
+        gate.open()
+    wait_until(lambda: [t.batches for t in trainers] == [11, 14])  # the batch in hand is finished
+    began = time.monotonic()
+    master.start()
+    check(master, *(trainer.done().trained for trainer in trainers))
+    assert master.dispatcher.expired == 0
+    first = min(moment for trainer in trainers for moment in trainer.when if moment > began)
+    assert first - began < 2.5  # pauses between attempts are of a second at most
+
+
+def test_a_master_without_a_memory_is_refused_with_a_remedy(start_master: StartMaster) -> None:
+    master = start_master()
+    gate = Gate(3)
+    trainer = Trainer(master.address, gate)
+    gate.wait_reached()
+    master.stop()
+    master.forget("second")
+    master.start()
+    gate.open()
+    with pytest.raises(StaleLease, match=r"another one than before.*load_state_dict.*--state"):
+        trainer.done()
+    assert trainer.batches <= 4
+
+
+def test_a_step_of_many_timeouts_loses_nothing(start_master: StartMaster) -> None:
+    master = start_master(lease_timeout_s=0.24)
+    gate = Gate(3)
+    trainer = Trainer(master.address, gate)
+    gate.wait_reached()
+    beats = master.dispatcher.beats
+    wait_until(lambda: master.dispatcher.beats >= beats + 12)  # three in a timeout
+    gate.open()
+    check(master, trainer.done().trained)
+    assert master.dispatcher.expired == 0
+
+
+def test_a_loop_that_hangs_loses_its_leases_where_progress_is_asked_for(start_master: StartMaster) -> None:
+    master = start_master(lease_timeout_s=30.0, progress_timeout_s=0.6)
+    gate = Gate(5)
+    hung = Trainer(master.address, gate, accumulate=2)
+    gate.wait_reached()
+    wait_until(lambda: master.dispatcher.stalled == 1)
+    others = Gate(20)
+    living = Trainer(master.address, others)
+    others.wait_reached()
+    gate.open()
+    wait_until(lambda: hung.batches > 10 or hung.error)  # with new leases
+    others.open()
+    check(master, hung.done().trained, living.done().trained, doubled=2 * BATCH)
+    assert master.dispatcher.expired == 0
