@@ -63,7 +63,8 @@ class DurableMaster:
 
     def kill(self):
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self.process.stdout.close()
 
     @property
     def log(self):
