@@ -63,7 +63,8 @@ class DurableMaster:
 
     def kill(self):
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self.process.stdout.close()
 
     @property
     def log(self):
@@ -71,11 +72,23 @@ class DurableMaster:
 
 
 @pytest.fixture
-def master(tmp_path):
-    master = DurableMaster(tmp_path)
-    yield master
-    if master.process is not None:
-        master.kill()
+def make_master(tmp_path):
+    """Makes masters; none outlives the test, however that ends."""
+    masters = []
+
+    def make(*arguments):
+        masters.append(DurableMaster(tmp_path, *arguments))
+        return masters[-1]
+
+    yield make
+    for master in masters:
+        if master.process is not None:
+            master.kill()
+
+
+@pytest.fixture
+def master(make_master):
+    return make_master()
 
 
 def register(client, session, size, *, per=4, **options):
@@ -188,8 +201,8 @@ def test_a_restart_is_invisible_but_for_the_time_it_takes(master):
     client.close()
 
 
-def test_journalled_leases_live_one_full_timeout_after_a_restart(tmp_path):
-    master = DurableMaster(tmp_path, "--lease-timeout-s", "1.5", "--grace-s", "0.1")
+def test_journalled_leases_live_one_full_timeout_after_a_restart(make_master):
+    master = make_master("--lease-timeout-s", "1.5", "--grace-s", "0.1")
     master.start()
     client = MasterClient(master.address, "w")
     register(client, "a", 8)
@@ -282,7 +295,7 @@ class Rows:
 """
 
 
-def test_a_dataset_of_the_command_line_must_be_that_of_the_journal(tmp_path, monkeypatch):
+def test_a_dataset_of_the_command_line_must_be_that_of_the_journal(tmp_path, monkeypatch, make_master):
     (tmp_path / "rows_reader.py").write_text(ROWS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
 
@@ -290,7 +303,7 @@ def test_a_dataset_of_the_command_line_must_be_that_of_the_journal(tmp_path, mon
         reader = ("--custom-data-reader", "rows_reader:Rows", "--custom-data-reader-params", f"rows={rows}")
         return "--training-data", "t", "--num-epochs", str(epochs), *reader
 
-    master = DurableMaster(tmp_path, *arguments(30, 2))
+    master = make_master(*arguments(30, 2))
     master.start()
     master.kill()
     done = run_master(master.state, *arguments(40, 2))
@@ -362,11 +375,11 @@ def small_disk(tmp_path):
     if made.returncode:
         pytest.skip("mounting a file system is not permitted")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)  # a failed test may have left a master in it
 
 
-def test_a_full_disk_stops_the_master_cleanly_and_loses_nothing_answered(tmp_path, small_disk):
-    master = DurableMaster(tmp_path)
+def test_a_full_disk_stops_the_master_cleanly_and_loses_nothing_answered(small_disk, make_master):
+    master = make_master()
     master.state = small_disk / "state"
     master.start()
     client = MasterClient(master.address, "w", master_timeout_s=0.5)
