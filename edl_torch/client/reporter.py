@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from edl_torch.audit.log import Audit
 from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, ReportAnswer, ReportCall
@@ -61,6 +62,7 @@ class Reporter:
         dataset: str,
         on_answer: Callable[[ReportAnswer], None],
         on_lost: Callable[[Membership], None],
+        audit: Audit | None = None,
     ) -> None:
         self._membership = Membership()
         self._port = port
@@ -68,6 +70,7 @@ class Reporter:
         self._dataset = dataset
         self._on_answer = on_answer
         self._on_lost = on_lost
+        self._audit = audit or Audit()
         self._changed = threading.Condition()
         self._outbox = Outbox()
         self._request = 0
@@ -185,12 +188,27 @@ class Reporter:
             acknowledgements=tuple(outbox.acknowledgements.values()),
             give_backs=tuple(outbox.give_backs),
         )
+        # Written down before it is sent: a trainer that dies in between has an intent, never a secret.
+        self._audit.intent(
+            failures=call.failures, acknowledgements=call.acknowledgements, give_backs=call.give_backs
+        )
         try:
             answer = self._port.report(call)
         except SessionLost:
+            self._audit.lost()
             if not self._closed:
                 self._on_lost(membership)
+        except MasterUnavailable:
+            self._audit.unanswered()
+            raise
+        except EdlError:
+            self._audit.lost()
+            raise
+        except BaseException:
+            self._audit.unanswered()
+            raise
         else:
+            self._audit.answered(answer.stale)
             self._on_answer(answer)
 
     def _take(self, *, wait: bool) -> tuple[Outbox, int, Membership] | None:
@@ -216,6 +234,7 @@ class Reporter:
         with self._changed:
             self._sending = False
             self._stalled = True
+            self._request -= 1  # sent again it is the same report, maybe with more: the master may know it
             if membership == self._membership:
                 outbox.add_later(self._outbox)
                 self._outbox = outbox

@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -60,6 +61,8 @@ class DataShardService:
         master_timeout_s: without `master_client`, how long the master may be away before calls raise
             MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600.
 
+        audit_dir: a folder where this trainer writes down what it reports, for `edl-torch audit`.
+
     Raises:
         InvalidArgument: an argument has a value that cannot be used.
     """
@@ -83,6 +86,7 @@ class DataShardService:
         max_bad_records: int = 0,
         lookahead: int = 0,
         master_timeout_s: float | None = None,
+        audit_dir: str | Path | None = None,
     ) -> None:
         if lookahead < 0:
             raise InvalidArgument(f"lookahead must be 0 or more, not {lookahead}")
@@ -108,6 +112,7 @@ class DataShardService:
             default_master(master_timeout_s) if master_client is None else master_client,
             self._description,
             lookahead,
+            audit_dir,
         )
         self._links: LinkServer | None = None
         self._raw = DirectLink(self._session)

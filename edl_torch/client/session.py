@@ -10,7 +10,9 @@ import threading
 import time
 import uuid
 import warnings
+from pathlib import Path
 
+from edl_torch.audit.log import Audit, AuditLog
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.counting import StreamCounts
 from edl_torch.client.description import Description
@@ -37,8 +39,15 @@ log = logging.getLogger("edl_torch.client")
 class Session:
     """What this process holds of a dataset. Its id is random and new in every process."""
 
-    def __init__(self, master: MasterPort, description: Description, lookahead: int) -> None:
+    def __init__(
+        self,
+        master: MasterPort,
+        description: Description,
+        lookahead: int,
+        audit_dir: str | Path | None = None,
+    ) -> None:
         self.id = uuid.uuid4().hex
+        self._audit = Audit() if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
         self.master = master
         self.description = description
         self.steps = Steps(lookahead)
@@ -58,7 +67,7 @@ class Session:
         self._broken: dict[str, str] = {}  # streams that died in this pass, and the records that they were at
         self.closed = False
         name = description.name
-        self._reporter = Reporter(master, self.id, name, self._on_answer, self._rejoin)
+        self._reporter = Reporter(master, self.id, name, self._on_answer, self._rejoin, self._audit)
         self._leases = LeaseSource(
             master,
             self.id,
@@ -89,6 +98,7 @@ class Session:
                 answer = self._register()
                 self._plan = Plan(answer.spec)
                 self._follow(answer.ledger, answer.lineage)
+                self._note_joined(answer)
                 self._confirmer.watch(self.master.attend(self.id, self._on_wanted))
             return self._plan
 
@@ -112,6 +122,14 @@ class Session:
                 batch_size=self.description.batch_size,
                 registration=registration,
             )
+        )
+
+    def _note_joined(self, answer: RegisterAnswer) -> None:
+        self._audit.joined(
+            answer.spec,
+            ledger=answer.ledger,
+            lineage=answer.lineage,
+            batch_size=self.description.batch_size,
         )
 
     def _follow(self, ledger: str, lineage: int) -> None:
@@ -157,6 +175,7 @@ class Session:
                     f"void. Restart it from the checkpoint that the others use"
                 )
             self._follow(answer.ledger, answer.lineage)
+            self._note_joined(answer)
 
     def _forgotten(self, what: str) -> str:
         return (
@@ -176,6 +195,7 @@ class Session:
             return self.book.held()
 
     def _on_grant(self, grant: Grant) -> None:
+        self._audit.granted(grant)
         with self._lock:
             self.book.grant(grant)
 
@@ -475,7 +495,9 @@ class Session:
         self.plan()
         self.settle(self.steps.keep if self.steps.attached else self.steps.ahead)
         self.flush()
-        return self.master.snapshot(self.description.name)
+        token = self.master.snapshot(self.description.name)
+        self._audit.snapshot(token)
+        return token
 
     def restore(self, token: str | None) -> None:
         """Go back to a token; what is in flight is thrown away."""
@@ -484,7 +506,9 @@ class Session:
         self.plan()
         self._leases.close_pass()
         self.flush()
-        self._follow(self._membership.ledger, self.master.restore(self.description.name, token))
+        lineage = self.master.restore(self.description.name, token)
+        self._audit.restored(token, lineage=lineage)
+        self._follow(self._membership.ledger, lineage)
         with self._lock:
             self._begun.clear()
 
@@ -498,6 +522,7 @@ class Session:
                 self._reporter.note(give_backs=self.book.give_back_unacknowledged())
             self._reporter.close(max(0.0, deadline - time.monotonic()))
         finally:
+            self._audit.close()
             if self.joined:
                 self.master.leave(self.id)
 
