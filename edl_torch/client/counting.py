@@ -82,6 +82,11 @@ class StreamCounts:
         return len(self._streams) <= 1
 
     @property
+    def reports(self) -> int:
+        """Batches reported in this pass."""
+        return self._default_reports + self._explicit_reports
+
+    @property
     def unreported(self) -> int:
         """Samples granted whose training no report has proved."""
         return sum(stream.granted - stream.counted for stream in self._streams.values())

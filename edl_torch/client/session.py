@@ -31,6 +31,7 @@ from edl_torch.shard import Shard
 CLOSE_TIMEOUT_S = 5.0
 OWN_STREAM = "main"  # what is read in the trainer's own process
 NO_PASS = 0  # passes are numbered from 1
+SILENT_PASSES = 3  # plain passes in a row that read and report nothing: the loop would go on for ever
 
 
 log = logging.getLogger("edl_torch.client")
@@ -57,6 +58,8 @@ class Session:
         self._counts = StreamCounts(description.batch_size)
         self._beginning = threading.Lock()
         self._begun: set[str] = set()  # plain streams of the open pass
+        self._ran_out = False  # a plain stream read to its end
+        self._silent_passes = 0
         self._run = ""  # the plain DataLoader's iteration that reads the open pass
         self._runs: set[str] = set()  # all of them so far
         self._plan: Plan | None = None
@@ -396,10 +399,19 @@ class Session:
         self._leases.close_pass()
         with self._lock:
             unreported = self.book.records
+            silent = self._ran_out and unreported > 0 and not self._counts.reports
+            self._silent_passes = self._silent_passes + 1 if silent else 0
+            self._ran_out = False
             self._reporter.note(give_backs=self.book.give_back_unacknowledged())
             self._begun.clear()
             self._counts = StreamCounts(self.description.batch_size)
         self._reporter.send()
+        if self._silent_passes >= SILENT_PASSES:
+            raise AccountingError(
+                f"{self._silent_passes} passes over {self.description.name!r} went by without a report, and "
+                f"{unreported} record(s) were read each time: call service.report_batch_done() after each "
+                f"batch, leave out drop_last at a plain DataLoader, or use ElasticDataLoader"
+            )
         if unreported:
             warnings.warn(
                 f"a pass over {self.description.name!r} ended with {unreported} record(s) that were not "
@@ -411,7 +423,9 @@ class Session:
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """The next lease of a stream."""
         grant = self._leases.next(stream, number)
-        if grant is not None:
+        if grant is None:
+            self._ran_out = True
+        else:
             with self._lock:
                 self.book.draw(grant.task, stream)
                 if self._mode is Mode.PLAIN:

@@ -21,7 +21,7 @@ from loader_kit import (
 )
 from torch.utils.data import DataLoader
 
-from edl_torch.errors import ConcurrentIteration, InvalidArgument
+from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument
 from edl_torch.testing import FakeMaster
 
 
@@ -222,5 +222,33 @@ def test_reports_late_and_in_bursts_stay_exact_for_one_worker(seed: int) -> None
                 service.report_batch_done()
             assert acknowledged(fake, service) == once(done)
         for _ in waiting:
+            service.report_batch_done()
+        assert service.finished
+
+
+def test_a_loop_that_can_never_end_says_why_and_stops() -> None:
+    """A plain loader's drop_last hides a remainder that no report can ever tell of."""
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="a pass over", category=UserWarning)
+        loader = DataLoader(dataset, 4, drop_last=True)
+
+        def read() -> None:
+            while not service.finished:
+                for _ in loader:
+                    service.report_batch_done()
+
+        with pytest.raises(AccountingError, match=r"3 record\(s\) were read each time.*drop_last"):
+            read()
+
+
+def test_looking_into_a_plain_loader_is_no_silent_pass() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="a pass over", category=UserWarning)
+        loader = DataLoader(dataset, 4)
+        for _ in range(5):
+            next(iter(loader))
+        for _ in loader:
             service.report_batch_done()
         assert service.finished
