@@ -243,12 +243,17 @@ def records_of(batch: Any) -> int:
 
 
 @contextmanager
-def loopback_master() -> Iterator[MasterClient]:
-    """A client of a master process of our own on this machine."""
+def loopback_master(*options: str) -> Iterator[MasterClient]:
+    """A client of a master process of our own on this machine, started with `options`."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [sys.executable, "-m", "edl_torch", "master", "--addr", "127.0.0.1:0"]
+        arguments = [sys.executable, "-m", "edl_torch", "master", "--addr", "127.0.0.1:0", *options]
         master = subprocess.Popen(
-            arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder, env=_env()
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=folder,
+            env=environment_of_children(),
         )
         try:
             assert master.stdout is not None
@@ -260,7 +265,8 @@ def loopback_master() -> Iterator[MasterClient]:
             master.wait(READY_S)
 
 
-def _env() -> dict[str, str]:
+def environment_of_children() -> dict[str, str]:
+    """Ours, with this checkout first on the path."""
     import edl_torch
 
     root = str(Path(edl_torch.__file__).parents[1])

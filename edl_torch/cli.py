@@ -1,4 +1,4 @@
-"""The command line: `edl-torch master` and `edl-torch status`.
+"""The command line: `edl-torch master`, `edl-torch status` and `edl-torch audit`.
 
 Reads arguments and prints; what a command does lives elsewhere and is imported when it is asked for.
 """
@@ -10,15 +10,25 @@ import asyncio
 import logging
 import math
 import sys
+import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edl_torch.errors import EdlError, InvalidArgument
+
+if TYPE_CHECKING:
+    from edl_torch.core.dispatcher import Dispatcher
+    from edl_torch.master.durable import DurableState
+
+log = logging.getLogger("edl_torch.master")
 
 DEFAULT_ADDRESS = "127.0.0.1:50001"
 STATUS_TIMEOUT_S = 5.0
 INTERRUPTED = 130
+SWITCH_S = 0.0005  # between threads of a master with a journal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
     _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
+    _add_audit(commands.add_parser("audit", help="prove what was trained on from the trainers' audit logs"))
     return parser
 
 
@@ -51,6 +62,9 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="where to listen")
     _option(
         parser, "--address_file", type=Path, metavar="PATH", help="write the address there once it serves"
+    )
+    _option(
+        parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
     _option(parser, "--insecure", action="store_true", help="allow an address that other machines can reach")
     _option(
@@ -84,6 +98,14 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--json", action="store_true", help="print JSON")
 
 
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=run_audit)
+    parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
+    _option(parser, "--json", action="store_true", help="print JSON")
+    _option(parser, "--unfinished", action="store_true", help="the job goes on: what is missing is not lost")
+    _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name")
+
+
 def _option(parser: argparse._ActionsContainer, name: str, **settings: object) -> None:
     """Both spellings: `--records_per_task` as ElasticDL has it, and `--records-per-task`."""
     names = dict.fromkeys((name, "--" + name[2:].replace("_", "-")))
@@ -102,28 +124,50 @@ def _seconds(text: str) -> float:
 
 def run_master(options: argparse.Namespace) -> int:
     """Serve until a signal."""
-    from edl_torch.cli_data import described
     from edl_torch.core.dispatcher import Dispatcher
+    from edl_torch.master.durable import DurableState
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    patience = {
+        "lease_timeout_s": options.lease_timeout_s,
+        "grace_s": options.grace_s,
+        "progress_timeout_s": options.progress_timeout_s,
+    }
+    if options.state is None:
+        _serve(options, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
+        return 0
+    # The journal's thread needs the interpreter for a moment after each commit: it must not wait 5 ms for it.
+    sys.setswitchinterval(SWITCH_S)
+    with closing(DurableState(options.state, now=time.monotonic(), **patience)) as state:
+        _serve(options, state.dispatcher, state)
+    return 0
+
+
+def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableState | None) -> None:
+    from edl_torch.cli_data import described
     from edl_torch.master.server import serve, write_address_file
     from edl_torch.rpc.address import HostPort
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    dispatcher = Dispatcher(
-        ledger_id=uuid.uuid4().hex,
-        lease_timeout_s=options.lease_timeout_s,
-        grace_s=options.grace_s,
-        progress_timeout_s=options.progress_timeout_s,
-    )
     for registration in described(options):
-        dispatcher.define(registration)
+        for difference in dispatcher.define(registration):
+            log.warning("dataset=%s goes on as it is: %s", registration.name, difference)
 
     def announce(address: HostPort) -> None:
+        if state is None:
+            log.warning("not durable: a restart forgets all; --state DIR keeps the state in a journal")
         if options.address_file is not None:
             write_address_file(options.address_file, address)
         print(f"ready on {address}", flush=True)
 
-    asyncio.run(serve(dispatcher, options.addr, insecure=options.insecure, on_ready=announce))
-    return 0
+    make_commits = None if state is None else state.group_commit
+    asyncio.run(
+        serve(
+            *(dispatcher, options.addr),
+            insecure=options.insecure,
+            on_ready=announce,
+            make_commits=make_commits,
+        )
+    )
 
 
 # Status -----------------------------------------------------------------------------------------------
@@ -140,3 +184,13 @@ def show_status(options: argparse.Namespace) -> int:
         status = client.status()
     print(as_json(status) if options.json else as_table(status))
     return 0
+
+
+# Audit ------------------------------------------------------------------------------------------------
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    """Judge audit logs. Status 0: proven, 1: refuted, 2: the logs cannot be used."""
+    from edl_torch.cli_audit import run
+
+    return run(options.directories, unfinished=options.unfinished, listed=options.list, as_json=options.json)

@@ -63,6 +63,10 @@ class MasterStartError(EdlError):
     """The master cannot start: port in use, bad address, unusable state folder."""
 
 
+class JournalError(EdlError):
+    """The journal cannot be written: the master stops before it says what it could not keep."""
+
+
 class ReaderError(EdlError):
     """A reader cannot be made, or cannot read its source."""
 

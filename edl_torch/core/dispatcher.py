@@ -1,12 +1,13 @@
 """The master's mind: every dataset's ledger and every session, behind one method per call.
 
-Pure and synchronous: `now` is an argument, and what follows from a call is returned. Locks, long polls,
-streams and the journal belong to the shells that own a dispatcher.
+Pure and synchronous: `now` is an argument, and what follows from a call is returned; `changes` names what a
+journal has to write. Locks, long polls, streams and the journal belong to the shells that own a dispatcher.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edl_torch.core.calls import (
@@ -24,12 +25,13 @@ from edl_torch.core.calls import (
     ReportCall,
     TrainerStatus,
 )
+from edl_torch.core.changes import Changes, unrecorded
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member, Members
-from edl_torch.core.registration import new_spec, reconcile
+from edl_torch.core.registration import new_spec, option_differences, reconcile
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
-from edl_torch.shard import Slice
+from edl_torch.shard import DatasetSpec, Slice
 
 HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
 
@@ -46,7 +48,10 @@ class Released:
 
 
 class Dispatcher:
-    """Applies calls to ledgers. `ledger_id` tells its leases from those of all masters that ever were."""
+    """Applies calls to ledgers. `ledger_id` tells its leases from those of all masters that ever were.
+
+    It is durable where somebody takes its `changes` and writes them down.
+    """
 
     def __init__(
         self,
@@ -55,25 +60,48 @@ class Dispatcher:
         lease_timeout_s: float = 30.0,
         grace_s: float = 1.0,
         progress_timeout_s: float = 0.0,
-        durable: bool = False,
+        changes: Changes | None = None,
     ) -> None:
         self.ledger_id = ledger_id
-        self.durable = durable
+        self.durable = changes is not None
         self.members = Members(
             lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
         )
-        self.version = 0  # grows when waiting records, epochs or outcomes changed: long polls look again
+        self._changes = changes
+        self._mark = unrecorded if changes is None else changes.mark
         self._ledgers: dict[str, ShardLedger] = {}
         self._hungry: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
 
+    @property
+    def version(self) -> int:
+        """Grows when calls that wait may find something: then they look again."""
+        return sum(ledger.news for ledger in self._ledgers.values())
+
     # Taking part ----------------------------------------------------------------------------------------
 
-    def define(self, registration: Registration, *, batch_size: int = 1) -> None:
-        """Make a dataset before any trainer asks for it, as the command line does."""
-        if registration.name in self._ledgers:
-            reconcile(self._ledgers[registration.name].spec, registration, alone=True)
-            return
-        self._ledgers[registration.name] = ShardLedger(new_spec(registration, batch_size))
+    def define(self, registration: Registration, *, batch_size: int = 1) -> list[str]:
+        """Make a dataset before any trainer asks for it, as the command line does.
+
+        One that exists must have the same identity. Its options stand: a trainer may have changed them.
+        Returns a line for each option that is another one here.
+        """
+        ledger = self._ledgers.get(registration.name)
+        if ledger is None:
+            self._make(registration, batch_size)
+            return []
+        reconcile(ledger.spec, registration, alone=True)
+        return option_differences(ledger.spec, registration)
+
+    def _make(self, registration: Registration, batch_size: int) -> ShardLedger:
+        return self.add(new_spec(registration, batch_size))
+
+    def add(self, spec: DatasetSpec) -> ShardLedger:
+        """A new dataset, all its records ahead."""
+        mark = unrecorded if self._changes is None else self._changes.of(spec.name)
+        ledger = self._ledgers[spec.name] = ShardLedger(spec, mark)
+        mark("dataset")
+        mark("head")
+        return ledger
 
     def register(self, call: RegisterCall, now: float) -> RegisterAnswer:
         """Join a dataset; the first description of it makes it."""
@@ -82,13 +110,12 @@ class Dispatcher:
         name = call.registration.name
         ledger = self._ledgers.get(name)
         if ledger is None:
-            ledger = ShardLedger(new_spec(call.registration, call.batch_size))
-            self._ledgers[name] = ledger
+            ledger = self._make(call.registration, call.batch_size)
         self._reconcile(ledger, call)
         member = self.members.enter(call.session, call.worker_id, now)
+        self._mark("session", call.session)
         member.datasets.add(name)
         ledger.join(call.session, call.batch_size)
-        self.version += 1
         return RegisterAnswer(
             spec=ledger.spec, ledger=self.ledger_id, lineage=ledger.lineage, epoch=ledger.epoch
         )
@@ -146,9 +173,11 @@ class Dispatcher:
         return any(self._ledgers[name].holds(member.session) for name in member.datasets)
 
     def _release(self, member: Member) -> list[Released]:
-        self.version += 1
+        self._mark("session", member.session)
         lost = []
         for dataset in sorted(member.datasets):
+            self._mark("answer", dataset, member.session)
+            self._mark("report", dataset, member.session)
             self._hungry.get(dataset, {}).pop(member.session, None)
             slices = self._ledgers[dataset].release(member.session)
             lost.append(
@@ -158,7 +187,6 @@ class Dispatcher:
 
     def _take_back(self, member: Member, now: float) -> list[Released]:
         """A stalled member loses its leases and nothing else."""
-        self.version += 1
         member.progressed = now
         lost = []
         for dataset in sorted(member.datasets):
@@ -166,6 +194,7 @@ class Dispatcher:
             answer = member.answers.get(dataset)
             if answer is not None:  # a repeat must not lend it again
                 member.answers[dataset] = replace(answer, grants=())
+                self._mark("answer", dataset, member.session)
             lost.append(
                 Released(
                     session=member.session,
@@ -211,6 +240,7 @@ class Dispatcher:
 
     def _remember(self, call: LeaseCall, answer: LeaseAnswer) -> LeaseAnswer:
         self.members.find(call.session).answers[call.dataset] = answer
+        self._mark("answer", call.dataset, call.session)
         return answer
 
     def _lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
@@ -220,12 +250,9 @@ class Dispatcher:
         member = self.members.find(call.session)
         if call.drained or not self._holds(member):
             member.progressed = now  # its loop waits for the master
-        before = ledger.epoch, ledger.finished, ledger.handed_over
         epoch, state, grants = ledger.lease(
             call.session, epoch=call.epoch, count=call.count, drained=call.drained
         )
-        if (ledger.epoch, ledger.finished, ledger.handed_over) != before:
-            self.version += 1
         hungry = self._hungry.setdefault(call.dataset, {})
         hungry.pop(call.session, None)
         if not grants and state is PassState.OPEN:
@@ -238,15 +265,19 @@ class Dispatcher:
         return any(other != session and now - since <= HUNGRY_S for other, since in hungry.items())
 
     def report(self, call: ReportCall, now: float) -> ReportAnswer:
-        """Apply outcomes and give-backs; leases that are not the session's any more are listed as stale."""
+        """Apply outcomes and give-backs; leases that are not the session's any more are listed as stale.
+
+        All of it is applied, or, where one argument is bad (InvalidArgument), nothing.
+        """
         member = self.members.heard(call.session, now)
         ledger = self._fenced(call)
+        ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
         if call.request > member.reports.get(call.dataset, 0):
             ledger.confirm(call.session)
             member.reports[call.dataset] = call.request
+            self._mark("report", call.dataset, call.session)
         if call.acknowledgements or call.failures:
             member.progressed = now
-        self.version += 1  # first: what was applied before a bad argument stands
         stale = tuple(self._apply(ledger, call))
         return ReportAnswer(
             request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now)
@@ -308,9 +339,18 @@ class Dispatcher:
         ledger.restore(None if token is None else Token.decode(token))
         self._hungry.pop(dataset, None)
         for member in self.members:
-            member.answers.pop(dataset, None)
-        self.version += 1
+            if member.answers.pop(dataset, None) is not None:
+                self._mark("answer", dataset, member.session)
         return ledger.lineage
+
+    @property
+    def ledgers(self) -> Iterable[ShardLedger]:
+        """The ledgers of all datasets, in the order in which these were made."""
+        return self._ledgers.values()
+
+    def find_ledger(self, dataset: str) -> ShardLedger | None:
+        """The ledger of a dataset; None when there is none."""
+        return self._ledgers.get(dataset)
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
         """One dataset's progress."""

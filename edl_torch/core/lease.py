@@ -5,9 +5,10 @@ Knows nothing of other leases, of what waits, or of who may have it next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
+from edl_torch.errors import InvalidArgument
 from edl_torch.shard import Slice
 
 
@@ -41,6 +42,25 @@ class Lease:
         self.holes -= passed
         return len(passed)
 
+    def check_failure(self, position: int) -> None:
+        """Raise InvalidArgument for a position that never belonged to the lease."""
+        if position >= self.end:
+            raise InvalidArgument(f"task {self.task} ends at position {self.end}; {position} cannot fail")
+
+    def check_acknowledgement(self, upto: int) -> None:
+        """Raise InvalidArgument for more than the lease has."""
+        if upto > self.stop:
+            raise InvalidArgument(
+                f"task {self.task} ends at position {self.stop}; {upto} cannot be acknowledged"
+            )
+
+    def check_give_back(self, start: int, done: int) -> None:
+        """Raise InvalidArgument for records below `done`, where the acknowledged ones end."""
+        if start < done and start < self.stop:
+            raise InvalidArgument(
+                f"task {self.task} is acknowledged up to {done}; {start} cannot be given back"
+            )
+
     def pieces(self, start: int | None = None) -> Iterator[Slice]:
         """The records without outcome, from position `start` on: one slice between each two holes."""
         begin = self.done if start is None else start
@@ -48,3 +68,10 @@ class Lease:
             if stop > begin:
                 yield Slice(epoch=self.epoch, shard=self.shard, skip=begin, limit=stop - begin)
             begin = stop + 1
+
+
+def pass_over(position: int, holes: Container[int]) -> int:
+    """The first position from `position` on that is no hole."""
+    while position in holes:
+        position += 1
+    return position

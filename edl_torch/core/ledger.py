@@ -6,31 +6,59 @@ as what is in flight. It must not know sessions' liveness; it is told who joins 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from edl_torch.core.calls import NEW_PASS, Grant, HeldLease, PassState, QuarantinedRecord
+from edl_torch.core.calls import (
+    NEW_PASS,
+    Acknowledgement,
+    Failure,
+    GiveBack,
+    Grant,
+    HeldLease,
+    PassState,
+    QuarantinedRecord,
+)
+from edl_torch.core.changes import Mark, unrecorded
 from edl_torch.core.identity import identity
-from edl_torch.core.lease import Lease
+from edl_torch.core.lease import Lease, pass_over
 from edl_torch.core.plan import Plan
 from edl_torch.core.todo import Todo, Waiting
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, StaleLease, TooManyBadRecords
+from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Slice
 
 LOOKS = 8  # a trainer that let the others ask so often each has stopped waiting
 
 
-class ShardLedger:
-    """One dataset's records: `todo` waits, `leased` is a dict by task, what has an outcome is the rest."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The numbers of a ledger: where its cursor is, what has come of the records, which ids come next."""
 
-    def __init__(self, spec: DatasetSpec) -> None:
+    lineage: int
+    cursor: tuple[int, int, int]
+    acknowledged: int
+    dropped: int
+    next_task: int
+    next_bundle: int
+
+
+class ShardLedger:
+    """One dataset's records: `todo` waits, `leased` is a dict by task, what has an outcome is the rest.
+
+    `mark` is told the key of each part that changes, for who writes the state down. `news` grows when a
+    trainer that waits may find something: records that came back, a lease or an epoch that ended.
+    """
+
+    def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded) -> None:
         self.plan = Plan(spec)
+        self.news = 0
+        self._mark = mark
         self.lineage = 1
         self.quarantine: list[QuarantinedRecord] = []
         self.acknowledged = 0
         self.dropped = 0
-        self.handed_over = 0  # leases that drained trainers had handed to their loops
-        self._todo = Todo(self.plan)
+        self._todo = Todo(self.plan, mark)
         self._trainers: dict[str, int] = {}  # session -> batch size
         self._waiting: dict[str, int] = {}  # session -> its last look, while it is sent away empty
         self._looks = 0
@@ -49,8 +77,20 @@ class ShardLedger:
         return self.plan.spec
 
     def respecify(self, spec: DatasetSpec) -> None:
-        """Take other job options, or an in-shard shuffle that was left open; the plan stays what it is."""
+        """Take other job options, or an in-shard shuffle that was left open; the plan stays what it is.
+
+        Raises DatasetConflict for fewer epochs than have begun: records that wait would be dropped.
+        """
+        epoch, ahead = self._todo.cursor_epoch, self._todo.ahead
+        if 0 < spec.num_epochs <= epoch and 0 < ahead < self.plan.size:
+            raise DatasetConflict(
+                f"dataset {spec.name!r} is in the middle of epoch {epoch}: num_epochs={spec.num_epochs} "
+                f"would drop {ahead} waiting records. Give num_epochs={epoch + 1} or more, or first go "
+                f"back to a checkpoint, or to the beginning with load_state_dict(None)"
+            )
         self.plan = Plan(spec)
+        self.news += 1
+        self._mark("dataset")
         self._todo.follow(self.plan)
         self._settle()
 
@@ -128,16 +168,20 @@ class ShardLedger:
     def join(self, session: str, batch_size: int) -> None:
         """A session begins to use the dataset; joining again may change its batch size."""
         self._trainers[session] = batch_size
+        self.news += 1
+        self._mark("member", session)
 
     def release(self, session: str) -> tuple[Slice, ...]:
         """A session is gone: the rest of all it held waits again. Returns those slices."""
         self._trainers.pop(session, None)
-        self._closed.pop(session, None)
+        self.confirm(session)
+        self._mark("member", session)
         return self.take_back(session)
 
     def take_back(self, session: str) -> tuple[Slice, ...]:
         """The rest of all that a session holds waits again; the session stays. Returns those slices."""
         self._waiting.pop(session, None)
+        self.news += 1
         lost: list[Slice] = []
         for task in sorted(self._held.pop(session, ())):
             lease = self._leased[task]
@@ -161,7 +205,8 @@ class ShardLedger:
 
     def confirm(self, session: str) -> None:
         """A newer report arrived: the answers to the ones before it are known to the session."""
-        self._closed.pop(session, None)
+        if self._closed.pop(session, None) is not None:
+            self._mark("report", session)
 
     # Lending --------------------------------------------------------------------------------------------
 
@@ -210,7 +255,8 @@ class ShardLedger:
             lease = self._leased[task]
             if not lease.handed:
                 lease.handed = True
-                self.handed_over += 1
+                self.news += 1
+                self._mark("lease", task)
                 self._count_unhanded(lease.epoch, -1)
 
     def _open_pass(self, batch_size: int) -> int:
@@ -257,16 +303,48 @@ class ShardLedger:
         self._leased[task] = Lease(task, attempt, session, cut.epoch, cut.shard, cut.skip, cut.stop, cut.stop)
         self._held.setdefault(session, set()).add(task)
         self._count_unhanded(cut.epoch, 1)
+        self._mark("lease", task)
+        self._mark("head")
         return Grant(task=task, attempt=attempt, slice=cut, bundle=bundle)
 
     def _crumb_bundle(self, session: str, epoch: int, batch_size: int) -> Iterator[Grant]:
         records = self._todo.crumb_records(epoch)
+        if records < batch_size:
+            return
         bundle = self._next_bundle
         self._next_bundle += 1
         for item in self._todo.take_crumbs(epoch, records - records % batch_size):
             yield self._lend(session, item, bundle)
 
     # Outcomes -------------------------------------------------------------------------------------------
+
+    def check(
+        self,
+        session: str,
+        failures: Iterable[Failure],
+        acknowledgements: Iterable[Acknowledgement],
+        give_backs: Iterable[GiveBack],
+    ) -> None:
+        """Raise InvalidArgument if one of these, applied in this order, would; nothing is changed."""
+        ahead: dict[int, int] = {}  # task -> where the acknowledged prefix will end
+        bad: dict[int, set[int]] = {}
+        for failure in failures:
+            lease = self._live(session, failure.task, failure.attempt)
+            if lease is not None:
+                lease.check_failure(failure.position)
+                bad.setdefault(failure.task, set()).add(failure.position)
+        for done in acknowledgements:
+            lease = self._live(session, done.task, done.attempt)
+            if lease is not None:
+                lease.check_acknowledgement(done.upto)
+                ahead[done.task] = max(done.upto, ahead.get(done.task, lease.done))
+        for back in give_backs:
+            lease = self._live(session, back.task, back.attempt)
+            if lease is not None:
+                holes = lease.holes | bad.get(back.task, set())
+                reached = pass_over(ahead.get(back.task, lease.done), holes)
+                if reached < lease.stop:  # else it has ended by then, and there is nothing to give back
+                    lease.check_give_back(back.start, reached)
 
     def acknowledge(self, session: str, task: int, attempt: int, upto: int) -> None:
         """Records of the lease below position `upto` were trained on. Monotone; may be repeated.
@@ -277,12 +355,13 @@ class ShardLedger:
         lease = self._find(session, task, attempt)
         if lease is None or upto <= lease.done:
             return
-        if upto > lease.stop:
-            raise InvalidArgument(f"task {task} ends at position {lease.stop}; {upto} cannot be acknowledged")
+        lease.check_acknowledgement(upto)
         self.acknowledged += upto - lease.done
         if lease.holes:
             self.acknowledged -= lease.pass_holes(upto)
         lease.done = upto
+        self._mark("lease", task)
+        self._mark("head")
         self._close_if_done(lease)
 
     def fail(self, session: str, task: int, attempt: int, position: int, reason: str) -> None:
@@ -290,17 +369,19 @@ class ShardLedger:
         lease = self._find(session, task, attempt)
         if lease is None or position < lease.done or position in lease.holes:
             return
-        if position >= lease.end:
-            raise InvalidArgument(f"task {task} ends at position {lease.end}; {position} cannot fail")
+        lease.check_failure(position)
         if position >= lease.stop:
             return  # given back since: whoever reads it next will say so
         name, index = self.plan.locate(lease.epoch, lease.shard, position)
+        self._mark("bad", len(self.quarantine))
         self.quarantine.append(
             QuarantinedRecord(
                 epoch=lease.epoch, shard=lease.shard, position=position, name=name, index=index, reason=reason
             )
         )
         lease.holes.add(position)
+        self.news += bool(self.failure)
+        self._mark("lease", task)
         self._close_if_done(lease)
 
     def give_back(self, session: str, task: int, attempt: int, start: int, *, crumb: bool = False) -> None:
@@ -308,21 +389,20 @@ class ShardLedger:
         lease = self._find(session, task, attempt)
         if lease is None or start >= lease.stop:
             return
-        if start < lease.done:
-            raise InvalidArgument(
-                f"task {task} is acknowledged up to {lease.done}; {start} cannot be given back"
-            )
+        lease.check_give_back(start, lease.done)
         put = self._todo.put_crumb if crumb else self._todo.put_back
         for item in lease.pieces(start):
             put(item, lease.attempt)
         lease.stop = start
         lease.holes = {hole for hole in lease.holes if hole < start}
+        self.news += 1
+        self._mark("lease", task)
         self._close_if_done(lease)
 
     def _find(self, session: str, task: int, attempt: int) -> Lease | None:
         """The live lease, or None when this session has closed it already."""
-        lease = self._leased.get(task)
-        if lease is not None and lease.session == session and lease.attempt == attempt:
+        lease = self._live(session, task, attempt)
+        if lease is not None:
             return lease
         if self._closed.get(session, {}).get(task) == attempt:
             return None
@@ -330,18 +410,26 @@ class ShardLedger:
             f"task {task}, attempt {attempt} of dataset {self.spec.name!r} is not a lease of this session"
         )
 
+    def _live(self, session: str, task: int, attempt: int) -> Lease | None:
+        lease = self._leased.get(task)
+        mine = lease is not None and lease.session == session and lease.attempt == attempt
+        return lease if mine else None
+
     def _close_if_done(self, lease: Lease) -> None:
-        while lease.holes and lease.done in lease.holes:
-            lease.holes.discard(lease.done)
-            lease.done += 1
+        if lease.holes:
+            lease.done = pass_over(lease.done, lease.holes)
+            lease.pass_holes(lease.done)
         if lease.done == lease.stop:
             self._closed.setdefault(lease.session, {})[lease.task] = lease.attempt
+            self._mark("report", lease.session)
             self._held[lease.session].discard(lease.task)
             self._drop_lease(lease)
             self._settle()
 
     def _drop_lease(self, lease: Lease) -> None:
         del self._leased[lease.task]
+        self.news += 1
+        self._mark("lease", lease.task)
         if not lease.handed:
             self._count_unhanded(lease.epoch, -1)
 
@@ -362,9 +450,12 @@ class ShardLedger:
         if self.spec.epoch_barrier:
             while not todo.past_end and self._is_over(todo.cursor_epoch):
                 todo.next_epoch()
+                self.news += 1
         for epoch in todo.crumb_epochs:
             if self._is_over(epoch) and not self._is_lent(epoch):
                 self.dropped += todo.drop_crumbs(epoch)
+                self.news += 1
+                self._mark("head")
 
     def _is_over(self, epoch: int) -> bool:
         """Whether a pass over the epoch has nothing to wait for but the death of a drained trainer."""
@@ -415,14 +506,92 @@ class ShardLedger:
         token.check_within(self.plan)
         self._void_leases()
         self._todo.restore(token)
+        for number in range(max(len(self.quarantine), len(token.quarantine))):
+            self._mark("bad", number)
         self.quarantine = list(token.quarantine)
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += 1
+        self.news += 1
         self._settle()
 
     def _void_leases(self) -> None:
+        for task in self._leased:
+            self._mark("lease", task)
+        for session in self._closed:
+            self._mark("report", session)
         self._leased.clear()
         self._unhanded.clear()
         self._held.clear()
         self._closed.clear()
         self._waiting.clear()
+
+    # As rows of a journal -------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> Head:
+        """The ledger's numbers."""
+        return Head(
+            lineage=self.lineage,
+            cursor=self._todo.cursor,
+            acknowledged=self.acknowledged,
+            dropped=self.dropped,
+            next_task=self._next_task,
+            next_bundle=self._next_bundle,
+        )
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """The tasks on loan."""
+        return tuple(self._leased)
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """Who has joined and was not released."""
+        return tuple(self._trainers)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The numbers of the slices that wait, crumbs included."""
+        return tuple(self._todo.numbers())
+
+    def lease_of(self, task: int) -> Lease | None:
+        """The live lease of this task."""
+        return self._leased.get(task)
+
+    def waiting_slice(self, number: int) -> tuple[bool, Waiting] | None:
+        """Whether the slice of this number is a crumb, and the slice; None when it does not wait."""
+        return self._todo.find(number)
+
+    def batch_size_of(self, session: str) -> int | None:
+        """The session's batch size; None when it does not take part."""
+        return self._trainers.get(session)
+
+    def closed_by(self, session: str) -> Mapping[int, int]:
+        """Tasks, and their attempts, that the session has ended since its last report."""
+        return self._closed.get(session, {})
+
+    def resume(
+        self,
+        head: Head,
+        *,
+        leases: Iterable[Lease],
+        waiting: dict[int, tuple[bool, Waiting]],
+        quarantine: Iterable[QuarantinedRecord],
+        batch_sizes: Mapping[str, int],
+        closed: Mapping[str, dict[int, int]],
+    ) -> None:
+        """Become what the properties and methods above said of another ledger; for a new one.
+
+        Which sessions wait is not remembered: those that still do will ask again.
+        """
+        self.lineage, self.acknowledged, self.dropped = head.lineage, head.acknowledged, head.dropped
+        self._next_task, self._next_bundle = head.next_task, head.next_bundle
+        self._todo.resume(head.cursor, waiting)
+        self.quarantine = list(quarantine)
+        self._trainers.update(batch_sizes)
+        self._closed.update(closed)
+        for lease in sorted(leases, key=lambda lease: lease.task):
+            self._leased[lease.task] = lease
+            self._held.setdefault(lease.session, set()).add(lease.task)
+            if not lease.handed:
+                self._count_unhanded(lease.epoch, 1)

@@ -55,6 +55,10 @@ class Members:
             self._members[session] = Member(session, worker_id, now)
         return self.heard(session, now)
 
+    def get(self, session: str) -> Member | None:
+        """A member, or None."""
+        return self._members.get(session)
+
     def find(self, session: str) -> Member:
         """A member. Raises SessionLost for a session that is none."""
         member = self._members.get(session)

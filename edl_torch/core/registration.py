@@ -44,11 +44,7 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
     wanted = replace(registered, **given)
     differing = differences(identity(registered), identity(wanted))
     if not alone:
-        differing += [
-            f"{name}: registered {getattr(registered, name)}, asked {getattr(wanted, name)}"
-            for name in _OPTIONS
-            if getattr(registered, name) != getattr(wanted, name)
-        ]
+        differing += option_differences(registered, asked)
     if differing:
         raise DatasetConflict(
             f"dataset {registered.name!r} is registered with other settings: {'; '.join(differing)}. "
@@ -56,6 +52,15 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
         )
     validate_spec(wanted)
     return wanted
+
+
+def option_differences(registered: DatasetSpec, asked: Registration) -> list[str]:
+    """A line for each option that `asked` names and that is another one in the registered dataset."""
+    return [
+        f"{name}: registered {getattr(registered, name)}, asked {wanted}"
+        for name, wanted in _given(asked).items()
+        if name in _OPTIONS and wanted != getattr(registered, name)
+    ]
 
 
 def _given(registration: Registration) -> dict[str, Any]:

@@ -5,10 +5,12 @@ Knows nothing of sessions, leases or outcomes; it is told what to take and what 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
+from edl_torch.core.changes import Mark, unrecorded
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.shard import Slice
@@ -24,32 +26,51 @@ class Waiting(NamedTuple):
 
 
 class SliceQueue:
-    """Slices in the order in which they came back, and how many records they have together."""
+    """Slices by the number under which they came back, and how many records they have together."""
 
-    __slots__ = ("_items", "records")
+    __slots__ = ("_items", "_mark", "records")
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Mark) -> None:
         self.records = 0
-        self._items: deque[Waiting] = deque()
+        self._mark = mark
+        self._items: OrderedDict[int, Waiting] = OrderedDict()
 
-    def put(self, item: Waiting) -> None:
+    def put(self, number: int, item: Waiting) -> None:
         """Add a slice at the end."""
-        self._items.append(item)
+        self._items[number] = item
         self.records += item.slice.limit
+        self._mark("waiting", number)
 
     def take(self, limit: int) -> Waiting:
         """The first slice; when it has more than `limit` records, its first `limit`."""
-        item = self._items[0]
+        number = next(iter(self._items))
+        item = self._items[number]
         if item.slice.limit <= limit:
-            self._items.popleft()
+            del self._items[number]
         else:
             head, tail = split(item.slice, limit)
-            item, self._items[0] = Waiting(head, item.attempt), Waiting(tail, item.attempt)
+            item, self._items[number] = Waiting(head, item.attempt), Waiting(tail, item.attempt)
         self.records -= item.slice.limit
+        self._mark("waiting", number)
         return item
 
+    def clear(self) -> None:
+        """Forget all slices."""
+        for number in self._items:
+            self._mark("waiting", number)
+        self._items.clear()
+        self.records = 0
+
+    def find(self, number: int) -> Waiting | None:
+        """The slice that came back under this number, while it waits."""
+        return self._items.get(number)
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of all slices, in order."""
+        return iter(self._items)
+
     def __iter__(self) -> Iterator[Slice]:
-        return (item.slice for item in self._items)
+        return (item.slice for item in self._items.values())
 
     def __repr__(self) -> str:
         return f"<SliceQueue slices={len(self._items)} records={self.records}>"
@@ -62,7 +83,8 @@ class Todo:
     oldest. `cursor_epoch` is the epoch that the cursor is in, and `num_epochs` at the end of the last.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, mark: Mark = unrecorded) -> None:
+        self._mark = mark
         self.follow(plan)
         self.cursor_epoch = 0
         self._position = 0  # of the next shard in the epoch's order
@@ -71,6 +93,7 @@ class Todo:
         self._next_shards: deque[int] = deque()  # the shards from `_position` on, as far as computed
         self._returned: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._crumbs: dict[int, SliceQueue] = {}  # by epoch, none empty
+        self._next_number = 1  # of a slice that comes back
 
     def follow(self, plan: Plan) -> None:
         """Take a plan with the same order and maybe other options."""
@@ -101,12 +124,14 @@ class Todo:
         self._position = self._offset = 0
         self._ahead = self.plan.size
         self._next_shards.clear()
+        self._mark("head")
 
     def _take_ahead(self, limit: int) -> Waiting:
         shard = self._next_shard()
         left = self.plan.length(shard) - self._offset
         taken = Slice(epoch=self.cursor_epoch, shard=shard, skip=self._offset, limit=min(limit, left))
         self._ahead -= taken.limit
+        self._mark("head")
         if taken.limit == left:
             self._position, self._offset = self._position + 1, 0
             self._next_shards.popleft()
@@ -155,7 +180,13 @@ class Todo:
 
     def put_back(self, item: Slice, attempt: int) -> None:
         """A slice waits again."""
-        self._returned.setdefault(item.epoch, SliceQueue()).put(Waiting(item, attempt))
+        self._put(self._returned, item, attempt)
+
+    def _put(self, where: dict[int, SliceQueue], item: Slice, attempt: int) -> None:
+        if item.epoch not in where:
+            where[item.epoch] = SliceQueue(self._mark)
+        where[item.epoch].put(self._next_number, Waiting(item, attempt))
+        self._next_number += 1
 
     @property
     def returned_records(self) -> int:
@@ -170,7 +201,7 @@ class Todo:
 
     def put_crumb(self, item: Slice, attempt: int) -> None:
         """A part of a batch waits until there is enough for a whole one."""
-        self._crumbs.setdefault(item.epoch, SliceQueue()).put(Waiting(item, attempt))
+        self._put(self._crumbs, item, attempt)
 
     @property
     def crumb_epochs(self) -> list[int]:
@@ -194,7 +225,10 @@ class Todo:
 
     def drop_crumbs(self, epoch: int) -> int:
         """Forget an epoch's crumbs. Returns how many records they had."""
-        return self._crumbs.pop(epoch).records
+        queue = self._crumbs.pop(epoch)
+        records = queue.records
+        queue.clear()
+        return records
 
     def crumbs(self) -> Iterator[Slice]:
         """All crumbs, oldest epoch first."""
@@ -214,15 +248,46 @@ class Todo:
 
     def restore(self, token: Token) -> None:
         """Wait for exactly what has no outcome in the token."""
-        self.cursor_epoch, self._position, self._offset = token.epoch, token.position, token.offset
-        self._ahead = self.plan.size - self.plan.records_before(token.epoch, token.position) - token.offset
-        self._next_shards.clear()
+        for queue in (*self._returned.values(), *self._crumbs.values()):
+            queue.clear()
         self._returned.clear()
         self._crumbs.clear()
+        self.move_to(token.epoch, token.position, token.offset)
         for item in token.open:
             self.put_back(item, 1)
         for item in token.crumbs:
             self.put_crumb(item, 1)
+
+    def move_to(self, epoch: int, position: int, offset: int) -> None:
+        """Set the cursor."""
+        self.cursor_epoch, self._position, self._offset = epoch, position, offset
+        self._ahead = self.plan.size - self.plan.records_before(epoch, position) - offset
+        self._next_shards.clear()
+        self._mark("head")
+
+    # As rows of a journal -------------------------------------------------------------------------------
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of all slices that wait, crumbs included."""
+        return chain.from_iterable(
+            queue.numbers() for queue in (*self._returned.values(), *self._crumbs.values())
+        )
+
+    def find(self, number: int) -> tuple[bool, Waiting] | None:
+        """Whether the slice of this number is a crumb, and the slice; None when it does not wait."""
+        for crumb, queues in ((False, self._returned), (True, self._crumbs)):
+            for queue in queues.values():
+                item = queue.find(number)
+                if item is not None:
+                    return crumb, item
+        return None
+
+    def resume(self, cursor: tuple[int, int, int], waiting: dict[int, tuple[bool, Waiting]]) -> None:
+        """Become what `cursor`, `numbers` and `find` said of another one."""
+        self.move_to(*cursor)
+        for number, (crumb, item) in sorted(waiting.items()):
+            self._next_number = number
+            self._put(self._crumbs if crumb else self._returned, item.slice, item.attempt)
 
     def __repr__(self) -> str:
         return f"<Todo epoch={self.cursor_epoch} records={self.records}>"

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from edl_torch.core.calls import LeaseAnswer, LeaseCall, RegisterAnswer, RegisterCall
 from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.errors import EdlError, JournalError
+from edl_torch.master.commits import GroupCommit
 
 T = TypeVar("T")
 
@@ -53,10 +55,20 @@ class SessionStream:
 
 
 class MasterHost:
-    """A dispatcher with everything that waits on it. `start()` and `close()` run on its loop."""
+    """A dispatcher with everything that waits on it. `start()` and `close()` run on its loop.
 
-    def __init__(self, dispatcher: Dispatcher, *, clock: Callable[[], float] = time.monotonic) -> None:
+    With `commits` whatever it answers is to go through `durably`.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        commits: GroupCommit | None = None,
+    ) -> None:
         self.dispatcher = dispatcher
+        self._commits = commits
         self._clock = clock
         self._version = dispatcher.version
         self._changed = asyncio.Event()
@@ -79,10 +91,44 @@ class MasterHost:
         self._wake()
 
     async def close(self) -> None:
-        """End the task that `start` began."""
+        """End the task that `start` began, and commit what is left."""
         if self._reaper is not None:
             self._reaper.cancel()
             await asyncio.gather(self._reaper, return_exceptions=True)
+        if self._commits is not None:
+            await self._commits.close()
+
+    # The journal ----------------------------------------------------------------------------------------
+
+    async def durably(self, answering: Awaitable[T]) -> T:
+        """The answer, or the refusal, once all that it could have seen is committed.
+
+        Raises MasterUnavailable when that cannot be: whoever asked will repeat the call.
+        """
+        try:
+            answer = await answering
+        except EdlError:
+            await self.committed()
+            raise
+        await self.committed()
+        return answer
+
+    async def committed(self) -> None:
+        """Wait until all that has happened so far is safe."""
+        if self._commits is not None:
+            await self._commits.committed()
+
+    @property
+    def failure(self) -> JournalError | None:
+        """Why nothing can be answered any more."""
+        return None if self._commits is None else self._commits.failure
+
+    async def failed(self) -> None:
+        """Wait for `failure`."""
+        if self._commits is None:
+            await asyncio.get_running_loop().create_future()
+        else:
+            await self._commits.failed()
 
     # Calls ----------------------------------------------------------------------------------------------
 
@@ -94,6 +140,8 @@ class MasterHost:
             if self.dispatcher.version != self._version:
                 self._version = self.dispatcher.version
                 self._wake()
+            if self._commits is not None:
+                self._commits.changed()
 
     def register(self, call: RegisterCall) -> RegisterAnswer:
         """Join a dataset."""

@@ -17,7 +17,8 @@ from pathlib import Path
 import grpc.aio
 
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.errors import EdlError, InvalidArgument, MasterStartError
+from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStartError
+from edl_torch.master.commits import GroupCommit
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
@@ -32,9 +33,16 @@ DRAIN_S = 5.0
 class MasterServer:
     """A grpc server over one host. `start`, `drain` and `stop` run on one event loop."""
 
-    def __init__(self, dispatcher: Dispatcher, address: str, *, insecure: bool = False) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        address: str,
+        *,
+        insecure: bool = False,
+        commits: GroupCommit | None = None,
+    ) -> None:
         self._wanted = checked_address(address, insecure=insecure)
-        self._host = MasterHost(dispatcher)
+        self._host = MasterHost(dispatcher, commits=commits)
         self._server = grpc.aio.server(options=server_options(dispatcher.members.lease_timeout_s))
         pb_grpc.add_MasterServicer_to_server(MasterServicer(self._host), self._server)  # type: ignore[no-untyped-call]
 
@@ -46,11 +54,12 @@ class MasterServer:
         except RuntimeError as exc:
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}") from exc
         self._host.start()
+        await self._host.committed()  # datasets of the command line
         await self._server.start()
         return HostPort(self._wanted.host, port)
 
     async def drain(self, grace_s: float = DRAIN_S) -> None:
-        """Take no new calls, answer those that are here, stop."""
+        """Take no new calls, answer those that are here, commit, stop."""
         self._host.drain()
         await self._server.stop(grace_s)
         await self._host.close()
@@ -58,6 +67,15 @@ class MasterServer:
     async def stop(self) -> None:
         """Stop at once."""
         await self.drain(0.0)
+
+    @property
+    def failure(self) -> JournalError | None:
+        """Why it cannot answer any more."""
+        return self._host.failure
+
+    async def failed(self) -> None:
+        """Wait for `failure`."""
+        await self._host.failed()
 
     def __repr__(self) -> str:
         return f"<MasterServer {self._wanted} {self._host!r}>"
@@ -69,19 +87,40 @@ async def serve(
     *,
     insecure: bool = False,
     on_ready: Callable[[HostPort], None],
+    make_commits: Callable[[], GroupCommit] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once."""
+    """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once.
+
+    `make_commits` is called on the loop. Raises JournalError, after it has stopped, when a commit fails.
+    """
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    server = MasterServer(dispatcher, address, insecure=insecure)
+    commits = None if make_commits is None else make_commits()
+    server = MasterServer(dispatcher, address, insecure=insecure, commits=commits)
     try:
         on_ready(await server.start())
-    except EdlError:
+    except EdlError as error:
         await server.stop()
-        raise
-    log.info("signal %d: draining", await signals.get())
-    await _drain_until_signal(server, signals)
+        raise (server.failure or error) from None
+    await _until_signal_or_failure(server, signals)
+    if server.failure is None:
+        await _drain_until_signal(server, signals)
+    else:
+        await server.stop()
+    if server.failure is not None:
+        raise server.failure
+
+
+async def _until_signal_or_failure(server: MasterServer, signals: asyncio.Queue[int]) -> None:
+    signal_came = asyncio.create_task(signals.get(), name="edl-signal")
+    failed = asyncio.create_task(server.failed(), name="edl-failure")
+    await asyncio.wait({signal_came, failed}, return_when=asyncio.FIRST_COMPLETED)
+    if signal_came.done():
+        log.info("signal %d: draining", signal_came.result())
+    signal_came.cancel()
+    failed.cancel()
+    await asyncio.gather(signal_came, failed, return_exceptions=True)
 
 
 async def _drain_until_signal(server: MasterServer, signals: asyncio.Queue[int]) -> None:

@@ -1,6 +1,6 @@
 """The grpc door of the master: converts each call, hands it to the host, converts the answer.
 
-Decides nothing. It must not touch the dispatcher but through the host.
+Decides nothing. It must not touch the dispatcher but through the host, nor answer but through `durably`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def guarded(handler: Handler[Q, R]) -> Handler[Q, R]:
     @functools.wraps(handler)
     async def guard(self: MasterServicer, request: Q, context: Context) -> R:
         try:
-            return await handler(self, request, context)
+            return await self._host.durably(handler(self, request, context))
         except EdlError as error:
             code, details, metadata = to_status(error)
             await context.abort(code, details, metadata)
@@ -55,6 +55,7 @@ class MasterServicer:
     async def Attend(self, request: pb.AttendRequest, context: Context) -> None:
         # A coroutine that writes, not a generator: its `finally` runs at once when the stream breaks.
         with self._host.attending(request.session) as stream:
+            await self._host.committed()
             await context.write(pb.AttendEvent(attending=_attending(self._host.dispatcher)))
             while (dataset := await stream.next()) is not None:
                 await context.write(pb.AttendEvent(wanted=pb.Wanted(dataset=dataset)))

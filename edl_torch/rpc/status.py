@@ -33,6 +33,7 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.ServiceClosed: _Code.FAILED_PRECONDITION,
     errors.MasterUnavailable: _Code.UNAVAILABLE,
     errors.MasterStartError: _Code.FAILED_PRECONDITION,
+    errors.JournalError: _Code.UNAVAILABLE,
     errors.ReaderError: _Code.FAILED_PRECONDITION,
     errors.ReaderUnavailable: _Code.FAILED_PRECONDITION,
     errors.DataFormatError: _Code.INVALID_ARGUMENT,

@@ -64,7 +64,8 @@ def test_loader_benchmark_decodes_the_pictures_that_it_is_given(tmp_path: Path) 
 
 def test_dispatch_benchmark_meets_the_targets_for_a_huge_dataset(tmp_path: Path) -> None:
     printed, body = run("dispatch.py", tmp_path)
-    huge = [finding for finding in body["findings"] if finding["most"] is not None]
+    huge = [finding for finding in body["findings"] if finding["most"] is not None][:2]
     assert [finding["unit"] for finding in huge] == ["ms", "MB"]
     assert all(finding["met"] for finding in huge)
     assert "over grpc" in printed
+    assert "with journal / without" in printed

@@ -24,7 +24,9 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
 )
+from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.persistence import dump
 from edl_torch.errors import (
     DatasetConflict,
     InvalidArgument,
@@ -463,3 +465,138 @@ def test_messages_that_are_lost_or_repeated_lose_no_record_and_lend_none_twice(d
     status = dispatcher.dataset_status("training")
     assert status.finished
     assert len(trained) == len(set(trained)) == status.acknowledged == 2 * size
+
+
+# All or nothing, and whom it concerns -------------------------------------------------------------------
+
+
+def photo(dispatcher: Dispatcher) -> str:
+    return repr(dump(dispatcher))
+
+
+def first_of(trainer: Trainer) -> Grant:
+    return trainer.lease(count=1).grants[0]
+
+
+BEYOND = 99
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda g: [Failure(task=g.task, attempt=1, position=BEYOND, reason="x")],
+        lambda g: [Acknowledgement(task=g.task, attempt=1, upto=BEYOND)],
+        lambda g: [
+            Acknowledgement(task=g.task, attempt=1, upto=3),
+            GiveBack(task=g.task, attempt=1, start=2),
+        ],
+        lambda g: [
+            Acknowledgement(task=g.task, attempt=1, upto=2),
+            Failure(task=g.task, attempt=1, position=2, reason="x"),
+            GiveBack(task=g.task, attempt=1, start=2),
+        ],
+    ],
+)
+def test_a_report_with_a_bad_argument_changes_nothing(dispatcher: Dispatcher, a: Trainer, bad: Any) -> None:
+    good, other = a.lease(count=2).grants
+    before = photo(dispatcher)
+    outcomes = [Failure(task=good.task, attempt=1, position=1, reason="broken"), whole(good), *bad(other)]
+    with pytest.raises(InvalidArgument):
+        a.report(*outcomes)
+    assert photo(dispatcher) == before
+    a.report(outcomes[0], outcomes[1])
+    assert dispatcher.dataset_status("training").acknowledged == good.slice.limit - 1
+
+
+def test_a_report_that_ends_a_lease_twice_is_fine(dispatcher: Dispatcher, a: Trainer) -> None:
+    grant = first_of(a)
+    outcomes = [
+        *(Failure(task=grant.task, attempt=1, position=p, reason="x") for p in range(grant.slice.limit)),
+        GiveBack(task=grant.task, attempt=1, start=0),
+    ]
+    a.report(*outcomes)
+    assert dispatcher.dataset_status("training").quarantined == grant.slice.limit
+
+
+def test_only_news_makes_those_who_wait_look_again(dispatcher: Dispatcher, a: Trainer) -> None:
+    b = Trainer(dispatcher, "b")
+    b.register()
+    grant = first_of(a)
+
+    def news(*outcomes: Any) -> bool:
+        before = dispatcher.version
+        a.report(*outcomes)
+        return dispatcher.version > before
+
+    assert not news()
+    assert not news(Acknowledgement(task=grant.task, attempt=1, upto=1))
+    assert not news(Acknowledgement(task=grant.task, attempt=1, upto=1))
+    assert not news(Acknowledgement(task=77, attempt=1, upto=1))
+    assert news(GiveBack(task=grant.task, attempt=1, start=3))
+    assert news(Acknowledgement(task=grant.task, attempt=1, upto=3))
+    other = first_of(a)
+    assert news(Failure(task=other.task, attempt=1, position=other.slice.skip, reason="the job fails"))
+    before = dispatcher.version
+    dispatcher.leave("a")
+    assert dispatcher.version > before
+
+
+def test_looking_in_vain_is_no_news_and_nothing_to_write(dispatcher: Dispatcher, a: Trainer) -> None:
+    changes = Changes()
+    dispatcher = Dispatcher(ledger_id="l", changes=changes)
+    a, b = Trainer(dispatcher, "a"), Trainer(dispatcher, "b")
+    a.register()
+    b.register()
+    while a.lease(count=9).grants:
+        pass
+    call = b.lease_call(epoch=0)
+    dispatcher.poll(call, 0.0)
+    changes.take()
+    before = dispatcher.version
+    for _ in range(5):
+        assert dispatcher.poll(call, 0.0) is None
+        dispatcher.heartbeat("b", 1.0)
+        dispatcher.status(1.0)
+        dispatcher.snapshot("training")
+    assert dispatcher.version == before
+    assert not changes
+
+
+# Fewer epochs ---------------------------------------------------------------------------------------------
+
+
+def with_epochs(count: int) -> Registration:
+    return replace(TRAINING, num_epochs=count)
+
+
+def test_fewer_epochs_than_have_begun_are_refused(dispatcher: Dispatcher) -> None:
+    a = Trainer(dispatcher, "a")
+    a.register(with_epochs(3))
+    while (answer := a.lease(count=1)).epoch == 0:
+        a.report(*map(whole, answer.grants))
+    before = photo(dispatcher)
+    with pytest.raises(
+        DatasetConflict, match=r"in the middle of epoch 1: num_epochs=1 would.*num_epochs=2 or"
+    ):
+        a.register(with_epochs(1))
+    assert photo(dispatcher) == before
+    a.register(with_epochs(2))
+    assert dispatcher.dataset_status("training").num_epochs == 2
+
+
+def test_epochs_that_have_not_begun_may_be_left_out(dispatcher: Dispatcher) -> None:
+    a = Trainer(dispatcher, "a")
+    a.register(with_epochs(3))
+    while dispatcher.dataset_status("training").epoch == 0:
+        a.report(*map(whole, a.lease(count=9).grants))
+    a.register(with_epochs(1))
+    assert dispatcher.dataset_status("training").finished
+
+
+def test_what_the_command_line_says_otherwise_is_told_and_does_not_count(dispatcher: Dispatcher) -> None:
+    assert dispatcher.define(with_epochs(3)) == []
+    assert dispatcher.define(with_epochs(3)) == []
+    assert dispatcher.define(with_epochs(5)) == ["num_epochs: registered 3, asked 5"]
+    assert dispatcher.dataset_status("training").num_epochs == 3
+    with pytest.raises(DatasetConflict, match="seed"):
+        dispatcher.define(replace(TRAINING, seed=9))

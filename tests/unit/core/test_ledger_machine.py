@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, note, settings
@@ -468,6 +468,23 @@ class LedgerMachine(RuleBasedStateMachine):
         for name, size in sizes.items():
             self._join(name, size)
         self._settle_drops()
+
+    @rule()
+    def resume(self) -> None:
+        """The same master takes up its own journal: what was lent is lent, what was closed is closed."""
+        older = self.ledger
+        self.ledger = ShardLedger(self.spec)
+        leases = [older.lease_of(task) for task in older.tasks]
+        self.ledger.resume(
+            older.head,
+            leases=[replace(lease, holes=set(lease.holes)) for lease in leases if lease is not None],
+            waiting={n: found for n in older.waiting if (found := older.waiting_slice(n)) is not None},
+            quarantine=older.quarantine,
+            batch_sizes=self.sizes,
+            closed={name: dict(older.closed_by(name)) for name in self.sizes if older.closed_by(name)},
+        )
+        assert self.ledger.head == older.head
+        assert self.ledger.snapshot() == older.snapshot()
 
     # Invariants -----------------------------------------------------------------------------------------
 

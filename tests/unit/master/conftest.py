@@ -43,7 +43,8 @@ def calls():
 class ServerThread:
     """A master on a loop of its own, and clients for it."""
 
-    def __init__(self, **options):
+    def __init__(self, *, make_commits=None, **options):
+        self._make_commits = make_commits
         self.dispatcher = Dispatcher(ledger_id="ledger", **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -53,7 +54,8 @@ class ServerThread:
         self._clients = []
 
     async def _make(self):
-        return MasterServer(self.dispatcher, "127.0.0.1:0")
+        commits = self._make_commits and self._make_commits()
+        return MasterServer(self.dispatcher, "127.0.0.1:0", commits=commits)
 
     def run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)

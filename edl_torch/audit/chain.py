@@ -1,0 +1,152 @@
+"""From the final lineage back to the beginning of the data, token by token.
+
+A lineage began from a token; the records that have an outcome in it must have got it in the lineage in which
+that token was taken. What that lineage did beyond the token is rolled back, and proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edl_torch.audit.intervals import Intervals
+from edl_torch.audit.lineage import History, Key, Lineage, Reports
+from edl_torch.audit.log import token_digest
+from edl_torch.audit.part import Part, Question, Settled, examine
+from edl_torch.core.token import Token
+from edl_torch.errors import AuditError, TokenError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalWord:
+    """What the master says of a dataset at the end; it decides what no log can.
+
+    `token` is its position: exactly what has an outcome in it must have one in the logs. `settled` says how
+    far leases were acknowledged, by (task, attempt), for reports whose answer a kill cut off.
+    """
+
+    token: str | None = None
+    settled: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+
+class Chain:
+    """The lineages that made the final model, the final one first."""
+
+    def __init__(self, history: History, word: FinalWord) -> None:
+        self._history = history
+        self._line = history.coordinates
+        self._word = word
+        self._taken: dict[str, list[Key]] = {}  # by a token's digest, the latest lineage first
+        for key, lineage in sorted(history.lineages.items(), key=lambda item: -item[1].latest):
+            for digest in lineage.snapshots:
+                self._taken.setdefault(digest, []).append(key)
+
+    def parts(self) -> list[Part]:
+        """What each lineage did. Raises AuditError where the logs of a lineage are missing."""
+        token = self._decode(self._word.token)
+        parts = [self._final_part(self._history.lineages[self._history.final], token)]
+        tokens = [token]
+        while parts[-1].begun:
+            token = self._decode(parts[-1].lineage.token)
+            parts.append(self._origin(parts[-1], token, {part.lineage.key for part in parts}))
+            tokens.append(token)
+        _compare(tokens, parts)
+        return parts
+
+    def _final_part(self, lineage: Lineage, said: Token | None) -> Part:
+        if said is not None:
+            return self._part(lineage, self._line.done(said), said, self._word.settled)
+        epochs = self._history.spec.num_epochs or self._epochs_seen(lineage)
+        self._line.check_epochs(epochs)
+        required = Intervals.run(0, epochs * self._history.spec.size)
+        return self._part(lineage, required, None, self._word.settled)
+
+    def _epochs_seen(self, lineage: Lineage) -> int:
+        """Epochs of an endless job that have an outcome."""
+        reports = Reports.join([lineage.acknowledged, lineage.quarantined])
+        last = max(int(reports.ends.max(initial=0)), int(self._begun(lineage).ends.max(initial=0)))
+        return -(-last // self._history.spec.size)
+
+    def _part(
+        self, lineage: Lineage, required: Intervals, later: Token | None, settled: Settled | None = None
+    ) -> Part:
+        """The part of a lineage for `required`, which is what has an outcome in `later` if that is given."""
+        token = self._decode(lineage.token)
+        question = Question(
+            required=required,
+            begun=self._begun(lineage),
+            quarantine=self._line.quarantine(() if later is None else later.quarantine),
+            crumbs=self._line.slices(() if token is None else token.crumbs),
+            settled=settled or {},
+        )
+        return examine(self._line, lineage, question)
+
+    def _begun(self, lineage: Lineage) -> Intervals:
+        """What has an outcome before the lineage's first."""
+        if not lineage.restored and lineage.key[1] != 1:
+            raise AuditError(
+                f"no log says from which token {self._called(lineage)} began: give the audit directories of "
+                f"all trainers, and of every restart of the job"
+            )
+        token = self._decode(lineage.token)
+        return Intervals() if token is None else self._line.done(token)
+
+    def _origin(self, part: Part, token: Token | None, visited: set[Key]) -> Part:
+        """The part of the lineage in which the token was taken that `part`'s lineage began from."""
+        # The same token may be taken twice, as by a job that began again from the beginning: one must do.
+        latest = None
+        for key in self._origins(part.lineage, visited):
+            candidate = self._part(self._history.lineages[key], part.begun, token)
+            if candidate.sound:
+                return candidate
+            latest = latest or candidate
+        if latest is None:
+            raise AuditError(
+                f"{self._called(part.lineage)} began from a token, and no log says where that was taken: "
+                f"give the audit directories of all earlier runs of the job too"
+            )
+        return latest
+
+    def _origins(self, lineage: Lineage, visited: set[Key]) -> list[Key]:
+        taken = [key for key in self._taken.get(token_digest(lineage.token or ""), ()) if key not in visited]
+        before = lineage.key[0], lineage.before
+        return taken or [key for key in self._told() if key == before and key not in visited]
+
+    def _told(self) -> Iterator[Key]:
+        """Lineages that can explain a token: a job that restores first leaves an empty one behind."""
+        for key, lineage in self._history.lineages.items():
+            if lineage.token is not None or len(lineage.acknowledged) or len(lineage.quarantined):
+                yield key
+
+    def _called(self, lineage: Lineage) -> str:
+        return f"lineage {lineage.key[1]} of dataset {self._history.spec.name!r}"
+
+    def _decode(self, text: str | None) -> Token | None:
+        if text is None:
+            return None
+        try:
+            token = Token.decode(text)
+            token.check(self._history.spec)
+            token.check_within(self._line.plan)
+        except TokenError as exc:
+            raise AuditError(f"a token of dataset {self._history.spec.name!r} cannot be used: {exc}") from exc
+        return token
+
+
+def _compare(tokens: Sequence[Token | None], parts: Sequence[Part]) -> None:
+    """Each token's own counts against what the lineages up to it did, as far as those are sound."""
+    dropped = 0
+    for token, part in zip(reversed(tokens), reversed(parts), strict=True):
+        dropped += part.dropped.count
+        if not part.sound:
+            return
+        if token is not None:
+            part.contradictions.extend(_differences(token, part.required.count, dropped))
+
+
+def _differences(token: Token, done: int, dropped: int) -> Iterator[str]:
+    says = token.acknowledged + len(token.quarantine) + token.dropped
+    if says != done:
+        yield f"a token counts {says} outcome(s), its position says {done}"
+    if token.dropped != dropped:
+        yield f"a token has {token.dropped} dropped record(s), the logs have {dropped}"

@@ -1,0 +1,119 @@
+"""A dataset's records on one line, so that sets of them are intervals of integers.
+
+Record `position` of a shard in an epoch has the number `epoch * size + records of the shards before, by
+shard number + position`. Where a record stands in its storage is `audit.naming`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from edl_torch.audit.intervals import Intervals, covered
+from edl_torch.core.calls import QuarantinedRecord
+from edl_torch.core.plan import Plan
+from edl_torch.core.token import Token
+from edl_torch.errors import AuditError
+from edl_torch.shard import DatasetSpec, IndexArray, Slice, Source
+
+_LARGEST = np.iinfo(np.int64).max
+
+
+class Coordinates:
+    """The line of one dataset: shards by number, epoch after epoch."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.plan = Plan(spec)
+        self.size = spec.size
+        self.per_shard = spec.records_per_shard
+        pieces = (Source(name="", count=self.size),) if spec.shuffle else spec.sources
+        counts = np.array([piece.count for piece in pieces], dtype=np.int64)
+        # By source: the number after its last shard and record, as in `core.plan`.
+        self.shard_ends = np.cumsum(-(-counts // self.per_shard))
+        self.record_ends = np.cumsum(counts)
+        self.counts = counts
+
+    @property
+    def most_epochs(self) -> int:
+        """Epochs whose records still have a number of 64 bits."""
+        return int(_LARGEST // self.size)
+
+    def check_epochs(self, epochs: int) -> None:
+        """Raise AuditError when the records of so many epochs cannot be numbered."""
+        if epochs > self.most_epochs:
+            raise AuditError(
+                f"{epochs} epoch(s) of dataset {self.plan.spec.name!r} are more than 2**63 records: "
+                f"that is more than an audit can number"
+            )
+
+    def starts(self, shards: IndexArray) -> IndexArray:
+        """The number of each shard's first record, within an epoch."""
+        source, inside = self._places(shards)
+        return self.record_ends[source] - self.counts[source] + inside
+
+    def lengths(self, shards: IndexArray) -> IndexArray:
+        """Records of each shard."""
+        source, inside = self._places(shards)
+        lengths: IndexArray = np.minimum(self.counts[source] - inside, self.per_shard)
+        return lengths
+
+    def _places(self, shards: IndexArray) -> tuple[IndexArray, IndexArray]:
+        source = np.searchsorted(self.shard_ends, shards, side="right")
+        before = self.shard_ends[source] - (-(-self.counts[source] // self.per_shard))
+        return source, (shards - before) * self.per_shard
+
+    def shard_starts(self, numbers: IndexArray) -> IndexArray:
+        """The number of the first record of the shard, in its epoch, that each number lies in."""
+        inside = numbers % self.size
+        source = np.searchsorted(self.record_ends, inside, side="right")
+        return numbers - (inside - self.record_ends[source] + self.counts[source]) % self.per_shard
+
+    def unsound(
+        self, epochs: IndexArray, shards: IndexArray, starts: IndexArray, stops: IndexArray
+    ) -> IndexArray:
+        """The places of those runs that are not a part of a shard."""
+        known = (epochs < self.most_epochs) & (shards < self.plan.num_shards)
+        lengths = self.lengths(np.where(known, shards, 0))
+        return np.flatnonzero(~(known & (starts < stops) & (stops <= lengths)))
+
+    def run(self, cut: Slice) -> tuple[int, int]:
+        """The numbers of a slice that lies in the plan."""
+        start = int(self.starts(np.array([cut.shard]))[0]) + cut.epoch * self.size
+        return start + cut.skip, start + cut.stop
+
+    def slices(self, cuts: Iterable[Slice]) -> Intervals:
+        """The records of slices that lie in the plan."""
+        cuts = tuple(cuts)
+        numbers = np.array([(s.epoch, s.shard, s.skip, s.stop) for s in cuts], dtype=np.int64).reshape(-1, 4)
+        epochs, shards, skips, stops = numbers.T
+        base = self.starts(shards) + epochs * self.size
+        return covered(base + skips, base + stops)
+
+    def quarantine(self, records: Iterable[QuarantinedRecord]) -> Intervals:
+        """The records that a token has in quarantine."""
+        return self.slices(Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in records)
+
+    def done(self, token: Token) -> Intervals:
+        """The records that have an outcome in a token: all behind its cursor but what is open."""
+        self.check_epochs(token.epoch + 1)
+        passed = Intervals.run(0, token.epoch * self.size) | self._begun(token)
+        return passed - self.slices((*token.open, *token.crumbs))
+
+    def _begun(self, token: Token) -> Intervals:
+        """What the cursor has passed of its epoch."""
+        if not self.plan.spec.shuffle_shards:
+            return self._before_cursor(token)
+        shards = np.array(self.plan.shards_at(token.epoch, 0, token.position), dtype=np.int64)
+        lengths = self.lengths(shards)
+        if token.offset:
+            shards = np.append(shards, self.plan.shard_at(token.epoch, token.position))
+            lengths = np.append(lengths, token.offset)
+        starts = self.starts(shards) + token.epoch * self.size
+        return covered(starts, starts + lengths)
+
+    def _before_cursor(self, token: Token) -> Intervals:
+        base, passed = token.epoch * self.size, self.size
+        if token.position < self.plan.num_shards:
+            passed = int(self.starts(np.array([token.position]))[0]) + token.offset
+        return Intervals.run(base, base + passed)

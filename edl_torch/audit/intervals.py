@@ -1,0 +1,107 @@
+"""Exact sets of integers as sorted half-open intervals, on numpy arrays.
+
+Arithmetic only: it does not know what the integers stand for. All of it is O(n log n) and vectorised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edl_torch.shard import IndexArray
+
+_NOTHING: IndexArray = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervals:
+    """The integers in `[starts[i], ends[i])` for any i: int64, ascending, not empty, not touching."""
+
+    starts: IndexArray = field(default_factory=lambda: _NOTHING)
+    ends: IndexArray = field(default_factory=lambda: _NOTHING)
+
+    @classmethod
+    def run(cls, start: int, end: int) -> Intervals:
+        """One interval; nothing where `end` is not above `start`."""
+        if end <= start:
+            return cls()
+        return cls(np.array([start], dtype=np.int64), np.array([end], dtype=np.int64))
+
+    @classmethod
+    def points(cls, values: list[int]) -> Intervals:
+        """Single integers, in any order; one named twice counts once."""
+        starts = np.array(values, dtype=np.int64)
+        return covered(starts, starts + 1)
+
+    @property
+    def count(self) -> int:
+        """How many integers."""
+        return int((self.ends - self.starts).sum())
+
+    def __bool__(self) -> bool:
+        return len(self.starts) > 0
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Intervals):
+            return NotImplemented
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.ends, other.ends)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<Intervals n={len(self)} integers={self.count}>"
+
+    def __or__(self, other: Intervals) -> Intervals:
+        return self._together(other, 1)
+
+    def __and__(self, other: Intervals) -> Intervals:
+        return self._together(other, 2)  # each alone covers an integer at most once
+
+    def __sub__(self, other: Intervals) -> Intervals:
+        if not self or not other:
+            return self
+        return self & other._complement(int(self.starts[0]), int(self.ends[-1]))
+
+    def _together(self, other: Intervals, times: int) -> Intervals:
+        if not self or not other:
+            return (self or other) if times == 1 else Intervals()
+        starts = np.concatenate((self.starts, other.starts))
+        return covered(starts, np.concatenate((self.ends, other.ends)), times)
+
+    def _complement(self, low: int, high: int) -> Intervals:
+        """All integers of `[low, high)` that are not in here."""
+        starts = np.concatenate(([low], np.clip(self.ends, low, high)))
+        ends = np.concatenate((np.clip(self.starts, low, high), [high]))
+        kept = starts < ends
+        return Intervals(starts[kept], ends[kept])
+
+
+def covered(starts: IndexArray, ends: IndexArray, times: int = 1) -> Intervals:
+    """The integers that lie in at least `times` of the intervals `[starts[i], ends[i])`, which may overlap.
+
+    With `times=1` that is the union, with 2 what is there more than once. Empty intervals cover nothing.
+    """
+    kept = starts < ends
+    if not kept.all():
+        starts, ends = starts[kept], ends[kept]
+    starts, ends = np.sort(starts), np.sort(ends)
+    if times > 1 and bool((starts[1:] >= ends[:-1]).all()):
+        return Intervals()  # the usual case: disjoint, for the i-th end is then that of the i-th start
+    points = np.concatenate((starts, ends))
+    # Starts before ends where they fall together, so that what touches becomes one.
+    order = np.argsort(points, kind="stable")
+    depth = np.cumsum(np.where(order < len(starts), 1, -1))
+    inside = depth >= times
+    flips = np.flatnonzero(np.diff(inside, prepend=False))
+    edges = points[order[flips]]
+    lows, highs = edges[::2], edges[1::2]
+    kept = lows < highs
+    return Intervals(lows[kept], highs[kept])

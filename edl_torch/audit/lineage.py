@@ -1,0 +1,242 @@
+"""Puts the chapters of all logs together: the lineages of a dataset, where each began, and what it reported.
+
+A lineage is one history of the model; which of its acknowledgements count is decided by `audit.verdict`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from edl_torch.audit.coordinates import Coordinates
+from edl_torch.audit.intervals import Intervals
+from edl_torch.audit.lines import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO
+from edl_torch.audit.reading import Answer, Chapter, Log
+from edl_torch.core.identity import differences, identity
+from edl_torch.errors import AuditError
+from edl_torch.shard import DatasetSpec, IndexArray, Slice
+
+Key = tuple[str, int]  # ledger id, number of the lineage
+
+
+@dataclass(slots=True)
+class Reports:
+    """Runs of records that were reported, as arrays of one length; `who` is the place of the log."""
+
+    starts: IndexArray
+    ends: IndexArray
+    tasks: IndexArray
+    attempts: IndexArray
+    answers: IndexArray
+    who: IndexArray
+
+    @classmethod
+    def join(cls, parts: Sequence[Reports]) -> Reports:
+        """All of them, in order."""
+        if not parts:
+            return cls(*(np.empty(0, dtype=np.int64) for _ in range(6)))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def at(self, places: IndexArray | npt.NDArray[np.bool_]) -> Reports:
+        """Those at `places`, numbers or flags."""
+        return Reports(*(getattr(self, name)[places] for name in self.__slots__))
+
+    def answered(self, answer: Answer) -> Reports:
+        """Those with this answer."""
+        return self.at(self.answers == answer)
+
+    @property
+    def records(self) -> int:
+        """Records reported, each as often as it was."""
+        return int((self.ends - self.starts).sum())
+
+
+@dataclass(slots=True, kw_only=True)
+class Lineage:
+    """What was reported in one lineage. `acknowledged` leaves out what the same lease put into quarantine."""
+
+    key: Key
+    acknowledged: Reports
+    quarantined: Reports
+    crumbs: Intervals
+    batch_size: int  # the largest of its trainers
+    restored: bool = False
+    token: str | None = None
+    before: int = 0
+    snapshots: frozenset[str] = field(default_factory=frozenset)
+    latest: float = 0.0  # when a trainer last joined it
+
+    def __repr__(self) -> str:
+        return f"<Lineage {self.key} acknowledged={self.acknowledged.records}>"
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """All lineages of a dataset, and the last of them."""
+
+    spec: DatasetSpec
+    coordinates: Coordinates
+    lineages: dict[Key, Lineage]
+    final: Key
+    trainers: list[str]  # worker ids by place of the log; '' for logs of other datasets
+
+    @property
+    def trainer_count(self) -> int:
+        """Sessions that took part."""
+        return sum(1 for trainer in self.trainers if trainer)
+
+
+_Placed = tuple[int, Log, Chapter]
+
+
+def histories(logs: Sequence[Log]) -> list[History]:
+    """One history for each dataset, by name. Raises AuditError when logs contradict each other."""
+    datasets: defaultdict[str, list[_Placed]] = defaultdict(list)
+    for place, log in enumerate(logs):
+        for chapter in log.chapters:
+            datasets[chapter.dataset.name].append((place, log, chapter))
+    if not datasets:
+        raise AuditError(
+            "the audit logs are of trainers that never joined a dataset: there is nothing to audit"
+        )
+    return [_history(datasets[name], len(logs)) for name in sorted(datasets)]
+
+
+def _history(chapters: list[_Placed], logs: int) -> History:
+    began: dict[str, float] = {}
+    for _, _, chapter in chapters:
+        began[chapter.ledger] = min(chapter.began, began.get(chapter.ledger, chapter.began))
+    ledger = max(began, key=lambda name: began[name])
+    newest = max((c for _, _, c in chapters if c.ledger == ledger), key=lambda c: (c.lineage, c.began))
+    spec = newest.dataset
+    # A ledger of other data under the same name shares no record with the final one.
+    same = [placed for placed in chapters if _agrees(placed, spec, ledger)]
+    coordinates = Coordinates(spec)
+    lineages: defaultdict[Key, list[_Placed]] = defaultdict(list)
+    for placed in same:
+        lineages[placed[2].ledger, placed[2].lineage].append(placed)
+    trainers = [""] * logs
+    for place, log, _ in same:
+        trainers[place] = log.worker_id or log.session
+    return History(
+        spec=spec,
+        coordinates=coordinates,
+        lineages={key: _lineage(key, parts, coordinates) for key, parts in lineages.items()},
+        final=(ledger, newest.lineage),
+        trainers=trainers,
+    )
+
+
+def _agrees(placed: _Placed, spec: DatasetSpec, ledger: str) -> bool:
+    _, log, chapter = placed
+    differing = differences(identity(spec), identity(chapter.dataset))
+    if differing and chapter.ledger == ledger:
+        raise AuditError(
+            f"{str(log.path)!r} describes dataset {spec.name!r} of ledger {ledger} otherwise than "
+            f"the other logs: {'; '.join(differing)}"
+        )
+    return not differing
+
+
+def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates) -> Lineage:
+    opener = next((chapter for _, _, chapter in placed if chapter.opened), None)
+    quarantined = Reports.join([_quarantined(item, coordinates) for item in placed])
+    acknowledged = Reports.join([_acknowledged(item, coordinates) for item in placed])
+    return Lineage(
+        key=key,
+        acknowledged=_around(acknowledged, quarantined),
+        quarantined=quarantined,
+        crumbs=coordinates.slices(cut for item in placed for cut in _crumbs(item, coordinates)),
+        batch_size=max(chapter.batch_size for _, _, chapter in placed),
+        restored=opener is not None,
+        token=None if opener is None else opener.token,
+        before=0 if opener is None else opener.before,
+        snapshots=frozenset(digest for _, _, chapter in placed for digest in chapter.snapshots),
+        latest=max(chapter.began for _, _, chapter in placed),
+    )
+
+
+def _acknowledged(placed: _Placed, coordinates: Coordinates) -> Reports:
+    place, log, chapter = placed
+    rows = chapter.rows
+    epochs, shards = rows[:, EPOCH], rows[:, SHARD]
+    _check(log, coordinates, epochs, shards, rows[:, START], rows[:, UPTO], chapter.lines)
+    base = coordinates.starts(shards) + epochs * coordinates.size
+    who = np.full(len(rows), place, dtype=np.int64)
+    return Reports(
+        base + rows[:, START], base + rows[:, UPTO], rows[:, TASK], rows[:, ATTEMPT], chapter.answers, who
+    )
+
+
+def _quarantined(placed: _Placed, coordinates: Coordinates) -> Reports:
+    place, log, chapter = placed
+    found = chapter.quarantined
+    table = [(q.epoch, q.shard, q.position, q.task, q.attempt, q.answer, q.line) for q in found]
+    numbers = np.array(table, dtype=np.int64).reshape(-1, 7)
+    epochs, shards, positions, tasks, attempts, answers, lines = numbers.T
+    _check(log, coordinates, epochs, shards, positions, positions + 1, lines)
+    starts = coordinates.starts(shards) + epochs * coordinates.size + positions
+    return Reports(starts, starts + 1, tasks, attempts, answers, np.full(len(found), place, dtype=np.int64))
+
+
+def _crumbs(placed: _Placed, coordinates: Coordinates) -> list[Slice]:
+    _, log, chapter = placed
+    table = [(cut.epoch, cut.shard, cut.skip, cut.stop, line) for cut, line in chapter.crumbs]
+    epochs, shards, starts, stops, lines = np.array(table, dtype=np.int64).reshape(-1, 5).T
+    _check(log, coordinates, epochs, shards, starts, stops, lines)
+    return [cut for cut, _ in chapter.crumbs]
+
+
+def _check(
+    log: Log,
+    coordinates: Coordinates,
+    epochs: IndexArray,
+    shards: IndexArray,
+    starts: IndexArray,
+    stops: IndexArray,
+    lines: IndexArray,
+) -> None:
+    wrong = coordinates.unsound(epochs, shards, starts, stops)
+    if len(wrong):
+        at = wrong[0]
+        raise AuditError(
+            f"{str(log.path)!r}, line {lines[at] + 1}, is damaged: positions {starts[at]} to {stops[at]} of "
+            f"shard {shards[at]}, epoch {epochs[at]}, are not in dataset {coordinates.plan.spec.name!r}"
+        )
+
+
+def _around(acknowledged: Reports, quarantined: Reports) -> Reports:
+    """An acknowledgement passes over what its own lease put into quarantine: cut it there."""
+    touched = np.isin(acknowledged.tasks, np.unique(quarantined.tasks))
+    if not touched.any():
+        return acknowledged
+    holes: defaultdict[tuple[int, int, int], set[int]] = defaultdict(set)
+    for lease, number in zip(_leases(quarantined), quarantined.starts.tolist(), strict=True):
+        holes[lease].add(number)
+    return Reports.join([acknowledged.at(~touched), _cut(acknowledged.at(touched), holes)])
+
+
+def _leases(reports: Reports) -> Iterator[tuple[int, int, int]]:
+    """Whose each is, its task and attempt."""
+    return zip(reports.who.tolist(), reports.tasks.tolist(), reports.attempts.tolist(), strict=True)
+
+
+def _cut(runs: Reports, holes: dict[tuple[int, int, int], set[int]]) -> Reports:
+    places, starts, ends = [], [], []
+    for place, lease in enumerate(_leases(runs)):
+        begin, stop = int(runs.starts[place]), int(runs.ends[place])
+        for end in [*sorted(hole for hole in holes.get(lease, ()) if begin <= hole < stop), stop]:
+            places.append(place)
+            starts.append(begin)
+            ends.append(end)
+            begin = end + 1
+    cut = runs.at(np.array(places, dtype=np.int64))
+    cut.starts, cut.ends = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+    return cut.at(cut.starts < cut.ends)

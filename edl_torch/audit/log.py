@@ -1,0 +1,295 @@
+"""What a trainer writes down about its acknowledgements, so that they can be proven later.
+
+It records and decides nothing. A line is with the operating system before the report that it is about is
+sent: a process killed at any point has written down everything that a master can have heard of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edl_torch.audit.lines import ANSWERED, SUFFIX, VERSION, write_event, write_spec
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.errors import AuditError
+from edl_torch.shard import DatasetSpec
+
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class Audit:
+    """The audit of a trainer that keeps none: every method is one that `AuditLog` fills.
+
+    The calls come in the order of events: `joined` (and again whenever leases are void), `granted` for every
+    lease; then for every report `intent`, and one of `answered`, `unanswered` and `lost`.
+    """
+
+    def joined(self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int) -> None:
+        """The session takes part in a dataset, for the first time or anew: leases of before are void."""
+
+    def granted(self, grant: Grant) -> None:
+        """A lease arrived."""
+
+    def intent(
+        self,
+        *,
+        failures: Iterable[Failure] = (),
+        acknowledgements: Iterable[Acknowledgement] = (),
+        give_backs: Iterable[GiveBack] = (),
+        step: int | None = None,
+    ) -> None:
+        """This is about to be reported. What was written down before and is reported again adds nothing."""
+
+    def answered(self, stale: Collection[int] = ()) -> None:
+        """The master has answered the last report; it refused what was said of the tasks in `stale`."""
+
+    def unanswered(self) -> None:
+        """No answer came to the last report: it will be sent again, under another request number."""
+
+    def lost(self) -> None:
+        """The report was refused as a whole: nobody will say whether an earlier try of it arrived."""
+
+    def snapshot(self, token: str) -> None:
+        """A token was taken, in this session's lineage."""
+
+    def restored(self, token: str | None, *, lineage: int) -> None:
+        """This session took the dataset back to a token (None: the beginning), which opened `lineage`."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    """A lease as far as it is written down: acknowledged below `upto`, quarantined at `holes`."""
+
+    attempt: int
+    epoch: int
+    shard: int
+    upto: int
+    stop: int
+    holes: set[int] = field(default_factory=set)
+
+    @property
+    def written(self) -> bool:
+        """Whether every record has its outcome in the log."""
+        while self.upto in self.holes:
+            self.upto += 1
+        return self.upto >= self.stop
+
+
+class AuditLog(Audit):
+    """The log of one session: a file of its own in `directory`, made when the session joins.
+
+    `sync` has every line on the disk before its report is sent, which covers the loss of the machine as
+    well as that of the process. `clock` gives seconds that only grow. Raises AuditError when a file cannot be
+    written; the log is unusable from then on, and a report that is not written down must not be sent.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        session: str,
+        worker_id: str,
+        *,
+        sync: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        name = _UNFIT.sub("_", worker_id)[:80] or "trainer"
+        self.path = Path(directory) / f"{name}-{_UNFIT.sub('_', session)}{SUFFIX}"
+        self._session = session
+        self._worker_id = worker_id
+        self._sync = sync
+        self._clock = clock
+        self._opened = 0.0
+        self._lock = threading.Lock()  # leases come and reports go on threads of their own
+        self._file = -1
+        self._broken = ""
+        self._leases: dict[int, _Lease] = {}
+        self._finished: list[int] = []  # leases that end with what is pending
+        self._pending: set[int] = set()  # tasks with outcomes that no answer has settled
+        self._repeated: set[int] = set()  # of those, tasks that were reported before without an answer
+        self._steps = 0
+
+    def __repr__(self) -> str:
+        return f"<AuditLog {str(self.path)!r} pending={len(self._pending)}>"
+
+    def joined(self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int) -> None:
+        with self._lock:
+            self._open()
+            self._forget()
+            self._event(
+                "joined", ledger=ledger, lineage=lineage, batch_size=batch_size, dataset=write_spec(spec)
+            )
+
+    def granted(self, grant: Grant) -> None:
+        cut = grant.slice
+        with self._lock:
+            self._leases[grant.task] = _Lease(grant.attempt, cut.epoch, cut.shard, cut.skip, cut.stop)
+
+    def intent(
+        self,
+        *,
+        failures: Iterable[Failure] = (),
+        acknowledgements: Iterable[Acknowledgement] = (),
+        give_backs: Iterable[GiveBack] = (),
+        step: int | None = None,
+    ) -> None:
+        with self._lock:
+            lines = [line for failure in failures for line in self._quarantine(failure)]
+            self._steps = self._steps + 1 if step is None else step
+            tail = f"{self._steps} {self._ms()}\n"
+            lines += [line for done in acknowledgements for line in self._acknowledge(done, tail)]
+            lines += [line for back in give_backs for line in self._give_back(back)]
+            self._write(b"".join(lines))
+
+    def _quarantine(self, failure: Failure) -> Iterable[bytes]:
+        lease = self._held(failure.task, failure.attempt)
+        if lease is None or failure.position in lease.holes:
+            return
+        lease.holes.add(failure.position)
+        self._pending.add(failure.task)
+        self._finish(failure.task, lease)
+        yield self._line(
+            "quarantined",
+            epoch=lease.epoch,
+            shard=lease.shard,
+            position=failure.position,
+            task=failure.task,
+            attempt=failure.attempt,
+            reason=failure.reason,
+        )
+
+    def _acknowledge(self, done: Acknowledgement, tail: str) -> Iterable[bytes]:
+        lease = self._held(done.task, done.attempt)
+        if lease is None or done.upto <= lease.upto:
+            return
+        where = f"{lease.epoch} {lease.shard} {lease.upto} {done.upto}"
+        lease.upto = done.upto
+        self._pending.add(done.task)
+        self._finish(done.task, lease)
+        yield f"{where} {done.task} {done.attempt} {tail}".encode()
+
+    def _give_back(self, back: GiveBack) -> Iterable[bytes]:
+        lease = self._held(back.task, back.attempt)
+        if lease is None or back.start >= lease.stop:
+            return
+        upto, lease.stop = lease.stop, back.start
+        self._finish(back.task, lease)
+        if back.crumb:
+            yield self._line("crumb", epoch=lease.epoch, shard=lease.shard, start=back.start, upto=upto)
+
+    def _held(self, task: int, attempt: int) -> _Lease | None:
+        """The lease, unless it is void: then the master refuses whatever is said of it."""
+        lease = self._leases.get(task)
+        return lease if lease is not None and lease.attempt == attempt else None
+
+    def _finish(self, task: int, lease: _Lease) -> None:
+        if lease.written:
+            self._finished.append(task)  # kept until the answer: the report may be repeated
+
+    def answered(self, stale: Collection[int] = ()) -> None:
+        with self._lock:
+            refused = self._pending.intersection(stale)
+            unsure = refused & self._repeated
+            if refused:
+                self._write(self._line("refused", tasks=sorted(refused - unsure), unsure=sorted(unsure)))
+            elif self._pending:
+                self._write(ANSWERED)
+            for task in (*self._finished, *stale):
+                self._leases.pop(task, None)
+            self._settle()
+
+    def unanswered(self) -> None:
+        with self._lock:
+            self._repeated |= self._pending
+
+    def lost(self) -> None:
+        with self._lock:
+            if self._pending:
+                self._event("lost")
+            self._settle()
+
+    def snapshot(self, token: str) -> None:
+        with self._lock:
+            self._event("snapshot", token=token_digest(token))
+
+    def restored(self, token: str | None, *, lineage: int) -> None:
+        with self._lock:
+            self._forget()
+            self._event("restored", lineage=lineage, token=token)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+            self._broken = self._broken or "it is closed"
+
+    # Writing --------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        self._finished.clear()
+        self._pending.clear()
+        self._repeated.clear()
+
+    def _forget(self) -> None:
+        """All leases are void. What is pending stays so: a call on its way may still be answered."""
+        self._leases.clear()
+        self._finished.clear()
+
+    def _open(self) -> None:
+        if self._file >= 0 or self._broken:
+            return
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, flags, 0o644)
+        except OSError as exc:
+            raise AuditError(
+                f"cannot make the audit log {str(self.path)!r} ({exc}): check audit_dir"
+            ) from exc
+        self._opened = self._clock()
+        header = {"edl_audit": VERSION, "session": self._session, "worker_id": self._worker_id}
+        self._write(write_event(header | {"opened": time.time()}))
+
+    def _event(self, kind: str, **values: object) -> None:
+        self._write(self._line(kind, **values))
+
+    def _line(self, kind: str, **values: object) -> bytes:
+        return write_event({"event": kind, **values, "ms": self._ms()})
+
+    def _ms(self) -> int:
+        return max(0, int((self._clock() - self._opened) * 1000))
+
+    def _write(self, text: bytes) -> None:
+        if not text:
+            return
+        if self._broken:
+            raise AuditError(f"the audit log {str(self.path)!r} cannot be written: {self._broken}")
+        try:
+            # One call, no buffer: what a killed process has written is whole, and a fork has no copy of it.
+            written = os.write(self._file, text)
+            if written == len(text) and self._sync:
+                os.fsync(self._file)
+        except OSError as exc:
+            self._break(str(exc))
+            raise AuditError(f"the audit log {str(self.path)!r} cannot be written: {exc}") from exc
+        if written < len(text):
+            self._break("the disk is full")
+            raise AuditError(f"the audit log {str(self.path)!r} cannot be written: the disk is full")
+
+    def _break(self, why: str) -> None:
+        """Nothing may follow half a line."""
+        self._broken = why
+
+
+def token_digest(token: str) -> str:
+    """What a log keeps of a token that was taken: BLAKE2b (RFC 7693), 32 hex digits."""
+    return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

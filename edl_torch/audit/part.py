@@ -1,0 +1,124 @@
+"""One lineage's part in the proof: the outcomes that it gave to the records that it is answerable for.
+
+It knows nothing of other lineages but what was done when this one began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edl_torch.audit.coordinates import Coordinates
+from edl_torch.audit.intervals import Intervals, covered
+from edl_torch.audit.lineage import Lineage, Reports
+from edl_torch.audit.reading import Answer
+
+Settled = Mapping[tuple[int, int], int]  # (task, attempt) -> the position that a lease is acknowledged to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a lineage is asked: for the outcomes of `required`, `begun` having had theirs before.
+
+    `quarantine` is what the token or the master that requires them has there, `crumbs` those of the token
+    that the lineage began from.
+    """
+
+    required: Intervals
+    begun: Intervals
+    quarantine: Intervals
+    crumbs: Intervals
+    settled: Settled = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """The answer. `outcomes` includes `begun`; `certain` are those of them that are not assumed."""
+
+    lineage: Lineage
+    required: Intervals
+    begun: Intervals
+    certain: Intervals
+    outcomes: Intervals
+    quarantined: Intervals
+    dropped: Intervals
+    missing: Intervals
+    doubled: Intervals
+    unsettled: int
+    contradictions: list[str] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every required record has exactly one outcome."""
+        return not (self.missing or self.doubled or self.contradictions)
+
+    @property
+    def assumed(self) -> Intervals:
+        """Records reported without an answer, required, and reported by nobody else."""
+        return (self.outcomes - self.certain) & self.required
+
+    @property
+    def own(self) -> Intervals:
+        """The required records that have their outcome from this lineage."""
+        return (self.outcomes - self.begun) & self.required
+
+
+def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
+    """Count the outcomes in one lineage."""
+    required, begun = question.required, question.begun
+    acknowledged = _settle(lineage.acknowledged, question.settled, line)
+    accepted = acknowledged.answered(Answer.ACCEPTED)
+    bad = records_of(lineage.quarantined.answered(Answer.ACCEPTED)) | (question.quarantine - begun)
+    starts = np.concatenate((accepted.starts, bad.starts, begun.starts))
+    ends = np.concatenate((accepted.ends, bad.ends, begun.ends))
+    certain = covered(starts, ends)
+    unsure, unsure_bad = acknowledged.answered(Answer.NONE), lineage.quarantined.answered(Answer.NONE)
+    # Of two trainers that reported a record and were never answered, at most one was heard.
+    assumed = (records_of(unsure) | records_of(unsure_bad)) - certain
+    missing = required - (certain | assumed)
+    dropped = _dropped(line, missing & (lineage.crumbs | question.crumbs), lineage.batch_size)
+    return Part(
+        lineage=lineage,
+        required=required,
+        begun=begun,
+        certain=certain,
+        outcomes=certain | assumed,
+        quarantined=((bad - begun) | (records_of(unsure_bad) & assumed)) & required,
+        dropped=dropped,
+        missing=missing - dropped,
+        doubled=covered(starts, ends, 2) & required,
+        unsettled=unsure.records + unsure_bad.records,
+    )
+
+
+def records_of(reports: Reports) -> Intervals:
+    """The records that were reported, each once."""
+    return covered(reports.starts, reports.ends)
+
+
+def _settle(reports: Reports, settled: Settled, line: Coordinates) -> Reports:
+    """Answer what had no answer and the master's journal knows: accepted up to a position, refused beyond."""
+    unsure = reports.answered(Answer.NONE)
+    leases = zip(unsure.tasks.tolist(), unsure.attempts.tolist(), strict=True)
+    upto = np.array([settled.get(lease, -1) for lease in leases], dtype=np.int64)
+    known = upto >= 0
+    if not known.any():
+        return reports
+    heard, unheard = unsure.at(known), unsure.at(known)
+    limits = line.shard_starts(heard.starts) + upto[known]
+    heard.ends = unheard.starts = np.clip(limits, heard.starts, heard.ends)
+    heard.answers = np.full(len(heard), Answer.ACCEPTED, dtype=np.int64)
+    unheard.answers = np.full(len(unheard), Answer.REFUSED, dtype=np.int64)
+    return Reports.join([reports.at(reports.answers != Answer.NONE), unsure.at(~known), heard, unheard])
+
+
+def _dropped(line: Coordinates, crumbs: Intervals, batch_size: int) -> Intervals:
+    """Crumbs that nobody trained on: `drop_last` dropped them if the epoch has less than a batch of them."""
+    dropped = Intervals()
+    for epoch in np.unique(crumbs.starts // line.size).tolist():
+        part = crumbs & Intervals.run(epoch * line.size, (epoch + 1) * line.size)
+        if part.count < batch_size:
+            dropped |= part
+    return dropped

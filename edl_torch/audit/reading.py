@@ -1,0 +1,308 @@
+"""Reads audit logs back: what each session did, lineage by lineage, and what the master answered.
+
+It checks that a log is whole and says where it is not; what the logs prove together is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl_torch.audit.lines import COLUMNS, SUFFIX, TASK, VERSION, DamagedLine, read_rows, read_spec
+from edl_torch.errors import AuditError, EdlError
+from edl_torch.shard import DatasetSpec, IndexArray, Slice
+
+BLOCK_BYTES = 1 << 24  # of rows, read together
+
+
+class Answer(IntEnum):
+    """What became of something that was reported."""
+
+    NONE = 0  # the trainer never learnt it
+    ACCEPTED = 1
+    REFUSED = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Quarantined:
+    """A record that a session reported as unreadable."""
+
+    epoch: int
+    shard: int
+    position: int
+    task: int
+    attempt: int
+    reason: str
+    line: int
+    answer: Answer = Answer.NONE
+
+
+@dataclass(slots=True, kw_only=True)
+class Chapter:
+    """What one session did in one lineage, from one joining to the next.
+
+    `rows` are acknowledgements with the columns of `audit.lines`, `lines` their line numbers from 0 and
+    `answers` what became of each. `token` is what the lineage was opened with, where this session opened it.
+    """
+
+    dataset: DatasetSpec
+    ledger: str
+    lineage: int
+    batch_size: int
+    began: float  # seconds since 1970, by the trainer's clock
+    opened: bool = False
+    token: str | None = None
+    before: int = 0  # the lineage that the restore left
+    rows: IndexArray = field(default_factory=lambda: np.empty((0, COLUMNS), dtype=np.int64))
+    lines: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    answers: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    quarantined: list[Quarantined] = field(default_factory=list)
+    crumbs: list[tuple[Slice, int]] = field(default_factory=list)  # with their line numbers
+    snapshots: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Log:
+    """One file: one session of one trainer."""
+
+    path: Path
+    session: str
+    worker_id: str
+    chapters: list[Chapter]
+
+
+def read_logs(directories: Sequence[str | PathLike[str]]) -> list[Log]:
+    """All logs in `directories`. Raises AuditError for a missing folder, a folder without logs, or damage."""
+    paths: dict[Path, Path] = {}
+    for directory in map(Path, directories):
+        if not directory.is_dir():
+            raise AuditError(f"{str(directory)!r} is not a directory: give the audit_dir of the trainers")
+        found = sorted(directory.glob(f"*{SUFFIX}"))
+        if not found:
+            raise AuditError(
+                f"there is no audit log (*{SUFFIX}) in {str(directory)!r}: give the audit_dir of the trainers"
+            )
+        paths.update((path.resolve(), path) for path in found)
+    logs = [log for path in paths.values() for log in read_log(path)]
+    _check_sessions(logs)
+    return logs
+
+
+def _check_sessions(logs: list[Log]) -> None:
+    seen: dict[str, Path] = {}
+    for log in logs:
+        if log.session in seen:
+            raise AuditError(
+                f"{str(seen[log.session])!r} and {str(log.path)!r} are logs of one session: remove the copy"
+            )
+        seen[log.session] = log.path
+
+
+def read_log(path: Path) -> Iterator[Log]:
+    """The log in a file; none where the trainer was killed before its first line was whole."""
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise AuditError(f"cannot read the audit log {str(path)!r}: {exc}") from exc
+    data = data[: data.rfind(b"\n") + 1]  # a killed process, or a full disk, leaves half a line at the end
+    if data:
+        yield _LogReader(path).read(data)
+
+
+class _LogReader:
+    """Reads one file, line by line where they are events, in blocks where they are acknowledgements."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened = 0.0
+        self._chapters: list[Chapter] = []
+        self._blocks: list[tuple[list[IndexArray], list[IndexArray]]] = []  # rows and lines, by chapter
+        self._answered: list[IndexArray] = []  # line numbers of what settles the lines above
+        self._lost: list[int] = []
+        self._refused: dict[int, tuple[list[int], list[int]]] = {}  # line -> tasks refused, tasks unsure
+
+    def read(self, data: bytes) -> Log:
+        line, place = 0, 0
+        header = self._header(data[: data.index(b"\n")])
+        for start, end in _events(data):
+            line += self._rows(data, place, start, line)
+            place = end
+            if start:
+                self._event(data[start : end - 1], line)
+            line += 1
+        self._rows(data, place, len(data), line)
+        self._settle()
+        return Log(
+            path=self._path,
+            session=header["session"],
+            worker_id=header["worker_id"],
+            chapters=self._chapters,
+        )
+
+    def _damaged(self, line: int, why: object) -> AuditError:
+        return AuditError(
+            f"{str(self._path)!r}, line {line + 1}, is damaged ({why}): an audit needs the logs as written"
+        )
+
+    def _header(self, text: bytes) -> dict[str, str]:
+        try:
+            values = json.loads(text)
+            version = values["edl_audit"]
+            self._opened = float(values["opened"])
+            header = {"session": str(values["session"]), "worker_id": str(values["worker_id"])}
+        except (ValueError, TypeError, KeyError) as exc:
+            raise self._damaged(0, f"no header of an audit log: {text[:80]!r}") from exc
+        if version != VERSION:
+            raise AuditError(
+                f"{str(self._path)!r} has version {version}, this is {VERSION}: upgrade edl-torch"
+            )
+        return header
+
+    # Rows -----------------------------------------------------------------------------------------------
+
+    def _rows(self, data: bytes, place: int, stop: int, line: int) -> int:
+        """Read the lines in `data[place:stop]`, the first of which has number `line`. Returns how many."""
+        first = line
+        while place < stop:
+            end = stop if stop - place <= BLOCK_BYTES else data.rindex(b"\n", place, place + BLOCK_BYTES) + 1
+            line += self._block(data[place:end], line)
+            place = end
+        return line - first
+
+    def _block(self, text: bytes, line: int) -> int:
+        try:
+            rows, lines, answered = read_rows(text)
+        except DamagedLine as exc:
+            raise self._damaged(line + exc.number, repr(exc.text[:80])) from exc
+        if len(rows):
+            if not self._chapters:
+                raise self._damaged(line, "an acknowledgement before any dataset was joined")
+            self._blocks[-1][0].append(rows)
+            self._blocks[-1][1].append(lines + line)
+        self._answered.append(answered + line)
+        return len(rows) + len(answered)
+
+    # Events ---------------------------------------------------------------------------------------------
+
+    def _event(self, text: bytes, line: int) -> None:
+        try:
+            values = json.loads(text)
+            self._apply(values["event"], values, line)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, EdlError) as exc:
+            if isinstance(exc, AuditError):
+                raise
+            raise self._damaged(line, repr(text[:80])) from exc
+
+    def _apply(self, kind: str, values: dict[str, Any], line: int) -> None:
+        match kind:
+            case "joined":
+                self._begin(self._joined(values))
+            case "restored":
+                self._begin(self._restored(values))
+            case "refused":
+                self._refused[line] = list(map(int, values["tasks"])), list(map(int, values["unsure"]))
+                self._answered.append(np.array([line], dtype=np.int64))
+            case "lost":
+                self._lost.append(line)
+            case "snapshot":
+                self._chapters[-1].snapshots.append(str(values["token"]))
+            case "crumb":
+                self._chapters[-1].crumbs.append((_crumb(values), line))
+            case "quarantined":
+                self._chapters[-1].quarantined.append(_quarantined(values, line))
+            case _:
+                raise ValueError(f"unknown event {kind!r}")
+
+    def _begin(self, chapter: Chapter) -> None:
+        self._chapters.append(chapter)
+        self._blocks.append(([], []))
+
+    def _joined(self, values: dict[str, Any]) -> Chapter:
+        return Chapter(
+            dataset=read_spec(values["dataset"]),
+            ledger=str(values["ledger"]),
+            lineage=int(values["lineage"]),
+            batch_size=int(values["batch_size"]),
+            began=self._opened + values["ms"] / 1000,
+        )
+
+    def _restored(self, values: dict[str, Any]) -> Chapter:
+        last = self._chapters[-1]
+        token = values["token"]
+        return Chapter(
+            dataset=last.dataset,
+            ledger=last.ledger,
+            lineage=int(values["lineage"]),
+            batch_size=last.batch_size,
+            began=self._opened + values["ms"] / 1000,
+            opened=True,
+            token=None if token is None else str(token),
+            before=last.lineage,
+        )
+
+    # Answers --------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        answered = np.concatenate((*self._answered, np.array(self._lost, dtype=np.int64)))
+        order = np.argsort(answered, kind="stable")
+        lost = order >= len(answered) - len(self._lost)
+        settling = answered[order]
+        for chapter, (rows, lines) in zip(self._chapters, self._blocks, strict=True):
+            if rows:
+                chapter.rows, chapter.lines = np.concatenate(rows), np.concatenate(lines)
+            chapter.answers = self._answers(chapter.lines, chapter.rows[:, TASK], settling, lost)
+            self._settle_quarantined(chapter.quarantined, settling, lost)
+
+    def _answers(self, lines: IndexArray, tasks: IndexArray, settling: IndexArray, lost: Any) -> IndexArray:
+        """What the next line that settles says of each."""
+        answers = np.full(len(lines), Answer.NONE, dtype=np.int64)
+        if not len(settling) or not len(lines):
+            return answers
+        after = np.searchsorted(settling, lines)
+        known = after < len(settling)
+        after = np.minimum(after, len(settling) - 1)
+        answers[known & ~lost[after]] = Answer.ACCEPTED
+        for line, (refused, unsure) in self._refused.items():
+            here = known & (settling[after] == line)
+            answers[here & np.isin(tasks, refused)] = Answer.REFUSED
+            answers[here & np.isin(tasks, unsure)] = Answer.NONE
+        return answers
+
+    def _settle_quarantined(self, records: list[Quarantined], settling: IndexArray, lost: Any) -> None:
+        lines = np.array([record.line for record in records], dtype=np.int64)
+        tasks = np.array([record.task for record in records], dtype=np.int64)
+        for record, answer in zip(records, self._answers(lines, tasks, settling, lost).tolist(), strict=True):
+            record.answer = Answer(answer)
+
+
+def _crumb(values: dict[str, Any]) -> Slice:
+    epoch, shard, start, upto = (int(values[name]) for name in ("epoch", "shard", "start", "upto"))
+    return Slice(epoch=epoch, shard=shard, skip=start, limit=upto - start)
+
+
+def _quarantined(values: dict[str, Any], line: int) -> Quarantined:
+    return Quarantined(
+        epoch=int(values["epoch"]),
+        shard=int(values["shard"]),
+        position=int(values["position"]),
+        task=int(values["task"]),
+        attempt=int(values["attempt"]),
+        reason=str(values["reason"]),
+        line=line,
+    )
+
+
+def _events(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where the JSON lines are, the header first: JSON has no newline inside, so `\\n{` begins one."""
+    start = 0
+    while start >= 0:
+        end = data.index(b"\n", start) + 1
+        yield start, end
+        start = data.find(b"\n{", end - 1) + 1 or -1

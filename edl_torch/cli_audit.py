@@ -1,0 +1,84 @@
+"""`edl-torch audit`: what trainers wrote down, judged, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from edl_torch.audit.findings import Finding
+from edl_torch.audit.verdict import Verdict, audit
+from edl_torch.errors import EdlError
+
+PROVEN, REFUTED, WRONG_INPUT = 0, 1, 2
+
+_MEANING = {
+    "lost": "no outcome",
+    "doubled": "more than one outcome",
+    "forgotten": "confirmed, and unknown to the master",
+    "stale": "came too late and was refused",
+}
+_COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgotten", "open")
+
+
+def run(directories: Sequence[str], *, unfinished: bool, listed: int, as_json: bool) -> int:
+    """Print the verdict on the logs; returns the exit status."""
+    try:
+        verdicts = audit(directories, unfinished=unfinished, listed=max(0, listed))
+    except EdlError as error:
+        print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return WRONG_INPUT
+    print(write_json(verdicts) if as_json else write_table(verdicts))
+    return PROVEN if all(verdict.proven for verdict in verdicts) else REFUTED
+
+
+def write_json(verdicts: list[Verdict]) -> str:
+    """Everything, indented. Names may hold undecodable bytes, so it is ASCII."""
+    datasets = [{"proven": verdict.proven, **asdict(verdict)} for verdict in verdicts]
+    return json.dumps({"proven": all(verdict.proven for verdict in verdicts), "datasets": datasets}, indent=2)
+
+
+def write_table(verdicts: list[Verdict]) -> str:
+    """A few lines for each dataset."""
+    return "\n\n".join("\n".join(_lines(verdict)) for verdict in verdicts)
+
+
+def _lines(verdict: Verdict) -> Iterator[str]:
+    yield f"dataset {verdict.dataset!r}: {'PROVEN' if verdict.proven else 'REFUTED'}"
+    epochs = f"{verdict.num_epochs} epoch(s)" if verdict.num_epochs else "endless"
+    yield f"  {verdict.size} records, {epochs}; {verdict.records} must have exactly one outcome"
+    yield (
+        f"  lineage {verdict.lineage} of {verdict.lineages}, "
+        f"ledger {verdict.ledger}, {verdict.trainers} trainer session(s)"
+    )
+    counts = [(name, getattr(verdict, name)) for name in _COUNTS]
+    yield "  " + "  ".join(f"{name} {count}" for name, count in counts if count or name != "open")
+    yield f"  rolled back {verdict.rolled_back}  refused as stale {verdict.refused}"
+    if verdict.unsettled:
+        yield (
+            f"  {verdict.unsettled} were reported without an answer; "
+            f"{verdict.assumed} of them nobody else has, and count as acknowledged"
+        )
+    yield from (f"  CONTRADICTION: {text}" for text in verdict.contradictions)
+    for kind in _MEANING:
+        yield from _kind(verdict, kind)
+
+
+def _kind(verdict: Verdict, kind: str) -> Iterator[str]:
+    found = [finding for finding in verdict.findings if finding.kind == kind]
+    more = verdict.unnamed.get(kind, 0)
+    if found or more:
+        yield f"  {kind}: {_MEANING[kind]}"
+    yield from (f"    {_finding(finding)}" for finding in found)
+    if more:
+        yield f"    … and {more} more record(s)"
+
+
+def _finding(finding: Finding) -> str:
+    records = finding.records
+    by = f", by {'; '.join(finding.by)}" if finding.by else ""
+    which = f"record {records.start}"
+    if len(records) > 1:
+        which = f"records {records.start} to {records.end - 1}"
+    return f"epoch {records.epoch}: {which} of {records.name!r}{by}"

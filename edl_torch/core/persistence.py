@@ -1,0 +1,286 @@
+"""The state of a dispatcher as small rows by key, and a dispatcher from such rows.
+
+Rows are JSON-able and say what is, never what was asked for: an upgrade reads them without deciding anything
+again. Deadlines are not among them, nor who waits at this moment. Where rows are kept is not known here.
+
+| key | row |
+| --- | --- |
+| `dataset`, name | place among the datasets, specification |
+| `head`, dataset | lineage, cursor (epoch, position, offset), acknowledged, dropped, next task, next bundle |
+| `waiting`, dataset, number | crumb or not, epoch, shard, skip, limit, attempt |
+| `lease`, dataset, task | attempt, session, epoch, shard, done, stop, end, handed, holes |
+| `bad`, dataset, number | epoch, shard, position, name, index, reason |
+| `session`, session | worker id |
+| `member`, dataset, session | batch size |
+| `answer`, dataset, session | request, epoch, state, grants (task, attempt, four of the slice, bundle) |
+| `report`, dataset, session | number of the last report, leases ended since (task, attempt) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from edl_torch.core.calls import Grant, LeaseAnswer, PassState, QuarantinedRecord
+from edl_torch.core.changes import Changes, Key
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.lease import Lease
+from edl_torch.core.ledger import Head, ShardLedger
+from edl_torch.core.members import Member
+from edl_torch.core.todo import Waiting
+from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+
+VERSION = 1  # of the meaning of rows
+
+Row = tuple[Any, ...]
+Rows = dict[Key, Row]
+Update = dict[Key, Row | None]  # None: there is no such part any more
+
+
+# To rows ------------------------------------------------------------------------------------------------
+
+
+def update(dispatcher: Dispatcher, keys: Iterable[Key]) -> Update:
+    """The parts of these keys as they are now."""
+    return {key: _ROW[str(key[0])](dispatcher, *key[1:]) for key in keys}
+
+
+def dump(dispatcher: Dispatcher) -> Rows:
+    """All of the state."""
+    return {key: row for key, row in update(dispatcher, _keys(dispatcher)).items() if row is not None}
+
+
+def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
+    members = tuple(dispatcher.members)
+    for member in members:
+        yield "session", member.session
+    for ledger in dispatcher.ledgers:
+        name = ledger.spec.name
+        yield "dataset", name
+        yield "head", name
+        yield from (("waiting", name, number) for number in ledger.waiting)
+        yield from (("lease", name, task) for task in ledger.tasks)
+        yield from (("bad", name, number) for number in range(len(ledger.quarantine)))
+        yield from ((kind, name, m.session) for m in members for kind in ("member", "answer", "report"))
+
+
+def _dataset(dispatcher: Dispatcher, dataset: str) -> Row | None:
+    for place, ledger in enumerate(dispatcher.ledgers):
+        if ledger.spec.name == dataset:
+            return place, _spec_row(ledger.spec)
+    return None
+
+
+def _spec_row(spec: DatasetSpec) -> dict[str, Any]:
+    fields = {name: getattr(spec, name) for name in spec.__slots__}
+    sources = tuple((source.name, source.start, source.count) for source in spec.sources)
+    return fields | {"sources": sources, "task_type": spec.task_type.name}
+
+
+def _of_ledger(
+    row: Callable[[ShardLedger, Any], Row | None],
+) -> Callable[[Dispatcher, str, Any], Row | None]:
+    """The row of a part of a ledger, which is not there where the ledger is not."""
+
+    def find(dispatcher: Dispatcher, dataset: str, key: Any = None) -> Row | None:
+        ledger = dispatcher.find_ledger(dataset)
+        return None if ledger is None else row(ledger, key)
+
+    return find
+
+
+def _head(ledger: ShardLedger, _: None) -> Row:
+    head = ledger.head
+    return (
+        head.lineage,
+        *head.cursor,
+        *(head.acknowledged, head.dropped),
+        *(head.next_task, head.next_bundle),
+    )
+
+
+def _waiting(ledger: ShardLedger, number: int) -> Row | None:
+    found = ledger.waiting_slice(number)
+    if found is None:
+        return None
+    crumb, item = found
+    return int(crumb), *_slice_row(item.slice), item.attempt
+
+
+def _slice_row(item: Slice) -> tuple[int, int, int, int]:
+    return item.epoch, item.shard, item.skip, item.limit
+
+
+def _lease(ledger: ShardLedger, task: int) -> Row | None:
+    lease = ledger.lease_of(task)
+    if lease is None:
+        return None
+    return (
+        *(lease.attempt, lease.session, lease.epoch, lease.shard),
+        *(lease.done, lease.stop, lease.end, int(lease.handed)),
+        tuple(sorted(lease.holes)),
+    )
+
+
+def _bad(ledger: ShardLedger, number: int) -> Row | None:
+    if number >= len(ledger.quarantine):
+        return None
+    bad = ledger.quarantine[number]
+    return bad.epoch, bad.shard, bad.position, bad.name, bad.index, bad.reason
+
+
+def _member(ledger: ShardLedger, session: str) -> Row | None:
+    batch_size = ledger.batch_size_of(session)
+    return None if batch_size is None else (batch_size,)
+
+
+def _session(dispatcher: Dispatcher, session: str) -> Row | None:
+    member = dispatcher.members.get(session)
+    return None if member is None else (member.worker_id,)
+
+
+def _answer(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
+    member = dispatcher.members.get(session)
+    answer = None if member is None else member.answers.get(dataset)
+    if answer is None:
+        return None
+    grants = tuple((g.task, g.attempt, *_slice_row(g.slice), g.bundle) for g in answer.grants)
+    return answer.request, answer.epoch, answer.state.name, grants
+
+
+def _report(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
+    member, ledger = dispatcher.members.get(session), dispatcher.find_ledger(dataset)
+    number = 0 if member is None else member.reports.get(dataset, 0)
+    closed = {} if ledger is None else ledger.closed_by(session)
+    return (number, tuple(closed.items())) if number or closed else None
+
+
+_ROW: dict[str, Callable[..., Row | None]] = {
+    "dataset": _dataset,
+    "head": _of_ledger(_head),
+    "waiting": _of_ledger(_waiting),
+    "lease": _of_ledger(_lease),
+    "bad": _of_ledger(_bad),
+    "member": _of_ledger(_member),
+    "session": _session,
+    "answer": _answer,
+    "report": _report,
+}
+
+
+# From rows ----------------------------------------------------------------------------------------------
+
+
+def load(
+    rows: Mapping[Key, Row],
+    *,
+    ledger_id: str,
+    now: float,
+    lease_timeout_s: float = 30.0,
+    grace_s: float = 1.0,
+    progress_timeout_s: float = 0.0,
+    changes: Changes | None = None,
+) -> Dispatcher:
+    """The dispatcher that `dump` describes. Every session counts as heard at `now`, its stream as unbroken.
+
+    Raises LookupError, TypeError or ValueError for rows that no dump has.
+    """
+    dispatcher = Dispatcher(
+        ledger_id=ledger_id,
+        lease_timeout_s=lease_timeout_s,
+        grace_s=grace_s,
+        progress_timeout_s=progress_timeout_s,
+        changes=changes,
+    )
+    kinds: dict[str, dict[Key, Row]] = {kind: {} for kind in _ROW}
+    for key, row in rows.items():
+        kinds[str(key[0])][key[1:]] = row
+    for (session,), (worker_id,) in kinds["session"].items():
+        dispatcher.members.enter(str(session), worker_id, now)
+    for (name,), (_, spec) in sorted(kinds["dataset"].items(), key=lambda item: int(item[1][0])):
+        ledger = dispatcher.add(_spec_from(spec))
+        of_it = {
+            kind: {key[1]: row for key, row in parts.items() if key[0] == name}
+            for kind, parts in kinds.items()
+            if kind not in ("session", "dataset", "head")
+        }
+        _resume(ledger, kinds["head"][name,], of_it)
+        _resume_members(dispatcher, str(name), of_it)
+    if changes is not None:
+        changes.take()  # it is as written
+    return dispatcher
+
+
+def _spec_from(fields: dict[str, Any]) -> DatasetSpec:
+    sources = tuple(Source(name=name, start=start, count=count) for name, start, count in fields["sources"])
+    return DatasetSpec(**fields | {"sources": sources, "task_type": TaskType[fields["task_type"]]})
+
+
+def _resume(ledger: ShardLedger, head: Row, of_it: Mapping[str, Mapping[Any, Row]]) -> None:
+    strangers = {row[1] for row in of_it["lease"].values()} - set(of_it["member"])
+    if strangers:  # nobody would ever take their leases back
+        raise ValueError(f"leases of sessions that take no part: {sorted(strangers)}")
+    lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle = head
+    ledger.resume(
+        Head(
+            lineage=lineage,
+            cursor=(epoch, position, offset),
+            acknowledged=acknowledged,
+            dropped=dropped,
+            next_task=next_task,
+            next_bundle=next_bundle,
+        ),
+        leases=(_lease_from(task, row) for task, row in of_it["lease"].items()),
+        waiting={number: _waiting_from(row) for number, row in of_it["waiting"].items()},
+        quarantine=(_bad_from(row) for _, row in sorted(of_it["bad"].items())),
+        batch_sizes={session: batch_size for session, (batch_size,) in of_it["member"].items()},
+        closed={
+            session: {int(task): int(attempt) for task, attempt in closed}
+            for session, (_, closed) in of_it["report"].items()
+            if closed
+        },
+    )
+
+
+def _resume_members(dispatcher: Dispatcher, name: str, of_it: Mapping[str, Mapping[Any, Row]]) -> None:
+    members = {session: dispatcher.members.find(session) for session in of_it["member"]}
+    for session, member in members.items():
+        member.datasets.add(name)
+        _resume_member(member, name, of_it["answer"].get(session), of_it["report"].get(session))
+
+
+def _resume_member(member: Member, name: str, answer: Row | None, report: Row | None) -> None:
+    if answer is not None:
+        request, epoch, state, grants = answer
+        member.answers[name] = LeaseAnswer(
+            request=request, epoch=epoch, state=PassState[state], grants=tuple(map(_grant_from, grants))
+        )
+    if report is not None and report[0]:
+        member.reports[name] = report[0]
+
+
+def _lease_from(task: int, row: Row) -> Lease:
+    attempt, session, epoch, shard, done, stop, end, handed, holes = row
+    return Lease(task, attempt, session, epoch, shard, done, stop, end, bool(handed), set(holes))
+
+
+def _waiting_from(row: Row) -> tuple[bool, Waiting]:
+    crumb, *place, attempt = row
+    return bool(crumb), Waiting(_slice_from(place), attempt)
+
+
+def _slice_from(row: Iterable[int]) -> Slice:
+    epoch, shard, skip, limit = row
+    return Slice(epoch=epoch, shard=shard, skip=skip, limit=limit)
+
+
+def _grant_from(row: Row) -> Grant:
+    task, attempt, *place, bundle = row
+    return Grant(task=task, attempt=attempt, slice=_slice_from(place), bundle=bundle)
+
+
+def _bad_from(row: Row) -> QuarantinedRecord:
+    epoch, shard, position, name, index, reason = row
+    return QuarantinedRecord(
+        epoch=epoch, shard=shard, position=position, name=name, index=index, reason=reason
+    )

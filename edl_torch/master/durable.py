@@ -1,0 +1,77 @@
+"""A dispatcher that lives in a journal: taken up from it at the start, written to it from then on.
+
+The only place where rows and the journal meet. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from edl_torch.core import persistence
+from edl_torch.core.changes import Changes, Key
+from edl_torch.errors import EdlError, MasterStartError
+from edl_torch.master.commits import GroupCommit
+from edl_torch.master.journal import Journal, encoded
+
+log = logging.getLogger("edl_torch.master")
+
+
+class DurableState:
+    """The dispatcher of the journal in `folder`; every session of it counts as heard at `now`.
+
+    Raises MasterStartError for a folder that cannot be used. `group_commit()` needs a running event loop.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        now: float,
+        lease_timeout_s: float = 30.0,
+        grace_s: float = 1.0,
+        progress_timeout_s: float = 0.0,
+    ) -> None:
+        self._journal = Journal(folder)
+        self._changes = Changes()
+        try:
+            self.dispatcher = persistence.load(
+                self._journal.read(),
+                ledger_id=self._journal.ledger_id,
+                now=now,
+                lease_timeout_s=lease_timeout_s,
+                grace_s=grace_s,
+                progress_timeout_s=progress_timeout_s,
+                changes=self._changes,
+            )
+        except (LookupError, TypeError, ValueError, EdlError) as exc:
+            self._journal.close()
+            raise MasterStartError(
+                f"the journal in {folder} is damaged ({exc!r}): give another --state folder"
+            ) from exc
+        self._log(folder)
+
+    def _log(self, folder: Path) -> None:
+        ledgers = tuple(self.dispatcher.ledgers)
+        log.info(
+            "%s dir=%s ledger=%s datasets=%d leases=%d sessions=%d",
+            *("resumed" if ledgers else "new journal", folder, self.dispatcher.ledger_id),
+            *(len(ledgers), sum(ledger.leases for ledger in ledgers), len(self.dispatcher.members)),
+        )
+
+    def group_commit(self) -> GroupCommit:
+        """What a host waits for before it answers."""
+        return GroupCommit(self._changes, self._collect)
+
+    def _collect(self, keys: tuple[Key, ...]) -> Callable[[], None]:
+        batch = encoded(persistence.update(self.dispatcher, keys))
+        return functools.partial(self._journal.write, batch)
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        self._journal.close()
+
+    def __repr__(self) -> str:
+        return f"<DurableState {self._journal!r} {self.dispatcher!r}>"

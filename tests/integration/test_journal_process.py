@@ -1,0 +1,388 @@
+"""A master with a journal, killed at any moment and started again: what it answered stands."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from edl_torch.client.transport import MasterClient
+from edl_torch.core.calls import (
+    NEW_PASS,
+    Acknowledgement,
+    LeaseCall,
+    PassState,
+    RegisterCall,
+    Registration,
+    ReportCall,
+)
+from edl_torch.errors import MasterUnavailable, StaleLease
+from edl_torch.shard import Source
+from edl_torch.testing.wait import wait_until
+
+EDL = (sys.executable, "-m", "edl_torch")
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class DurableMaster:
+    """A master on one port with one journal, through all its lives."""
+
+    def __init__(self, folder, *arguments):
+        self.address = f"127.0.0.1:{free_port()}"
+        self.state = folder / "state"
+        self._log = folder / "log"
+        self._arguments = arguments
+        self.process = None
+
+    def start(self, **options):
+        """Returns the seconds until it serves."""
+        began = time.monotonic()
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*EDL, "master", "--addr", self.address, "--state", str(self.state), *self._arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                **options,
+            )
+        assert self.process.stdout.readline() == f"ready on {self.address}\n", self.log
+        return time.monotonic() - began
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+    @property
+    def log(self):
+        return self._log.read_text()
+
+
+@pytest.fixture
+def master(tmp_path):
+    master = DurableMaster(tmp_path)
+    yield master
+    if master.process is not None:
+        master.kill()
+
+
+def register(client, session, size, *, per=4, **options):
+    registration = Registration(
+        name="d", sources=(Source(name="", count=size),), records_per_shard=per, **options
+    )
+    call = RegisterCall(session=session, worker_id=client.worker_id, batch_size=2, registration=registration)
+    return client.register(call)
+
+
+def lease_call(session, request, **options):
+    options = {"count": 1, "epoch": NEW_PASS, "lineage": 1} | options
+    return LeaseCall(session=session, dataset="d", request=request, **options)
+
+
+def report_call(session, request, grants, **options):
+    done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
+    options = {"lineage": 1} | options
+    return ReportCall(session=session, dataset="d", request=request, acknowledgements=done, **options)
+
+
+class Trainer(threading.Thread):
+    """A session that leases and reports as fast as it is answered, and repeats some of its calls."""
+
+    def __init__(self, address, name, size, seed):
+        super().__init__(name=name, daemon=True)
+        self.client = MasterClient(address, name, master_timeout_s=60.0)
+        self.trained = []
+        self.tasks = []
+        self.error = None
+        self._random = random.Random(seed)
+        self.ledger = register(self.client, name, size).ledger
+        self.client.attend(name, lambda dataset: None)
+
+    def run(self):
+        try:
+            for request in range(1, 100_000):
+                call = lease_call(self.name, request, count=3, ledger=self.ledger)
+                answer = self._ask(lambda call=call: self.client.lease(call, 1.0))
+                if answer.state is PassState.FINISHED:
+                    return
+                report = report_call(self.name, request, answer.grants, ledger=self.ledger)
+                told = self._ask(lambda report=report: self.client.report(report))
+                assert told.stale == ()
+                self.tasks += [grant.task for grant in answer.grants]
+                self.trained += [grant.slice for grant in answer.grants]
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _ask(self, action):
+        answer = action()
+        if self._random.random() < 0.3:
+            assert getattr(action(), "grants", None) == getattr(answer, "grants", None), "a repeat"
+        return answer
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_moment_it_loses_nothing_and_lends_nothing_twice(master, seed):
+    size = 12_000
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    master.start()
+    trainers = [Trainer(master.address, name, size, seed) for name in ("a", "b", "c")]
+    for trainer in trainers:
+        trainer.start()
+    kills = 0
+    while kills < 6 and any(trainer.is_alive() for trainer in trainers):
+        time.sleep(chance.uniform(0.01, 0.6))
+        master.kill()
+        kills += 1
+        master.start()
+    for trainer in trainers:
+        trainer.join(60)
+        assert not trainer.is_alive(), master.log
+        assert trainer.error is None
+    taken = Counter(s.shard * 4 + p for t in trainers for s in t.trained for p in range(s.skip, s.stop))
+    assert taken == Counter(range(size))
+    tasks = [task for trainer in trainers for task in trainer.tasks]
+    assert len(tasks) == len(set(tasks)), "a task id was used again"
+    status = trainers[0].client.status()
+    assert status.durable
+    assert (status.datasets[0].finished, status.datasets[0].acknowledged) == (True, size)
+    assert kills >= 3, "the job was over too soon to show anything"
+    for trainer in trainers:
+        trainer.client.close()
+
+
+def test_a_restart_is_invisible_but_for_the_time_it_takes(master):
+    """Answers are repeated, leases live on, the lineage and the closed pages of the book stay."""
+    master.start()
+    client = MasterClient(master.address, "w")
+    ledger = register(client, "a", 64).ledger
+    first = client.lease(lease_call("a", 1, count=2, ledger=ledger))
+    report = report_call("a", 1, first.grants[:1])
+    told = client.report(report)
+    token = client.snapshot("d")
+    master.kill()
+    master.start()
+    assert "resumed" in master.log
+    assert client.lease(lease_call("a", 1, count=2, ledger=ledger)) == first
+    assert client.report(report) == told
+    assert client.snapshot("d") == token
+    assert client.restore("d", token) == 2
+    master.kill()
+    master.start()
+    with pytest.raises(StaleLease, match="lineage 2"):
+        client.report(report_call("a", 2, first.grants))
+    assert client.lease(lease_call("a", 2, lineage=2)).grants[0].task > first.grants[-1].task
+    client.close()
+
+
+def test_journalled_leases_live_one_full_timeout_after_a_restart(tmp_path):
+    master = DurableMaster(tmp_path, "--lease-timeout-s", "1.5", "--grace-s", "0.1")
+    master.start()
+    client = MasterClient(master.address, "w")
+    register(client, "a", 8)
+    (grant,) = client.lease(lease_call("a", 1)).grants
+    master.kill()
+    time.sleep(1.6)  # longer than the session may be silent: but nobody was there to hear it
+    master.start()
+    started = time.monotonic()
+    assert client.dataset_status("d").leased == grant.slice.limit
+    wait_until(lambda: not client.status().trainers, timeout_s=5)
+    assert 1.2 < time.monotonic() - started < 3.5
+    assert client.dataset_status("d").todo == 8
+    master.kill()
+    client.close()
+
+
+def test_sigterm_commits_what_is_left_and_the_next_one_goes_on(master):
+    master.start()
+    client = MasterClient(master.address, "w")
+    register(client, "a", 8)
+    answer = client.lease(lease_call("a", 1))
+    master.process.send_signal(signal.SIGTERM)
+    assert master.process.wait(10) == 0
+    master.process.communicate()
+    assert sorted(path.name for path in master.state.iterdir()) == ["journal.sqlite3", "lock"]
+    master.start()
+    assert client.lease(lease_call("a", 1)) == answer
+    client.close()
+
+
+def test_ten_thousand_leases_in_flight_are_served_again_soon(master):
+    master.start()
+    client = MasterClient(master.address, "w")
+    for number in range(10):
+        session = f"s{number}"
+        register(client, session, 10**9, per=8)
+        for request in range(1, 11):
+            assert len(client.lease(lease_call(session, request, count=100)).grants) == 100
+    answer = client.lease(lease_call("s9", 10, count=100))
+    assert client.dataset_status("d").leases == 10_000
+    master.kill()
+    seconds = master.start()
+    print(f"\nserving again after {seconds:.2f} s, 10,000 leases in flight, interpreter included")
+    assert client.dataset_status("d").leases == 10_000
+    assert client.lease(lease_call("s9", 10, count=100)) == answer
+    assert seconds < 5.0
+    client.close()
+
+
+def test_two_masters_cannot_share_a_journal(master):
+    master.start()
+    done = run_master(master.state)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("edl-torch: error: another master (process ")
+    assert str(master.state) in done.stderr
+
+
+def run_master(state, *arguments):
+    command = [*EDL, "master", "--addr", "127.0.0.1:0", "--state", str(state), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_without_a_state_folder_it_says_once_that_it_is_not_durable(tmp_path):
+    file = tmp_path / "address"
+    process = subprocess.Popen(
+        [*EDL, "master", "--addr", "127.0.0.1:0", "--address-file", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(file.exists, timeout_s=30)
+    client = MasterClient(file.read_text().strip(), "w")
+    assert not client.status().durable
+    client.close()
+    process.terminate()
+    _, said = process.communicate(timeout=20)
+    assert said.count("not durable") == 1
+
+
+ROWS = """
+class Rows:
+    def __init__(self, data_origin, rows):
+        self.rows = {data_origin: rows}
+
+    def create_shards(self, mode):
+        return self.rows
+
+    def read_records(self, task):
+        return ()
+"""
+
+
+def test_a_dataset_of_the_command_line_must_be_that_of_the_journal(tmp_path, monkeypatch):
+    (tmp_path / "rows_reader.py").write_text(ROWS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+
+    def arguments(rows, epochs):
+        reader = ("--custom-data-reader", "rows_reader:Rows", "--custom-data-reader-params", f"rows={rows}")
+        return "--training-data", "t", "--num-epochs", str(epochs), *reader
+
+    master = DurableMaster(tmp_path, *arguments(30, 2))
+    master.start()
+    master.kill()
+    done = run_master(master.state, *arguments(40, 2))
+    assert done.returncode == 1
+    assert "size: registered 30, asked 40" in done.stderr.splitlines()[-1]
+    master._arguments = arguments(30, 5)
+    master.start()
+    with MasterClient(master.address, "w") as client:
+        assert client.dataset_status("training").num_epochs == 2
+    master.kill()
+    assert "goes on as it is: num_epochs: registered 2, asked 5" in master.log
+
+
+# A disk that does not play ----------------------------------------------------------------------------------
+
+
+def fill(client):
+    """Lease until there is no answer; returns the answers that came."""
+    answers = []
+    register(client, "s", 10**9, per=8)
+    for request in range(1, 5000):
+        try:
+            answers.append(client.lease(lease_call("s", request, count=100)))
+        except MasterUnavailable:
+            return answers
+    raise AssertionError("the disk never became full")
+
+
+def expect_clean_stop(master):
+    assert master.process.wait(20) == 1
+    master.process.communicate()
+    last = master.log.splitlines()[-1]
+    assert last.startswith("edl-torch: error: cannot write the journal in ")
+    assert "Traceback" not in master.log
+
+
+def expect_all_of(answers, client):
+    tasks = [grant.task for answer in answers for grant in answer.grants]
+    assert tasks == list(range(1, len(tasks) + 1))
+    again = client.lease(lease_call("s", len(answers), count=100))
+    assert again == answers[-1]
+    assert client.dataset_status("d").leases >= len(tasks)
+
+
+def test_a_file_that_may_not_grow_stops_the_master_cleanly_and_loses_nothing_answered(master):
+    limit = 400_000
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    master.start(preexec_fn=limited)
+    client = MasterClient(master.address, "w", master_timeout_s=0.5)
+    answers = fill(client)
+    expect_clean_stop(master)
+    client.close()
+    master.start()
+    with MasterClient(master.address, "w") as client:
+        expect_all_of(answers, client)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB, where this user may make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True
+    )
+    if made.returncode:
+        pytest.skip("mounting a file system is not permitted")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_the_master_cleanly_and_loses_nothing_answered(tmp_path, small_disk):
+    master = DurableMaster(tmp_path)
+    master.state = small_disk / "state"
+    master.start()
+    client = MasterClient(master.address, "w", master_timeout_s=0.5)
+    answers = fill(client)
+    expect_clean_stop(master)
+    client.close()
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    master.start()
+    with MasterClient(master.address, "w") as client:
+        expect_all_of(answers, client)
+    master.kill()
+
+
+def test_a_read_only_disk_is_refused_at_the_start(tmp_path, small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    done = run_master(small_disk / "state")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("edl-torch: error: cannot keep a journal in ")
+    assert "Read-only file system" in done.stderr

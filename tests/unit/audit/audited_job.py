@@ -1,0 +1,199 @@
+"""A job on the real ledger whose trainers keep audit logs, die, come too late and go back to checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edl_torch.audit.log import AuditLog
+from edl_torch.core.calls import NEW_PASS, Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.token import Token
+from edl_torch.errors import StaleLease
+from edl_torch.shard import DatasetSpec, Slice, Source
+
+BATCH = 3
+SPEC = DatasetSpec(
+    name="training",
+    sources=(Source(name="a.csv", start=5, count=20), Source(name="b.csv", count=5)),
+    records_per_shard=8,
+    max_bad_records=1000,
+)
+
+
+@dataclass
+class Trainer:
+    """One session: its log, and the leases that it holds with the position that it is at."""
+
+    log: AuditLog
+    session: str
+    held: dict[int, list] = field(default_factory=dict)  # task -> [grant, next position, stop]
+
+
+class Job:
+    """One dataset's ledger, its trainers, and where they log."""
+
+    def __init__(self, directory: Path, spec: DatasetSpec = SPEC, trainers: int = 2) -> None:
+        self.directory = directory
+        self.spec = spec
+        self.sessions = 0
+        self.ledgers = 0
+        self.token: str | None = None
+        self.open_ledger()
+        self.trainers = [self.new_trainer() for _ in range(trainers)]
+
+    def open_ledger(self) -> None:
+        """A master that knows nothing of an earlier one."""
+        self.ledgers += 1
+        self.ledger_id = f"ledger{self.ledgers}"
+        self.ledger = ShardLedger(self.spec)
+
+    def new_trainer(self) -> Trainer:
+        """A process starts."""
+        self.sessions += 1
+        session = f"{self.spec.name}{self.sessions}"
+        trainer = Trainer(AuditLog(self.directory, session, f"host/rank {self.sessions}"), session)
+        self.join(trainer)
+        return trainer
+
+    def join(self, trainer: Trainer) -> None:
+        """A session takes part (again): what it held is void."""
+        trainer.held.clear()
+        self.ledger.join(trainer.session, BATCH)
+        trainer.log.joined(
+            self.ledger.spec, ledger=self.ledger_id, lineage=self.ledger.lineage, batch_size=BATCH
+        )
+
+    # What happens to a job --------------------------------------------------------------------------------
+
+    def fetch(self, trainer: Trainer) -> bool:
+        """Ask for leases."""
+        drained = not trainer.held
+        epoch, _, grants = self.ledger.lease(trainer.session, epoch=NEW_PASS, count=1, drained=drained)
+        if not grants and epoch != NEW_PASS:
+            _, _, grants = self.ledger.lease(trainer.session, epoch=epoch, count=1, drained=drained)
+        for grant in grants:
+            trainer.log.granted(grant)
+            trainer.held[grant.task] = [grant, grant.slice.skip, grant.slice.stop]
+        return bool(grants)
+
+    def train(self, trainer: Trainer, *, answered: bool = True, heard: bool = True) -> None:
+        """Acknowledge a batch; maybe the master does not hear it, or its answer is lost."""
+        if not trainer.held:
+            return
+        task, lease = next(iter(trainer.held.items()))
+        grant, position, stop = lease
+        lease[1] = upto = min(position + BATCH, stop)
+        done = Acknowledgement(task=task, attempt=grant.attempt, upto=upto)
+        trainer.log.intent(acknowledgements=[done])
+        stale = self.tell(trainer, done) if heard else []
+        if answered:
+            trainer.log.answered(stale)
+        if upto == stop or stale:
+            del trainer.held[task]
+
+    def tell(self, trainer: Trainer, done: Acknowledgement) -> list[int]:
+        """The master hears it."""
+        try:
+            self.ledger.acknowledge(trainer.session, done.task, done.attempt, done.upto)
+        except StaleLease:
+            return [done.task]
+        return []
+
+    def quarantine(self, trainer: Trainer) -> None:
+        """The record in hand is bad; the trainer goes on after it."""
+        if not trainer.held:
+            return
+        task, lease = next(iter(trainer.held.items()))
+        grant, position, stop = lease
+        failure = Failure(task=task, attempt=grant.attempt, position=position, reason="truncated")
+        trainer.log.intent(failures=[failure])
+        stale = []
+        try:
+            self.ledger.fail(trainer.session, task, grant.attempt, position, "truncated")
+        except StaleLease:
+            stale = [task]
+        trainer.log.answered(stale)
+        lease[1] = position + 1
+        if lease[1] == stop or stale:
+            del trainer.held[task]
+
+    def crumble(self, trainer: Trainer) -> None:
+        """The last records of a lease are no whole batch: they go back as crumbs."""
+        if not trainer.held:
+            return
+        task, lease = next(iter(trainer.held.items()))
+        grant, position, stop = lease
+        start = max(position, stop - BATCH + 1)
+        back = GiveBack(task=task, attempt=grant.attempt, start=start, crumb=True)
+        trainer.log.intent(give_backs=[back])
+        stale = []
+        try:
+            self.ledger.give_back(trainer.session, task, grant.attempt, start, crumb=True)
+        except StaleLease:
+            stale = [task]
+        trainer.log.answered(stale)
+        lease[2] = start
+        if start == position or stale:
+            del trainer.held[task]
+
+    def kill(self, place: int, *, heard: bool) -> None:
+        """A trainer is killed between its report and the answer; another process takes its place."""
+        trainer = self.trainers[place]
+        self.train(trainer, answered=False, heard=heard)
+        self.ledger.release(trainer.session)
+        self.trainers[place] = self.new_trainer()
+
+    def stop_and_go_on(self, place: int) -> None:
+        """A trainer is taken for dead, reports too late, learns of it and takes part anew."""
+        trainer = self.trainers[place]
+        self.ledger.release(trainer.session)
+        self.ledger.join(trainer.session, BATCH)
+        while trainer.held:
+            self.train(trainer)
+        self.join(trainer)
+
+    def checkpoint(self, place: int) -> str:
+        """A trainer takes a token."""
+        self.token = self.ledger.snapshot().encode()
+        self.trainers[place].log.snapshot(self.token)
+        return self.token
+
+    def restore(self, place: int, token: str | None) -> None:
+        """A trainer takes the job back; the others join the lineage."""
+        self.ledger.restore(None if token is None else Token.decode(token))
+        self.trainers[place].held.clear()
+        self.trainers[place].log.restored(token, lineage=self.ledger.lineage)
+        for other, trainer in enumerate(self.trainers):
+            if other != place:
+                self.join(trainer)
+
+    def restart(self, token: str | None) -> None:
+        """Everything is gone, the master included; all start anew and load the checkpoint."""
+        self.open_ledger()
+        self.trainers = [self.new_trainer() for _ in self.trainers]
+        self.restore(0, token)
+
+    def finish(self) -> None:
+        """Train to the end."""
+        for _ in range(10_000):
+            if self.ledger.finished:
+                return
+            for trainer in self.trainers:
+                while self.fetch(trainer) or trainer.held:
+                    self.train(trainer)
+        raise AssertionError(f"the job does not end: {self.ledger!r}")
+
+    def train_batches(self, batches: int) -> None:
+        """The trainers take turns."""
+        for number in range(batches):
+            trainer = self.trainers[number % len(self.trainers)]
+            if not trainer.held:
+                self.fetch(trainer)
+            self.train(trainer)
+
+
+def grant_of(task: int, shard: int, skip: int, limit: int, *, epoch: int = 0, attempt: int = 1) -> Grant:
+    """A lease, made by hand."""
+    cut = Slice(epoch=epoch, shard=shard, skip=skip, limit=limit)
+    return Grant(task=task, attempt=attempt, slice=cut)

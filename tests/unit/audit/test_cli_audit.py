@@ -1,0 +1,81 @@
+"""`edl-torch audit`: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from audited_job import SPEC, Job
+
+from edl_torch.cli import main
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path / "audit")
+
+
+def audit(job, *options):
+    return main(["audit", str(job.directory), *options])
+
+
+def test_a_proof_ends_with_0(job, capsys):
+    job.train_batches(3)
+    job.restore(0, job.checkpoint(0))
+    job.finish()
+    assert audit(job) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "dataset 'training': PROVEN",
+        "  25 records, 1 epoch(s); 25 must have exactly one outcome",
+        "  lineage 2 of 2, ledger ledger1, 2 trainer session(s)",
+        "  acknowledged 25  quarantined 0  dropped 0  lost 0  doubled 0  forgotten 0",
+        "  rolled back 0  refused as stale 0",
+    ]
+
+
+def test_a_refutation_ends_with_1_and_names_the_records(job, capsys):
+    job.train_batches(2)
+    job.fetch(job.trainers[0])
+    job.stop_and_go_on(0)
+    assert audit(job, "--list", "1") == 1
+    out = capsys.readouterr().out
+    assert "dataset 'training': REFUTED" in out
+    assert "  lost: no outcome\n    epoch 0: record" in out
+    assert "more record(s)" in out
+    assert "stale: came too late and was refused" in out
+    assert "by host/rank 1 (lineage 1, task" in out
+
+
+def test_an_unfinished_job_may_have_open_records(job, capsys):
+    job.train_batches(5)
+    assert audit(job, "--unfinished") == 0
+    assert "open " in capsys.readouterr().out
+
+
+def test_json_has_everything(job, capsys):
+    job.kill(0, heard=False)
+    assert audit(job, "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["proven"] is False
+    (dataset,) = said["datasets"]
+    assert (dataset["dataset"], dataset["lost"], dataset["size"]) == ("training", 25, SPEC.size)
+    assert dataset["findings"][0]["records"] == {"epoch": 0, "name": "a.csv", "start": 5, "end": 25}
+
+
+def test_reports_without_an_answer_are_mentioned(job, capsys):
+    job.fetch(job.trainers[0])
+    job.kill(0, heard=True)
+    job.finish()
+    assert audit(job) == 0
+    assert "3 were reported without an answer; 3 of them nobody else has" in capsys.readouterr().out
+
+
+def test_wrong_input_ends_with_2(job, tmp_path, capsys):
+    assert main(["audit", str(tmp_path / "none")]) == 2
+    assert "not a directory" in capsys.readouterr().err
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "no audit log" in capsys.readouterr().err
+    path = job.trainers[0].log.path
+    path.write_text(f"{path.read_text()}what\n=\n")
+    assert audit(job) == 2
+    assert f"{path.name}', line 3, is damaged" in capsys.readouterr().err

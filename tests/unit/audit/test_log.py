@@ -1,0 +1,348 @@
+"""What a trainer writes down, when it is on its way to the disk, and what reading it back gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from audited_job import BATCH, SPEC, grant_of
+
+from edl_torch.audit import reading
+from edl_torch.audit.lines import SUFFIX, read_spec, write_spec
+from edl_torch.audit.log import Audit, AuditLog
+from edl_torch.audit.reading import Answer, read_logs
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
+from edl_torch.errors import AuditError
+from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+
+
+class Clock:
+    now = 5.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def log(tmp_path, clock):
+    log = AuditLog(tmp_path / "audit", "51f0", "host/0", clock=clock)
+    log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
+    log.granted(grant_of(7, 0, 2, 6, attempt=2))
+    return log
+
+
+def ack(upto, task=7, attempt=2):
+    return [Acknowledgement(task=task, attempt=attempt, upto=upto)]
+
+
+def lines(log):
+    return log.path.read_text().splitlines()
+
+
+def only(log):
+    (found,) = read_logs([log.path.parent])
+    return found
+
+
+def test_the_form_of_a_log(log, clock):
+    clock.now += 1.5
+    log.intent(acknowledgements=ack(5))
+    log.answered()
+    log.intent(acknowledgements=ack(8), step=40)
+    header, joined, first, answered, second = lines(log)
+    assert (first, answered, second) == ("0 0 2 5 7 2 1 1500", "=", "0 0 5 8 7 2 40 1500")
+    assert json.loads(header)["edl_audit"] == 1
+    assert json.loads(header)["session"] == "51f0"
+    assert json.loads(joined)["dataset"] == write_spec(SPEC)
+    assert log.path.name == "host_0-51f0.audit"
+
+
+def test_an_intent_is_written_before_it_returns_and_its_answer_decides(log):
+    log.intent(acknowledgements=ack(5))
+    assert only(log).chapters[0].answers.tolist() == [Answer.NONE]
+    log.answered()
+    log.intent(acknowledgements=ack(6))
+    log.answered([7])
+    log.granted(grant_of(8, 1, 0, 8))
+    log.intent(acknowledgements=ack(3, task=8, attempt=1))
+    log.lost()
+    assert only(log).chapters[0].answers.tolist() == [Answer.ACCEPTED, Answer.REFUSED, Answer.NONE]
+
+
+def test_one_refused_lease_does_not_touch_the_others_of_its_report(log):
+    log.granted(grant_of(8, 1, 0, 8))
+    log.intent(acknowledgements=[*ack(5), *ack(3, task=8, attempt=1)])
+    log.answered([8])
+    assert only(log).chapters[0].answers.tolist() == [Answer.ACCEPTED, Answer.REFUSED]
+
+
+def test_a_report_sent_again_is_written_once_and_settled_by_the_later_answer(log):
+    log.intent(acknowledgements=ack(5))
+    log.unanswered()
+    log.intent(acknowledgements=ack(8))
+    log.answered()
+    (chapter,) = only(log).chapters
+    assert chapter.rows[:, 2:4].tolist() == [[2, 5], [5, 8]]
+    assert chapter.answers.tolist() == [Answer.ACCEPTED] * 2
+
+
+def test_a_refusal_of_what_may_have_been_heard_before_says_nothing(log):
+    log.intent(acknowledgements=ack(8))
+    log.unanswered()
+    log.intent(acknowledgements=ack(8))
+    log.answered([7])
+    assert only(log).chapters[0].answers.tolist() == [Answer.NONE]
+
+
+def test_a_void_lease_is_not_written(log):
+    log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
+    log.intent(acknowledgements=ack(5))
+    log.intent(acknowledgements=ack(5, attempt=1))
+    log.answered()
+    assert [len(chapter.rows) for chapter in only(log).chapters] == [0, 0]
+    assert len(lines(log)) == 3
+
+
+def test_an_answer_that_comes_after_the_trainer_joined_anew_is_that_of_the_report_before(log):
+    log.intent(acknowledgements=ack(5))
+    log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
+    log.answered([7])
+    assert only(log).chapters[0].answers.tolist() == [Answer.REFUSED]
+
+
+def test_quarantine_crumbs_tokens_and_restores_are_read_back(log):
+    log.intent(failures=[Failure(task=7, attempt=2, position=3, reason="gone\nfor \udcff good")])
+    log.intent(failures=[Failure(task=7, attempt=2, position=3, reason="again")])
+    log.answered()
+    log.intent(give_backs=[GiveBack(task=7, attempt=2, start=6, crumb=True)])
+    log.intent(give_backs=[GiveBack(task=7, attempt=2, start=5)])
+    log.answered()
+    log.snapshot("{}")
+    log.restored("{}", lineage=4)
+    log.granted(grant_of(9, 0, 0, 3))
+    log.intent(acknowledgements=ack(3, task=9, attempt=1))
+    first, second = only(log).chapters
+    (bad,) = first.quarantined
+    assert (bad.position, bad.reason, bad.answer) == (3, "gone\nfor \udcff good", Answer.ACCEPTED)
+    assert [cut for cut, _ in first.crumbs] == [Slice(epoch=0, shard=0, skip=6, limit=2)]
+    assert (second.opened, second.token, second.before, second.lineage) == (True, "{}", 1, 4)
+    assert len(first.snapshots) == 1
+    assert second.rows[:, 4].tolist() == [9]
+
+
+def test_a_report_without_outcomes_leaves_no_line(log):
+    before = lines(log)
+    log.intent(give_backs=[GiveBack(task=7, attempt=2, start=5)])
+    log.answered()
+    log.lost()
+    assert lines(log) == before
+
+
+def test_a_lease_is_forgotten_once_all_of_it_is_answered(log):
+    log.intent(acknowledgements=ack(4), failures=[Failure(task=7, attempt=2, position=4, reason="")])
+    log.answered()
+    assert log._leases
+    log.intent(give_backs=[GiveBack(task=7, attempt=2, start=5)])
+    log.answered()
+    assert not log._leases
+
+
+def test_nothing_is_made_before_a_dataset_is_joined(tmp_path):
+    log = AuditLog(tmp_path / "audit", "s", "w")
+    log.close()
+    assert not (tmp_path / "audit").exists()
+
+
+def test_a_session_has_one_log(log):
+    with pytest.raises(AuditError, match="cannot make the audit log"):
+        AuditLog(log.path.parent, "51f0", "host/0").joined(SPEC, ledger="L", lineage=1, batch_size=1)
+
+
+def test_an_unusable_directory_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AuditError, match=r"file.*check audit_dir"):
+        AuditLog(tmp_path / "file", "s", "w").joined(SPEC, ledger="L", lineage=1, batch_size=1)
+
+
+def test_nothing_follows_a_line_that_was_cut_off(log, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, text: write(file, text[:4]))
+    with pytest.raises(AuditError, match="disk is full"):
+        log.intent(acknowledgements=ack(5))
+    monkeypatch.undo()
+    with pytest.raises(AuditError, match="disk is full"):
+        log.intent(acknowledgements=ack(6))
+    assert only(log).chapters[0].rows.tolist() == []
+
+
+def test_a_full_device_is_an_error_that_names_the_log(log, monkeypatch):
+    monkeypatch.setattr(log, "_file", os.open("/dev/full", os.O_WRONLY))
+    with pytest.raises(AuditError, match=r"host_0-51f0.audit' cannot be written.*No space"):
+        log.intent(acknowledgements=ack(5))
+
+
+def test_a_closed_log_refuses_and_closes_again(log):
+    log.close()
+    log.close()
+    with pytest.raises(AuditError, match="closed"):
+        log.intent(acknowledgements=ack(5))
+
+
+def test_with_sync_a_line_is_on_the_disk_before_its_report(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    log = AuditLog(tmp_path, "s", "w", sync=True)
+    log.joined(SPEC, ledger="L", lineage=1, batch_size=1)
+    assert len(synced) == 2
+
+
+def test_a_trainer_without_a_log_takes_every_call():
+    audit = Audit()
+    audit.joined(SPEC, ledger="L", lineage=1, batch_size=1)
+    audit.granted(grant_of(1, 0, 0, 1))
+    audit.intent(acknowledgements=ack(1))
+    audit.answered()
+    audit.unanswered()
+    audit.lost()
+    audit.snapshot("{}")
+    audit.restored(None, lineage=2)
+    audit.close()
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[2])
+from audited_job import BATCH, SPEC, grant_of
+from edl_torch.audit.log import AuditLog
+from edl_torch.core.calls import Acknowledgement
+log = AuditLog(sys.argv[1], "s", "w")
+log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
+log.granted(grant_of(7, 0, 2, 6))
+log.intent(acknowledgements=[Acknowledgement(task=7, attempt=1, upto=5)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_does_not_lose_an_intent(tmp_path):
+    here = os.path.dirname(__file__)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (log,) = read_logs([tmp_path])
+    assert log.chapters[0].rows[:, :4].tolist() == [[0, 0, 2, 5]]
+
+
+# Damage -----------------------------------------------------------------------------------------------
+
+
+def test_half_a_line_at_the_end_is_that_of_a_killed_process(log):
+    log.intent(acknowledgements=ack(5))
+    whole = log.path.read_bytes()
+    for tail in (b"0 0 5", b"{", b"=", b"\0" * 40, b"0 0 5 8 7 2 40 1500"):
+        log.path.write_bytes(whole + tail)
+        assert only(log).chapters[0].rows[:, 3].tolist() == [5]
+
+
+def test_a_trainer_killed_in_its_first_line_is_no_log(log):
+    log.path.write_bytes(log.path.read_bytes()[:20])
+    assert read_logs([log.path.parent]) == []
+
+
+BAD_LINES = [
+    "0 0 2 5 7 2 1",
+    "0 0 2 5 7 2 1 1500 3",
+    "0 0 2 5  7 2 1",
+    "0 0 2 5 7 2 1 ",
+    "0 0 2 x 7 2 1 1500",
+    "0 0 2 -5 7 2 1 1500",
+    "= =",
+    "0=0 2 5 7 2 1 1500",
+    "",
+    "\0\0\0",
+    "{",
+    '{"event":"whatever"}',
+    '{"event":"joined"}',
+    '{"event":"crumb","epoch":0}',
+    '{"no":"event"}',
+    "[]",
+]
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+@pytest.mark.parametrize("block", [1 << 24, 64])
+def test_a_damaged_line_in_the_middle_is_named(log, line, block, monkeypatch):
+    monkeypatch.setattr(reading, "BLOCK_BYTES", block)
+    for upto in (4, 5, 6, 7):
+        log.intent(acknowledgements=ack(upto))
+        log.answered()
+    written = lines(log)
+    written.insert(7, line)
+    log.path.write_text("".join(f"{text}\n" for text in written))
+    with pytest.raises(AuditError, match=r"host_0-51f0.audit', line 8, is damaged"):
+        read_logs([log.path.parent])
+
+
+def test_small_blocks_read_the_same(log, monkeypatch):
+    for upto in (4, 5, 6, 7):
+        log.intent(acknowledgements=ack(upto))
+        log.answered()
+    log.snapshot("{}")
+    log.intent(acknowledgements=ack(8))
+    (whole,) = only(log).chapters
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 45)
+    (parts,) = only(log).chapters
+    assert whole.rows.tolist() == parts.rows.tolist()
+    assert whole.lines.tolist() == parts.lines.tolist() == [2, 4, 6, 8, 11]
+    assert whole.answers.tolist() == parts.answers.tolist() == [1, 1, 1, 1, 0]
+
+
+def test_a_file_without_a_header_or_of_a_newer_version_is_refused(log):
+    text = log.path.read_text()
+    log.path.write_text("0 0 2 5 7 2 1 1500\n")
+    with pytest.raises(AuditError, match="line 1, is damaged"):
+        read_logs([log.path.parent])
+    log.path.write_text(text.replace('"edl_audit":1', '"edl_audit":2'))
+    with pytest.raises(AuditError, match="version 2"):
+        read_logs([log.path.parent])
+
+
+def test_an_acknowledgement_before_any_dataset_is_damage(log):
+    header = lines(log)[0]
+    log.path.write_text(f"{header}\n0 0 2 5 7 2 1 1500\n")
+    with pytest.raises(AuditError, match="line 2, is damaged"):
+        read_logs([log.path.parent])
+
+
+def test_missing_and_empty_directories_and_copies_are_refused(log, tmp_path):
+    with pytest.raises(AuditError, match="not a directory"):
+        read_logs([tmp_path / "none"])
+    with pytest.raises(AuditError, match="no audit log"):
+        read_logs([log.path.parent, tmp_path])
+    (tmp_path / f"copy{SUFFIX}").write_bytes(log.path.read_bytes())
+    with pytest.raises(AuditError, match="one session"):
+        read_logs([log.path.parent, tmp_path])
+    assert len(read_logs([log.path.parent, log.path.parent])) == 1
+
+
+def test_a_dataset_comes_back_as_it_was():
+    spec = DatasetSpec(
+        name="\udcff é",
+        sources=(Source(name="\udc80.jpg", start=3, count=2**40),),
+        records_per_shard=7,
+        seed=-5,
+        shuffle_in_shard=None,
+        shuffle_shards=True,
+        task_type=TaskType.EVALUATION,
+        num_epochs=0,
+        epoch_barrier=False,
+        max_bad_records=2,
+    )
+    assert read_spec(json.loads(json.dumps(write_spec(spec)))) == spec

@@ -1,0 +1,127 @@
+"""Random jobs: an honest log is always proven, and a falsified one is judged as sets of records judge it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from audited_job import SPEC, Job
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_audit import Naive
+
+from edl_torch.audit.verdict import Verdict, audit
+from edl_torch.shard import DatasetSpec
+
+COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "refused", "rolled_back")
+EVENTS = (
+    *("fetch", "train", "train", "train", "quarantine", "crumble"),
+    *(
+        "kill heard",
+        "kill unheard",
+        "stop",
+        "checkpoint",
+        "restore",
+        "restore none",
+        "restart",
+        "restart none",
+    ),
+)
+
+specs = st.builds(
+    lambda shuffle, shards, inside, epochs, barrier: DatasetSpec(
+        name="training",
+        sources=SPEC.sources,
+        records_per_shard=8,
+        seed=7,
+        shuffle=shuffle,
+        shuffle_shards=shards,
+        shuffle_in_shard=inside,
+        num_epochs=epochs,
+        epoch_barrier=barrier,
+        max_bad_records=1000,
+    ),
+    *(st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3), st.booleans()),
+)
+histories = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1)), max_size=60)
+
+
+def play(job: Job, events: list[tuple[str, int]]) -> None:
+    """Let these things happen to a job, and train to its end."""
+    for event, place in events:
+        trainer = job.trainers[place]
+        match event:
+            case "fetch":
+                job.fetch(trainer)
+            case "train":
+                if not trainer.held:
+                    job.fetch(trainer)
+                job.train(trainer)
+            case "quarantine":
+                job.quarantine(trainer)
+            case "crumble":
+                job.crumble(trainer)
+            case "kill heard" | "kill unheard":
+                job.kill(place, heard=event == "kill heard")
+            case "stop":
+                job.stop_and_go_on(place)
+            case "checkpoint":
+                job.checkpoint(place)
+            case "restore" | "restore none":
+                job.restore(place, job.token if event == "restore" else None)
+            case _:
+                job.restart(job.token if event == "restart" else None)
+    job.finish()
+
+
+def falsify(directory: Path, place: int, what: str) -> None:
+    """Take a line out, or say it twice, or move the end of an acknowledgement."""
+    paths = sorted(directory.glob("*.audit"))
+    path = paths[place % len(paths)]
+    lines = path.read_text().splitlines()
+    rows = [i for i, line in enumerate(lines) if line[0].isdigit()]
+    if not rows:
+        return
+    row = rows[place % len(rows)]
+    if what == "remove":
+        del lines[row]
+    elif what == "twice":
+        lines.insert(row, lines[row])
+    else:
+        fields = lines[row].split(" ")
+        if int(fields[2]) + 1 < int(fields[3]):
+            fields[3] = str(int(fields[3]) - 1)
+        lines[row] = " ".join(fields)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def counts(verdict: Verdict) -> dict[str, int]:
+    return {name: getattr(verdict, name) for name in COUNTS}
+
+
+@settings(max_examples=300, deadline=None)
+@given(specs, histories)
+def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, events):
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder), spec)
+        play(job, events)
+        (verdict,) = audit([folder])
+        assert verdict.proven, verdict
+        assert verdict.acknowledged == job.ledger.acknowledged
+        assert verdict.quarantined == len(job.ledger.quarantine)
+        assert verdict.dropped == job.ledger.dropped
+        assert verdict.acknowledged + verdict.quarantined + verdict.dropped == verdict.records
+        naive = Naive(Path(folder)).verdict()
+        assert counts(verdict) == {name: naive[name] for name in COUNTS}
+
+
+@settings(max_examples=300, deadline=None)
+@given(specs, histories, st.integers(0, 1000), st.sampled_from(["remove", "twice", "shorten"]))
+def test_a_falsified_log_is_judged_as_sets_of_records_judge_it(spec, events, place, what):
+    with tempfile.TemporaryDirectory() as folder:
+        play(Job(Path(folder), spec), events)
+        falsify(Path(folder), place, what)
+        (verdict,) = audit([folder])
+        naive = Naive(Path(folder)).verdict()
+        assert counts(verdict) == {name: naive[name] for name in COUNTS}
+        assert verdict.proven == (not (naive["lost"] or naive["doubled"])) or verdict.contradictions

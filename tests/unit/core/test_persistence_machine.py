@@ -1,0 +1,325 @@
+"""What is written of each change, against all there is: after any call the journal holds the whole state."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from edl_torch.core.calls import (
+    NEW_PASS,
+    Acknowledgement,
+    Failure,
+    GiveBack,
+    LeaseCall,
+    RegisterCall,
+    Registration,
+    ReportCall,
+)
+from edl_torch.core.changes import Changes
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.lease import Lease
+from edl_torch.core.persistence import dump, load, update
+from edl_torch.errors import EdlError
+from edl_torch.master.journal import Journal, encoded
+from edl_torch.shard import Source
+
+SESSIONS = ("a", "b", "c")
+DATASETS = ("training", "Prüf\0ung\ud800")
+TIMEOUT_S = 30.0
+IN_MEMORY = Path("/dev/shm")  # thousands of commits, each of which would wait for a disk
+
+sessions = st.sampled_from(SESSIONS)
+datasets = st.sampled_from(DATASETS)
+
+
+def plain(rows: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Rows as JSON brings them back."""
+    return {key: json.loads(json.dumps(row)) for key, row in rows.items()}
+
+
+class PersistenceMachine(RuleBasedStateMachine):
+    """Any calls, sensible or not; refusals are answers too."""
+
+    @initialize(per=st.integers(1, 6), barrier=st.booleans(), size=st.integers(1, 40))
+    def begin(self, per: int, barrier: bool, size: int) -> None:
+        self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
+        self.journal = Journal(Path(self.folder.name))
+        self.changes = Changes()
+        self.dispatcher = Dispatcher(
+            ledger_id=self.journal.ledger_id, lease_timeout_s=TIMEOUT_S, grace_s=1.0, changes=self.changes
+        )
+        self.options = {"records_per_shard": per, "epoch_barrier": barrier}
+        self.size = size
+        self.now = 0.0
+        self.requests = dict.fromkeys(((s, d) for s in SESSIONS for d in DATASETS), 0)
+        self.lineages = dict.fromkeys(DATASETS, 1)
+        self.grants: list[tuple[str, str, Any]] = []
+        self.tokens: list[tuple[str, str]] = []
+        for dataset in DATASETS:
+            self.register("a", dataset, 2, 2, 20)
+            self.register("b", dataset, 3, None, None)
+
+    def _try(self, action: Any) -> Any:
+        try:
+            return action()
+        except EdlError as error:
+            note(f"-> {error!r}")
+            return None
+
+    # Rules ----------------------------------------------------------------------------------------------
+
+    @rule(
+        session=sessions,
+        dataset=datasets,
+        batch=st.integers(1, 4),
+        epochs=st.none() | st.integers(0, 3),
+        bad=st.none() | st.integers(0, 5),
+    )
+    def register(self, session: str, dataset: str, batch: int, epochs: int | None, bad: int | None) -> None:
+        registration = Registration(
+            name=dataset,
+            sources=(Source(name="x\udcff", start=3, count=self.size),),
+            num_epochs=epochs,
+            max_bad_records=bad,
+            **self.options,
+        )
+        call = RegisterCall(
+            session=session, worker_id=f"w\0{session}", batch_size=batch, registration=registration
+        )
+        self._try(lambda: self.dispatcher.register(call, self.now))
+
+    @rule(
+        session=sessions,
+        dataset=datasets,
+        count=st.sampled_from((1, 1, 2, 3, 0)),
+        epoch=st.sampled_from((NEW_PASS, NEW_PASS, NEW_PASS, 0, 1)),
+        drained=st.booleans(),
+        poll=st.booleans(),
+    )
+    def lease(self, session: str, dataset: str, count: int, epoch: int, drained: bool, poll: bool) -> None:
+        self.requests[session, dataset] += 1
+        call = LeaseCall(
+            session=session,
+            dataset=dataset,
+            lineage=self.lineages[dataset],
+            request=self.requests[session, dataset],
+            epoch=epoch,
+            count=count,
+            drained=drained,
+        )
+        do = self.dispatcher.poll if poll else self.dispatcher.lease
+        answer = self._try(lambda: do(call, self.now))
+        if answer is not None:
+            self.grants += [(session, dataset, grant) for grant in answer.grants]
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data(), newer=st.booleans())
+    def report(self, data: st.DataObject, newer: bool) -> None:
+        session, dataset, _ = data.draw(st.sampled_from(self.grants), label="of")
+        mine = [grant for s, d, grant in self.grants if (s, d) == (session, dataset)][-6:]
+        self.requests[session, dataset] += newer
+
+        def some(make: Any, most: int) -> tuple[Any, ...]:
+            picked = data.draw(st.lists(st.sampled_from(mine), max_size=most))
+            ends = [(g, data.draw(st.integers(g.slice.skip, g.slice.stop))) for g in picked]
+            return tuple(make(grant, position) for grant, position in ends)
+
+        call = ReportCall(
+            session=session,
+            dataset=dataset,
+            lineage=self.lineages[dataset],
+            request=self.requests[session, dataset],
+            failures=some(
+                lambda g, p: Failure(task=g.task, attempt=g.attempt, position=p, reason="\ud800\0"), 2
+            ),
+            acknowledgements=some(lambda g, p: Acknowledgement(task=g.task, attempt=g.attempt, upto=p), 4),
+            give_backs=some(
+                lambda g, p: GiveBack(task=g.task, attempt=g.attempt, start=p, crumb=bool(p % 2)), 2
+            ),
+        )
+        before = plain(dump(self.dispatcher))
+        if self._try(lambda: self.dispatcher.report(call, self.now)) is None:
+            assert plain(dump(self.dispatcher)) == before, "a refused report changes nothing"
+
+    @precondition(lambda self: self._live())
+    @rule(data=st.data(), what=st.sampled_from(("train", "train", "give back", "crumble", "fail")))
+    def outcome(self, data: st.DataObject, what: str) -> None:
+        """One sensible outcome of a lease that lives."""
+        dataset, lease = data.draw(st.sampled_from(self._live()), label="of")
+        self.requests[lease.session, dataset] += 1
+        call = ReportCall(
+            session=lease.session,
+            dataset=dataset,
+            lineage=self.lineages[dataset],
+            request=self.requests[lease.session, dataset],
+        )
+        named = {"task": lease.task, "attempt": lease.attempt}
+        position = data.draw(st.integers(lease.done, lease.stop), label="position")
+        match what:
+            case "train":
+                call = replace(call, acknowledgements=(Acknowledgement(**named, upto=position),))
+            case "fail":
+                position = min(position, lease.stop - 1)
+                call = replace(call, failures=(Failure(**named, position=position, reason="\ud800\0"),))
+            case _:
+                back = GiveBack(**named, start=position, crumb=what == "crumble")
+                call = replace(call, give_backs=(back,))
+        self.dispatcher.report(call, self.now)
+
+    def _live(self) -> list[tuple[str, Lease]]:
+        ledgers = [(name, self.dispatcher.find_ledger(name)) for name in DATASETS]
+        found = [(name, ledger.lease_of(task)) for name, ledger in ledgers if ledger for task in ledger.tasks]
+        return [(name, lease) for name, lease in found if lease is not None]
+
+    @precondition(lambda self: self._live())
+    @rule(session=sessions, sure=st.integers(0, 3))
+    def leave(self, session: str, sure: int) -> None:
+        if not sure:
+            self.dispatcher.leave(session)
+
+    @rule(session=sessions, seconds=st.floats(0, 12))
+    def time_passes(self, session: str, seconds: float) -> None:
+        if seconds < 2:
+            self.dispatcher.stream_broke(session, self.now)
+        self.now += seconds
+        self.dispatcher.expire(self.now)
+
+    @rule(dataset=datasets)
+    def save(self, dataset: str) -> None:
+        self.tokens.append((dataset, self.dispatcher.snapshot(dataset)))
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), dataset=datasets, saved=st.booleans())
+    def restore(self, data: st.DataObject, dataset: str, saved: bool) -> None:
+        tokens = [token for name, token in self.tokens if name == dataset]
+        token = data.draw(st.sampled_from(tokens)) if saved and tokens else None
+        self.lineages[dataset] = self.dispatcher.restore(dataset, token)
+
+    @rule()
+    def restart(self) -> None:
+        """Kill and start again: another dispatcher that answers as this one would have."""
+        self.journal.close()
+        self.journal = Journal(Path(self.folder.name))
+        self.changes = Changes()
+        self.now += 1000
+        older, self.dispatcher = (
+            self.dispatcher,
+            load(
+                self.journal.read(),
+                ledger_id=self.journal.ledger_id,
+                now=self.now,
+                lease_timeout_s=TIMEOUT_S,
+                changes=self.changes,
+            ),
+        )
+        newer = self.dispatcher
+        assert not self.changes
+        assert newer.ledger_id == older.ledger_id
+        assert newer.members.next_deadline() in (None, self.now + TIMEOUT_S)
+        assert newer.status(0).datasets == older.status(0).datasets
+        for dataset in DATASETS:
+            assert newer.snapshot(dataset) == older.snapshot(dataset)
+            assert newer.sessions_of(dataset) == older.sessions_of(dataset)
+            self._same_leases(older.find_ledger(dataset), newer.find_ledger(dataset))
+        for member in older.members:
+            assert newer.members.find(member.session).answers == member.answers
+            assert newer.members.find(member.session).reports == member.reports
+            for dataset, answer in member.answers.items():
+                self._same_answer(member.session, dataset, answer)
+
+    def _same_leases(self, older: Any, newer: Any) -> None:
+        assert newer.tasks == older.tasks
+        assert [newer.lease_of(task) for task in newer.tasks] == [
+            older.lease_of(task) for task in older.tasks
+        ]
+        assert newer._unhanded == older._unhanded
+        assert {s: tasks for s, tasks in newer._held.items() if tasks} == {
+            s: tasks for s, tasks in older._held.items() if tasks
+        }
+
+    def _same_answer(self, session: str, dataset: str, answer: Any) -> None:
+        call = LeaseCall(
+            session=session,
+            dataset=dataset,
+            lineage=self.lineages[dataset],
+            request=answer.request,
+            epoch=NEW_PASS,
+            count=1,
+        )
+        assert self.dispatcher.poll(call, self.now) == answer
+
+    # What must hold -------------------------------------------------------------------------------------
+
+    @invariant()
+    def what_changed_is_all_that_changed(self) -> None:
+        if not hasattr(self, "journal"):
+            return
+        self.journal.write(encoded(update(self.dispatcher, self.changes.take())))
+        assert plain(self.journal.read()) == plain(dump(self.dispatcher))
+
+    def teardown(self) -> None:
+        if hasattr(self, "journal"):
+            self.journal.close()
+            self.folder.cleanup()
+
+
+PersistenceMachine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    print_blob=True,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestPersistenceMachine = PersistenceMachine.TestCase
+
+
+def test_rows_that_make_no_sense_are_refused() -> None:
+    lease = {("lease", "d", 1): (1, "nobody", 0, 0, 0, 1, 1, 0, ())}
+    spec = {
+        "name": "d",
+        "sources": [("", 0, 4)],
+        "records_per_shard": 2,
+        "task_type": "TRAINING",
+    }
+    rows = {("dataset", "d"): (0, spec), ("head", "d"): (1, 0, 0, 0, 0, 0, 1, 1)}
+    assert load(rows, ledger_id="l", now=0.0).dataset_status("d").todo == 4
+    with pytest.raises(ValueError, match="nobody"):
+        load(rows | lease, ledger_id="l", now=0.0)
+    with pytest.raises(LookupError):
+        load({("dataset", "d"): (0, spec)}, ledger_id="l", now=0.0)
+    with pytest.raises(LookupError):
+        load({("surprise", "d"): (0,)}, ledger_id="l", now=0.0)
+
+
+def test_crumbs_that_are_dropped_are_written() -> None:
+    """Too rare among random calls: nothing of the epoch may be left but less than a batch."""
+    changes = Changes()
+    dispatcher = Dispatcher(ledger_id="l", changes=changes)
+    registration = Registration(name="d", sources=(Source(name="", count=3),), records_per_shard=3)
+    call = RegisterCall(session="s", worker_id="w", batch_size=2, registration=registration)
+    dispatcher.register(call, 0.0)
+    named: dict[str, Any] = {"session": "s", "dataset": "d", "lineage": 1}
+    grants: list[Any] = []
+    for request in (1, 2):
+        ask = LeaseCall(**named, request=request, epoch=0, count=1)
+        grants += dispatcher.lease(ask, 0.0).grants
+    whole, rest = grants
+    back = GiveBack(task=rest.task, attempt=1, start=2, crumb=True)
+    dispatcher.report(ReportCall(**named, request=1, give_backs=(back,)), 0.0)
+    written = update(dispatcher, changes.take())
+    done = Acknowledgement(task=whole.task, attempt=1, upto=2)
+    dispatcher.report(ReportCall(**named, request=2, acknowledgements=(done,)), 0.0)
+    dispatcher.lease(LeaseCall(**named, request=3, epoch=0, count=1, drained=True), 0.0)
+    assert dispatcher.dataset_status("d").dropped == 1
+    written |= update(dispatcher, changes.take())
+    assert {key: row for key, row in written.items() if row is not None} == dump(dispatcher)
