@@ -60,7 +60,7 @@ def test_a_connection_that_breaks_again_and_again_loses_and_doubles_nothing(
 def test_a_black_hole_for_longer_than_the_timeout_doubles_what_was_in_hand(
     start_master: StartMaster, start_proxy: Callable[..., Proxy], accumulate: int
 ) -> None:
-    master = start_master(lease_timeout_s=0.6)
+    master = start_master(lease_timeout_s=1.0)
     proxy = start_proxy(master)
     gate = Gate(8)
     cut_off = Trainer(

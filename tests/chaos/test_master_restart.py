@@ -51,7 +51,7 @@ def test_a_master_without_a_memory_is_refused_with_a_remedy(start_master: StartM
 
 
 def test_a_step_of_many_timeouts_loses_nothing(start_master: StartMaster) -> None:
-    master = start_master(lease_timeout_s=0.24)
+    master = start_master(lease_timeout_s=0.45)
     gate = Gate(3)
     trainer = Trainer(master.address, gate)
     gate.wait_reached()
@@ -60,6 +60,16 @@ def test_a_step_of_many_timeouts_loses_nothing(start_master: StartMaster) -> Non
     gate.open()
     check(master, trainer.done().trained)
     assert master.dispatcher.expired == 0
+
+
+def test_a_loop_that_moves_on_keeps_its_leases_though_nothing_is_acknowledged(
+    start_master: StartMaster,
+) -> None:
+    master = start_master(lease_timeout_s=30.0, progress_timeout_s=0.6)
+    trainer = Trainer(master.address, lambda _: time.sleep(0.04), accumulate=1000, size=160)
+    check(master, trainer.done().trained, size=160)
+    assert trainer.when[-1] - trainer.when[0] > 2 * 0.6
+    assert master.dispatcher.stalled == 0
 
 
 def test_a_loop_that_hangs_loses_its_leases_where_progress_is_asked_for(start_master: StartMaster) -> None:

@@ -65,11 +65,11 @@ def start_process(tmp_path: Path) -> Iterator[Callable[[str], Process]]:
 def test_a_stopped_and_continued_trainer_doubles_one_batch_at_most(
     start_master: Callable[..., Master], start_process: Callable[[str], Process]
 ) -> None:
-    master = start_master(lease_timeout_s=0.8)
+    master = start_master(lease_timeout_s=1.5)
     stopped = start_process(master.address)
     wait_until(lambda: len(stopped.batches()) >= 5, timeout_s=40)
     stopped.signal(signal.SIGSTOP)
-    wait_until(lambda: master.dispatcher.expired == 1)
+    wait_until(lambda: master.dispatcher.expired >= 1)
     before = len(stopped.batches())
     gate = Gate(20)  # what the stopped one held is served first
     living = Trainer(master.address, gate, size=SIZE)

@@ -194,3 +194,15 @@ async def test_session_that_leaves_gives_everything_back_at_once(calls):
         host.leave("a")
         assert await stream.next() is None
     assert host.dispatcher.dataset_status("d").todo == 2
+
+
+@on_loop
+async def test_sessions_from_before_a_start_get_their_full_time_to_come_back(calls):
+    dispatcher = Dispatcher(ledger_id="l", lease_timeout_s=30.0)
+    dispatcher.register(calls.register("a"), 0.0)
+    host = MasterHost(dispatcher, clock=lambda: 1000.0)
+    host.start()
+    await settle()
+    assert dispatcher.sessions_of("d") == {"a"}
+    assert dispatcher.next_deadline(1000.0) == 1030.0
+    await host.close()
