@@ -32,7 +32,7 @@ def generate(into: Path) -> None:
         raise RuntimeError(
             f"stubs are made with grpcio-tools {TOOLS}, not {tools_version()}: install it in a venv"
         )
-    from grpc_tools import protoc  # type: ignore[import-untyped]
+    from grpc_tools import protoc
 
     root = PACKAGE.parent.parent
     outputs = [f"--{kind}_out={into}" for kind in ("python", "pyi", "grpc_python")]
