@@ -77,6 +77,11 @@ class LeaseSource:
         return self._pass
 
     @property
+    def mode(self) -> Mode:
+        """Who ends the pass that is open, or who ended the last one; PLAIN before the first."""
+        return self._mode
+
+    @property
     def is_open(self) -> bool:
         """Whether a pass is open."""
         return self._open

@@ -216,9 +216,7 @@ class DataShardService:
         if err_msg:
             session.fail_batch(batch_size, err_msg)
             return False
-        if session.in_elastic_mode:
-            return session.report_elastic() > 0
-        return session.report_plain(batch_size) > 0
+        return session.report_batch(batch_size) > 0
 
     def attach(self, optimizer: SteppingOptimizer) -> None:
         """Acknowledge the batches of an `ElasticDataLoader` after each `optimizer.step()`, not before.
@@ -232,8 +230,8 @@ class DataShardService:
                 f"leave it out"
             )
         number = self.session.steps.attach()
-        session = self._session
-        self._hooks.append(register(lambda *_: session.stepped(number)))
+        passes = self._session.elastic
+        self._hooks.append(register(lambda *_: passes.stepped(number)))
 
     # Checkpoints ----------------------------------------------------------------------------------------
 

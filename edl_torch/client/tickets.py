@@ -7,6 +7,7 @@ content.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -72,9 +73,14 @@ class Holding:
 
 
 class Book:
-    """All leases of this trainer, and the batches that its loop has and has not finished with."""
+    """All leases of this trainer, and the batches that its loop has and has not finished with.
+
+    It takes no lock itself. `lock` is for those who share a book: held over a change and the note of it to
+    the reporter, and let go before anything is sent.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self._holdings: dict[int, Holding] = {}
         self._batches: deque[Ticket] = deque()
 

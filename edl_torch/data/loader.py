@@ -77,7 +77,7 @@ class ElasticDataLoader(DataLoader[Any]):
 
         Other than `service.epoch` it cannot move on between a look at it and the batch that it is about.
         """
-        return self.service.session.pass_epoch
+        return self.service.session.elastic.epoch
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         live = None if self._live is None else self._live()
@@ -146,23 +146,24 @@ class _Pass(Iterator[Any]):
     def __init__(self, loader: ElasticDataLoader, session: Session) -> None:
         self._loader = loader
         self._session = session
+        self._passes = session.elastic
         self._batch_size = loader.batch_size if loader.drop_last else None
         self._inner: Iterator[Envelope] | None = None
         self._pid = os.getpid()
-        self._number = session.open_pass()
+        self._number = self._passes.open()
         self._closed = False  # last: without a pass there is nothing to close
 
     @property
     def going_on(self) -> bool:
         """Whether it may still hand out batches: not closed, and no token was loaded meanwhile."""
-        return not self._closed and self._session.in_pass(self._number)
+        return not self._closed and self._passes.is_open(self._number)
 
     def __next__(self) -> Any:
         if not self.going_on:
             self._end_early()
         going_on = False
         try:
-            self._session.batch_requested()
+            self._passes.batch_requested()
             envelope = self._next_envelope()
             going_on = envelope is not None
         except RuntimeError as exc:
@@ -186,13 +187,13 @@ class _Pass(Iterator[Any]):
     def _next_envelope(self) -> Envelope | None:
         while True:
             if self._inner is None:
-                if not self._session.more_to_read():
+                if not self._passes.more_to_read():
                     return None
                 self._inner = self._loader.read()
             for envelope in self._inner:
                 if self._is_crumb(envelope):
-                    self._session.crumble(envelope.ticket)
-                elif self._session.hand(envelope.ticket):
+                    self._passes.crumble(envelope.ticket)
+                elif self._passes.hand(envelope.ticket):
                     return envelope
             self._inner = None
 
@@ -213,7 +214,7 @@ class _Pass(Iterator[Any]):
             return
         self._closed = True
         try:
-            self._session.close_pass(self._number)  # first: workers that wait for a lease hear of it
+            self._passes.close(self._number)  # first: workers that wait for a lease hear of it
         finally:
             self._let_go()
 

@@ -8,7 +8,8 @@ import pytest
 
 from edl_torch import DataShardService
 from edl_torch.client.leases import Mode
-from edl_torch.client.session import NO_PASS, OWN_STREAM, Session
+from edl_torch.client.plain_pass import NO_PASS, OWN_STREAM
+from edl_torch.client.session import Session
 from edl_torch.core.calls import Grant
 from edl_torch.testing import FakeMaster
 
@@ -80,18 +81,18 @@ def test_processes_that_are_no_loader_workers_share_a_pass_until_one_begins_agai
 def test_a_lost_session_takes_part_anew_once_however_many_calls_find_out(
     session: Session, fake: FakeMaster
 ) -> None:
-    number = session.open_pass()
+    number = session.elastic.open()
     session.begin_stream(OWN_STREAM, Mode.ELASTIC)
     draw(session, OWN_STREAM, number)
-    lost = session._membership
+    lost = session._joining.membership
     fake.break_stream(session.id)
     fake.clock.advance(1.5)
     assert fake.expire()
-    fresh = draw(session, OWN_STREAM, number) if session.more_to_read() else None
+    fresh = draw(session, OWN_STREAM, number) if session.elastic.more_to_read() else None
     assert fresh is not None
     session._rejoin(lost)  # a second call comes back with the same news
     assert fresh.task in session.book
-    session.close_pass(number)
+    session.elastic.close(number)
     assert fake.dataset_status("training").leased == 0
 
 
@@ -101,7 +102,7 @@ def test_a_plain_pass_of_a_lost_session_ends(session: Session, fake: FakeMaster)
     fake.break_stream(session.id)
     fake.clock.advance(1.5)
     fake.expire()
-    assert session.report_plain(None) == 0
+    assert session.report_batch(None) == 0
     assert session.next_grant(OWN_STREAM, number) is None
     assert fake.dataset_status("training").acknowledged == 0
     assert begin(session, OWN_STREAM) > number

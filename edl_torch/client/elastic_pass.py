@@ -1,0 +1,181 @@
+"""Passes of an `ElasticDataLoader`: batches go to the loop, and come back as acknowledgements or give-backs.
+
+The master decides when such a pass ends. It does not know what is in a batch, nor torch.
+"""
+
+from __future__ import annotations
+
+from edl_torch.client.confirming import Confirmer
+from edl_torch.client.joining import Joining
+from edl_torch.client.leases import LeaseSource, Mode
+from edl_torch.client.plain_pass import PlainPasses
+from edl_torch.client.reporter import Reporter
+from edl_torch.client.steps import Steps
+from edl_torch.client.streams import BrokenStreams
+from edl_torch.client.tickets import Book, Ticket
+from edl_torch.errors import AccountingError, ConcurrentIteration
+
+
+class ElasticPasses:
+    """The elastic passes of one session, one after the other. The book's lock guards the steps too."""
+
+    def __init__(
+        self,
+        dataset: str,
+        *,
+        book: Book,
+        steps: Steps,
+        joining: Joining,
+        leases: LeaseSource,
+        reporter: Reporter,
+        confirmer: Confirmer,
+        broken: BrokenStreams,
+        plain: PlainPasses,
+    ) -> None:
+        self._dataset = dataset
+        self._book = book
+        self._steps = steps
+        self._joining = joining
+        self._leases = leases
+        self._reporter = reporter
+        self._confirmer = confirmer
+        self._broken = broken
+        self._plain = plain
+        self._exhausted = False  # every batch of the pass was handed out
+
+    def __repr__(self) -> str:
+        return f"<ElasticPasses {self._leases} exhausted={self._exhausted}>"
+
+    # Beginning and end ------------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """Begin a pass whose end the master decides. Returns its number."""
+        if self._leases.is_open and self._leases.mode is Mode.ELASTIC:
+            raise ConcurrentIteration(
+                f"dataset {self._dataset!r} is being iterated already: finish, break out of or "
+                f"close() the first iterator before opening another"
+            )
+        self._joining.plan()
+        self._plain.finish()
+        with self._book.lock:
+            self._steps.passed_on()
+        self.batch_requested()
+        self._exhausted = False
+        self._broken.clear()
+        return self._leases.open(Mode.ELASTIC)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass that is open, or was last; NEW_PASS before the first one."""
+        return self._leases.epoch
+
+    def is_open(self, number: int) -> bool:
+        """Whether pass `number` is open."""
+        return self._leases.is_open and number == self._leases.pass_number
+
+    def more_to_read(self) -> bool:
+        """With every batch handed out: wait for the master's verdict. True when there is more to read."""
+        self._exhausted = True
+        self._give_back_undelivered()
+        self._reporter.flush()
+        more = self._leases.wait_for_more()
+        self._exhausted = not more
+        if not more:
+            self._check_stuck()
+        return more
+
+    def _give_back_undelivered(self) -> None:
+        """Return what loader workers drew and no batch brought."""
+        with self._book.lock:
+            self._reporter.note(give_backs=self._book.give_back_undelivered())
+        self._reporter.send()
+
+    def _check_stuck(self) -> None:
+        """Records that only this trainer can finish would make `while not service.finished` spin for ever."""
+        if self._leases.is_open and self._leases.read_nothing and self._book:
+            raise AccountingError(
+                f"{self._book.batch_records} record(s) of {self._dataset!r} were handed out after the "
+                f"last optimizer.step() and nothing else is left: step on them at the end of an epoch, or "
+                f"call service.report_batch_done() if they count as trained on"
+            )
+
+    def close(self, number: int) -> None:
+        """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
+        if not self.is_open(number):
+            return
+        finished = self._exhausted
+        self._leases.close_pass()
+        if finished:
+            return
+        with self._book.lock:
+            in_hand = self._steps.in_hand if self._steps.attached else self._book.batches
+            self._reporter.note(give_backs=self._book.withdraw(in_hand))
+            self._steps.withdrawn(in_hand)
+        self._reporter.send()
+
+    # Batches ----------------------------------------------------------------------------------------------
+
+    def hand(self, ticket: Ticket) -> bool:
+        """A batch goes to the loop. False when it must be thrown away.
+
+        Whatever happens to this trainer from now on, this batch is all that another may have to repeat.
+        """
+        self._reporter.flush()
+        self._confirmer.moved_on()
+        self._confirmer.ensure()
+        with self._book.lock:
+            if self._book.hand(ticket):
+                self._steps.handed()
+                return True
+            self._reporter.note(give_backs=self._book.discard(ticket))
+        self._reporter.send()
+        return False
+
+    def crumble(self, ticket: Ticket) -> None:
+        """A partial batch is not to be trained: back to the master, until it fills one."""
+        with self._book.lock:
+            self._reporter.note(give_backs=self._book.crumble(ticket))
+        self._reporter.send()
+
+    def batch_requested(self) -> None:
+        """The loop asks for the next batch: without an optimizer it is done with those before."""
+        self._confirmer.moved_on()
+        if not self._steps.attached:
+            self._settle(self._steps.ahead)
+
+    def stepped(self, optimizer: int) -> None:
+        """An attached optimizer stepped."""
+        self._confirmer.moved_on()
+        with self._book.lock:
+            if self._exhausted:
+                self._steps.exhausted_step()
+            self._steps.stepped(optimizer)
+            keep = self._steps.keep
+        self._settle(keep)
+
+    def settle_in_hand(self) -> None:
+        """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
+        self._settle(self._steps.keep if self._steps.attached else self._steps.ahead)
+
+    def _settle(self, keep: int) -> int:
+        """Acknowledge all handed batches but the last `keep`. Returns how many leases that completed."""
+        with self._book.lock:
+            acknowledgements = self._book.settle(keep)
+            completed = sum(done.task not in self._book for done in acknowledgements)
+            self._reporter.note(acknowledgements=acknowledgements)
+        self._reporter.send()
+        return completed
+
+    def report(self) -> int:
+        """The loop says that it is done with the batch in hand. Returns how many leases that completed."""
+        with self._book.lock:
+            self._steps.reported()
+        return self._settle(self._steps.ahead)
+
+    def fail_batch(self, reason: str) -> None:
+        """The batch in hand could not be trained on: its records go to quarantine."""
+        with self._book.lock:
+            failures = self._book.fail_batch(reason, self._steps.ahead)
+            self._steps.failed()
+            self._reporter.note(failures=failures)
+        self._reporter.send()

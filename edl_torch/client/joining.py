@@ -1,0 +1,140 @@
+"""How a trainer's session takes part in its dataset: registered at first use, anew once it was given up.
+
+It decides as which member the session speaks; what that makes void is forgotten by those who hold it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from edl_torch.audit.log import Audit
+from edl_torch.client.description import Description
+from edl_torch.client.membership import Membership
+from edl_torch.client.port import MasterPort
+from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
+from edl_torch.core.plan import Plan
+from edl_torch.errors import StaleLease, UnknownDataset
+
+
+class Joining:
+    """One session's part in one dataset.
+
+    `on_gone` is called when all that was held is void, `on_member` with each new membership, which makes void
+    what was held before, and `on_first` once, after the session has joined for the first time.
+    """
+
+    def __init__(
+        self,
+        master: MasterPort,
+        session: str,
+        description: Description,
+        audit: Audit,
+        *,
+        on_gone: Callable[[], None],
+        on_member: Callable[[Membership], None],
+        on_first: Callable[[], None],
+    ) -> None:
+        self._master = master
+        self._session = session
+        self._description = description
+        self._audit = audit
+        self._on_gone = on_gone
+        self._on_member = on_member
+        self._on_first = on_first
+        self._joining = threading.Lock()
+        self._plan: Plan | None = None
+        self._membership = Membership()
+
+    def __repr__(self) -> str:
+        return f"<Joining {self._description.name!r} {self._membership}>"
+
+    @property
+    def joined(self) -> bool:
+        """Whether the dataset is registered."""
+        return self._plan is not None
+
+    @property
+    def membership(self) -> Membership:
+        """As what the session takes part now."""
+        return self._membership
+
+    def plan(self) -> Plan:
+        """The dataset as registered; registers it at first use."""
+        with self._joining:
+            if self._plan is None:
+                answer = self._register()
+                self._plan = Plan(answer.spec)
+                self._follow(answer.ledger, answer.lineage)
+                self._note_joined(answer)
+                self._on_first()
+            return self._plan
+
+    def again(self, lost: Membership) -> None:
+        """The master gave this member up: take part anew, where no other call has found it out before.
+
+        Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint.
+        """
+        with self._joining:
+            if lost != self._membership:
+                return
+            self._on_gone()
+            try:
+                answer = self._register_as(self._description.by_name())
+            except UnknownDataset as exc:
+                raise StaleLease(self._forgotten("does not know this dataset")) from exc
+            if answer.ledger != lost.ledger:
+                raise StaleLease(self._forgotten(f"keeps ledger {answer.ledger}, not {lost.ledger}"))
+            if answer.lineage != lost.lineage:
+                raise StaleLease(
+                    f"{self._description.name!r} was taken back to a checkpoint: this trainer's leases are "
+                    f"void. Restart it from the checkpoint that the others use"
+                )
+            self._follow(answer.ledger, answer.lineage)
+            self._note_joined(answer)
+
+    def follow(self, lineage: int) -> None:
+        """This trainer took the dataset back to a token, which opened `lineage`."""
+        self._follow(self._membership.ledger, lineage)
+
+    def _follow(self, ledger: str, lineage: int) -> None:
+        number = self._membership.number + 1
+        self._membership = Membership(ledger=ledger, lineage=lineage, number=number)
+        self._on_member(self._membership)
+
+    def _register(self) -> RegisterAnswer:
+        sources = self._description.sources()
+        if sources is not None:
+            return self._register_as(self._description.in_full(sources))
+        try:
+            return self._register_as(self._description.by_name())
+        except UnknownDataset:
+            sources = self._description.fallback_sources()
+            if sources is None:
+                raise
+        return self._register_as(self._description.in_full(sources))
+
+    def _register_as(self, registration: Registration) -> RegisterAnswer:
+        return self._master.register(
+            RegisterCall(
+                session=self._session,
+                worker_id=self._master.worker_id,
+                batch_size=self._description.batch_size,
+                registration=registration,
+            )
+        )
+
+    def _note_joined(self, answer: RegisterAnswer) -> None:
+        self._audit.joined(
+            answer.spec,
+            ledger=answer.ledger,
+            lineage=answer.lineage,
+            batch_size=self._description.batch_size,
+        )
+
+    def _forgotten(self, what: str) -> str:
+        return (
+            f"the master of {self._description.name!r} is another one than before, it {what}: this trainer's "
+            f"leases are void. Restart all trainers from one checkpoint (load_state_dict), or from the "
+            f"beginning; a master with `--state DIR` survives its own restart"
+        )

@@ -1,0 +1,176 @@
+"""Passes of a plain `DataLoader`, and of `fetch_shard`: who takes part in one, and what its reports prove.
+
+Nobody says when such a pass ends: it is over when the next one begins. It does not know torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+from edl_torch.client.confirming import Confirmer
+from edl_torch.client.counting import StreamCounts
+from edl_torch.client.description import Description
+from edl_torch.client.leases import LeaseSource, Mode
+from edl_torch.client.reporter import Reporter
+from edl_torch.client.streams import BrokenStreams
+from edl_torch.client.tickets import Book
+from edl_torch.core.calls import Grant
+from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument
+
+OWN_STREAM = "main"  # what is read in the trainer's own process
+NO_PASS = 0  # passes are numbered from 1
+SILENT_PASSES = 3  # plain passes in a row that read and report nothing: the loop would go on for ever
+
+
+class PlainPasses:
+    """The plain passes of one session, one after the other. The book's lock guards the counts too."""
+
+    def __init__(
+        self,
+        description: Description,
+        *,
+        book: Book,
+        leases: LeaseSource,
+        reporter: Reporter,
+        confirmer: Confirmer,
+        broken: BrokenStreams,
+    ) -> None:
+        self._description = description
+        self._book = book
+        self._leases = leases
+        self._reporter = reporter
+        self._confirmer = confirmer
+        self._broken = broken
+        self._counts = StreamCounts(description.batch_size)
+        self._beginning = threading.Lock()
+        self._begun: set[str] = set()  # plain streams of the open pass
+        self._ran_out = False  # a stream read to its end
+        self._silent_passes = 0
+        self._run = ""  # the plain DataLoader's iteration that reads the open pass
+        self._runs: set[str] = set()  # all of them so far
+
+    def __repr__(self) -> str:
+        return f"<PlainPasses streams={len(self._begun)} silent={self._silent_passes} {self._counts}>"
+
+    # Beginning and end ------------------------------------------------------------------------------------
+
+    def begin(self, stream: str, run: str) -> int:
+        """A reading process begins. Returns the number of the pass that it takes part in.
+
+        `run` names one iteration over a plain DataLoader, the same in all its workers: a worker that begins
+        after its iteration has been given up gets the number of no pass. Without a `run` the trainer's own
+        stream always begins a pass, and another process does when it begins for the second time.
+        """
+        with self._beginning:
+            if self._leases.is_open and self._leases.mode is Mode.ELASTIC:
+                raise ConcurrentIteration(
+                    f"an ElasticDataLoader iterates {self._description.name!r}: end it before reading "
+                    f"otherwise"
+                )
+            if run in self._runs and not self._joins(stream, run):
+                return NO_PASS
+            if not self._joins(stream, run):
+                self._open(run)
+            with self._book.lock:
+                self._begun.add(stream)
+                return self._leases.pass_number
+
+    def _joins(self, stream: str, run: str) -> bool:
+        if not self._leases.is_open or stream == OWN_STREAM:
+            return False
+        return run == self._run if run else stream not in self._begun
+
+    def _open(self, run: str) -> None:
+        self.finish()
+        self._run = run
+        self._broken.clear()
+        self._leases.open(Mode.PLAIN)
+        if run:
+            self._runs.add(run)
+
+    def finish(self) -> None:
+        """What a plain pass left unreported was never trained on, as far as anybody can tell."""
+        if self._leases.mode is not Mode.PLAIN or not self._begun:
+            return
+        self._leases.close_pass()
+        with self._book.lock:
+            unreported = self._book.records
+            silent = self._ran_out and unreported > 0 and not self._counts.reports
+            self._silent_passes = self._silent_passes + 1 if silent else 0
+            self._ran_out = False
+            self._reporter.note(give_backs=self._book.give_back_unacknowledged())
+            self._begun.clear()
+            self.forget()
+        self._reporter.send()
+        if self._silent_passes >= SILENT_PASSES:
+            raise AccountingError(
+                f"{self._silent_passes} passes over {self._description.name!r} went by without a report, and "
+                f"{unreported} record(s) were read each time: call service.report_batch_done() after each "
+                f"batch, leave out drop_last at a plain DataLoader, or use ElasticDataLoader"
+            )
+        if unreported:
+            warnings.warn(
+                f"a pass over {self._description.name!r} ended with {unreported} record(s) that were not "
+                f"reported as trained on; they are read again. Call service.report_batch_done() after each "
+                f"batch, or use ElasticDataLoader",
+                stacklevel=2,
+            )
+
+    def restored(self) -> None:
+        """The dataset went back to a token: there is no pass to finish."""
+        with self._book.lock:
+            self._begun.clear()
+
+    # Counting; the book's lock is held ----------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """All that was held is void."""
+        self._counts = StreamCounts(self._description.batch_size)
+
+    def drew(self, stream: str, grant: Grant) -> None:
+        """A stream of a plain pass drew a lease."""
+        self._counts.grant(stream, grant)
+
+    def failed(self, task: int, position: int) -> None:
+        """A record cannot be read."""
+        self._counts.fail(task, position)
+
+    # Reports ----------------------------------------------------------------------------------------------
+
+    @property
+    def exact(self) -> bool:
+        """Whether reports say precisely which records were trained on."""
+        return self._counts.exact
+
+    def ran_out(self) -> None:
+        """A stream read to its end."""
+        self._ran_out = True
+
+    def report(self, batch_size: int | None) -> int:
+        """A batch was trained on. Returns how many leases that completed."""
+        with self._book.lock:
+            runs = self._counts.report(batch_size)
+            done = {task: after for task, _, after in runs}
+            acknowledgements = [
+                a for task, upto in done.items() for a in self._book.acknowledge(task, upto).values()
+            ]
+            completed = sum(a.task not in self._book for a in acknowledgements)
+            self._reporter.note(acknowledgements=acknowledgements)
+        self._reporter.send()
+        self._confirmer.moved_on()
+        self._confirmer.ensure()  # the loop takes its next batch without asking here
+        return completed
+
+    def fail_batch(self, batch_size: int | None, reason: str) -> None:
+        """The batch in hand could not be trained on: its records go to quarantine."""
+        with self._book.lock:
+            if not self._counts.exact:
+                raise InvalidArgument(
+                    "with several loader workers a plain DataLoader's batch does not say where it came "
+                    "from, so err_msg cannot name its records: use ElasticDataLoader"
+                )
+            runs = self._counts.report(batch_size)
+            failures = [f for t, a, b in runs for p in range(a, b) for f in self._book.fail(t, p, reason)]
+            self._reporter.note(failures=failures)
+        self._reporter.send()
