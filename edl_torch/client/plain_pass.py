@@ -128,9 +128,12 @@ class PlainPasses:
         """All that was held is void."""
         self._counts = StreamCounts(self._description.batch_size)
 
-    def drew(self, stream: str, grant: Grant) -> None:
-        """A stream of a plain pass drew a lease."""
-        self._counts.grant(stream, grant)
+    def drew(self, stream: str, grant: Grant | None) -> None:
+        """A stream of a plain pass drew a lease, or read to its end."""
+        if grant is None:
+            self._ran_out = True
+        else:
+            self._counts.grant(stream, grant)
 
     def failed(self, task: int, position: int) -> None:
         """A record cannot be read."""
@@ -142,10 +145,6 @@ class PlainPasses:
     def exact(self) -> bool:
         """Whether reports say precisely which records were trained on."""
         return self._counts.exact
-
-    def ran_out(self) -> None:
-        """A stream read to its end."""
-        self._ran_out = True
 
     def report(self, batch_size: int | None) -> int:
         """A batch was trained on. Returns how many leases that completed."""

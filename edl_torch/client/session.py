@@ -188,13 +188,11 @@ class Session:
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """The next lease of a stream."""
         grant = self._leases.next(stream, number)
-        if grant is None:
-            self._plain.ran_out()
-        else:
-            with self.book.lock:
+        with self.book.lock:
+            if grant is not None:
                 self.book.draw(grant.task, stream)
-                if not self.in_elastic_mode:
-                    self._plain.drew(stream, grant)
+            if not self.in_elastic_mode:
+                self._plain.drew(stream, grant)
         return grant
 
     def fail_record(self, task: int, position: int, reason: str) -> None:

@@ -37,15 +37,17 @@ class BrokenStreams:
 
     def broke(self, stream: str) -> None:
         """A reading process hung up. While its pass is open that means that it died."""
+        if not self._leases.is_open:
+            return
+        plan = self._plan()  # before the lock: it may be joining anew, for which the book must be free
         with self._hung_up:
             if self._leases.is_open and not self._closed:
-                self._broken.setdefault(stream, self._whereabouts(stream))
+                self._broken.setdefault(stream, self._whereabouts(plan, stream))
                 log.warning("loader %s ended before its pass: %s", stream, self._broken[stream])
             self._hung_up.notify_all()
 
-    def _whereabouts(self, stream: str) -> str:
-        with self._book.lock:
-            shards = [self._plan().shard(part) for part in self._book.unhanded(stream)]
+    def _whereabouts(self, plan: Plan, stream: str) -> str:
+        shards = [plan.shard(part) for part in self._book.unhanded(stream)]
         *before, at = map(describe_shard, shards) if shards else ("no record",)
         return f"{at} (before them {', '.join(before)}, not delivered yet)" if before else at
 
