@@ -95,7 +95,7 @@ def make_plan(seed: int, intensity: Intensity) -> Plan:
     """The plan of a seed."""
     chance = random.Random(seed)
     slots = chance.randint(2, 4)
-    steps = tuple(chance.uniform(0.004, 0.02) for _ in range(slots))
+    steps = tuple(chance.uniform(0.01, 0.04) for _ in range(slots))
     kinds = [Kind.KILL] * intensity.trainer_kills + [Kind.MASTER] * intensity.master_kills
     kinds += chance.choices([Kind.STOP, *NETWORK], weights=[5, 2, 2, 2, 2, 1], k=intensity.others)
     chance.shuffle(kinds)
