@@ -61,22 +61,24 @@ class Run:
     # Faults ---------------------------------------------------------------------------------------------
 
     def _play(self, began: float) -> None:
+        """All faults, in the plan's order; where the machine is late all that follows is as late."""
         for fault in self.plan.faults:
-            self._at(fault.at_s, lambda fault=fault: self._begin(fault, began))  # type: ignore[misc]
+            self._at(fault.at_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
         while self._queue:
             at_s, _, action = heapq.heappop(self._queue)
-            time.sleep(max(0.0, began + at_s - time.monotonic()))
+            wait_s = began + at_s - time.monotonic()
+            time.sleep(max(0.0, wait_s))
+            began -= min(0.0, wait_s)
             self._expect(not self._master.fell, "the master ended by itself")
             action()
 
     def _at(self, at_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (at_s, next(self._numbers), action))
 
-    def _begin(self, fault: Fault, began: float) -> None:
+    def _begin(self, fault: Fault) -> None:
         end = self._carry_out(fault)
         if end is not None:
-            # After a late begin, too, it lasts as long as it should.
-            self._at(time.monotonic() - began + fault.for_s, end)
+            self._at(fault.at_s + fault.for_s, end)
 
     def _carry_out(self, fault: Fault) -> Callable[[], None] | None:
         """Let it begin; returns what ends it."""

@@ -30,13 +30,15 @@ class ChaosError(AssertionError):
 class Result:
     """What a run did, and what it cost.
 
-    `release_s` are the times from a trainer's kill until the master took its leases back, where the master's
-    log has that. `tail_s` is the part of `took_s` after the last fault.
+    `doubled` records were trained twice; `charged` of them were not in the last batch of a dead trainer. All
+    disruptions together excuse `allowed`. `tail_s` is the part of `took_s` after the last fault. `release_s`
+    are the times from a trainer's kill until the master took its leases back, where its log has that.
     """
 
     plan: Plan
     killed: int
     doubled: int
+    charged: int
     allowed: int
     verdict: Verdict
     took_s: float
@@ -46,7 +48,8 @@ class Result:
     def __str__(self) -> str:
         return (
             f"{self.plan}; {self.verdict.acknowledged} acknowledged, {self.verdict.refused} refused, "
-            f"{self.verdict.assumed} assumed, trained twice {self.doubled} (at most {self.allowed}); "
+            f"{self.verdict.assumed} assumed, trained twice {self.doubled} ({self.charged} of them "
+            f"without a death; at most {self.allowed}); "
             f"{self.took_s:.1f} s, {self.tail_s:.1f} s of them in peace"
         )
 
@@ -78,6 +81,7 @@ class Judge:
             plan=self.plan,
             killed=killed,
             doubled=doubled,
+            charged=charged,
             allowed=BATCH * (killed + disturbances),
             verdict=verdict,
             took_s=took_s,
