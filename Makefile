@@ -24,7 +24,7 @@ demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends wit
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest -q
 
-chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (some ten minutes)
+chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
 
 check: $(STAMP)  ## lint, format and types
