@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench stubs clean
+.PHONY: help demo test chaos check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -23,6 +23,9 @@ demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends wit
 
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest -q
+
+chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
+	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
 
 check: $(STAMP)  ## lint, format and types
 	$(BIN)/ruff check .

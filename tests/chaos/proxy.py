@@ -45,6 +45,7 @@ class Proxy:
         self._server = self._do(asyncio.start_server(self._accept, "127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         self.accepted = 0
+        self.broken = 0  # connections that `cut_at_random` cut
 
     # Commands -------------------------------------------------------------------------------------------
 
@@ -122,6 +123,7 @@ class Proxy:
                     await asyncio.sleep(self._random.uniform(*self._delays_s))
                 await self._open.wait()
                 if self._cut_rate and self._random.random() < self._cut_rate:
+                    self.broken += 1
                     break
                 sink.write(chunk)
                 await sink.drain()

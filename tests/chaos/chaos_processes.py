@@ -1,0 +1,151 @@
+"""The processes of a chaos run: a master with a journal through all its lives, and a trainer in each slot."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+
+
+def quiet_port() -> int:
+    """A free port that no outgoing connection gets: while the master is down nobody may take it."""
+    while True:
+        port = random.SystemRandom().randint(20_000, 32_000)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+
+
+class MasterProcess:
+    """`edl-torch master --state`, on one port with one journal."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.address = f"127.0.0.1:{quiet_port()}"
+        self._state = folder / "state"
+        self._log = folder / "master.log"
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Does not wait until it serves."""
+        command = [sys.executable, "-m", "edl_torch", "master", "--addr", self.address]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--state", str(self._state), *self._arguments],
+                stdout=log,
+                stderr=log,
+                env=ENVIRONMENT,
+            )
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    @property
+    def fell(self) -> bool:
+        """Whether it ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+@dataclass(slots=True)
+class Life:
+    """One trainer process, from its start to its end."""
+
+    slot: int
+    worker_id: str
+    stem: Path
+    pid: int
+    killed_at: float | None = None  # seconds since 1970
+
+    @property
+    def exit_status(self) -> int | None:
+        path = self.path("exit")
+        return int(path.read_text()) if path.exists() else None
+
+    @property
+    def batches(self) -> list[list[tuple[int, int]]]:
+        """Epoch and number of the records of each batch that its loop was done with."""
+        path = self.path("notes")
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        numbers = [[int(word) for word in line.split()] for line in lines]
+        return [[(epoch, record) for record in records] for epoch, *records in numbers]
+
+    @property
+    def errors(self) -> str:
+        path = self.path("errors")
+        return path.read_text() if path.exists() else ""
+
+    def path(self, kind: str) -> Path:
+        """Where its `notes`, `errors` or `exit` are."""
+        return self.stem.with_name(f"{self.stem.name}.{kind}")
+
+    def signal(self, number: int) -> None:
+        """Nothing happens to one that has ended."""
+        if self.exit_status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        if self.exit_status is None:
+            self.killed_at = time.time()
+            self.signal(signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Launcher:
+    """Forks trainers from a process that has imported torch."""
+
+    errors: Path
+    _process: subprocess.Popen[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        with self.errors.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(HERE / "chaos_trainers.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=ENVIRONMENT,
+            )
+
+    def start(self, slot: int, worker_id: str, stem: Path, job: dict[str, Any]) -> Life:
+        """Start a trainer; returns once it is forked."""
+        life = Life(slot=slot, worker_id=worker_id, stem=stem, pid=0)
+        paths = {kind: str(life.path(kind)) for kind in ("notes", "errors", "exit")}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({**job, **paths, "worker_id": worker_id}) + "\n")
+        self._process.stdin.flush()
+        life.pid = int(self._process.stdout.readline())
+        return life
+
+    def close(self) -> None:
+        self._process.communicate(timeout=20)
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,104 @@
+"""Starts trainer processes on command, so that torch is imported once: one line of JSON each on stdin.
+
+The answer is the process number. Its end is written to `exit`, its errors to `errors`, and one line for each
+batch that its loop was done with (the epoch and the record numbers) to `notes`. SIGUSR1 shows its threads.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edl_torch import DataShardService, ElasticDataLoader, MasterClient, ShardedDataset
+from edl_torch.readers import MapDatasetReader
+
+
+def main() -> None:
+    """Fork and reap until stdin ends."""
+    torch.set_num_threads(1)
+    children: dict[int, Path] = {}
+    while True:
+        ready, _, _ = select.select([0], [], [], 0.02)
+        for pid in tuple(children):
+            reap(children, pid)
+        if not ready:
+            continue
+        line = read_line()
+        if not line:
+            return
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            run(job)
+            return
+        children[pid] = Path(job["exit"])
+        print(pid, flush=True)
+
+
+def read_line() -> bytes:
+    """Without a buffer, which `select` would not see."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line
+
+
+def reap(children: dict[int, Path], pid: int) -> None:
+    """Write down how the child ended, if it has."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if ended:
+        path = children.pop(pid)
+        new = path.with_suffix(".new")
+        new.write_text(str(os.waitstatus_to_exitcode(status)))
+        new.replace(path)
+
+
+def run(job: dict[str, Any]) -> None:
+    """Be the trainer."""
+    errors = os.open(job["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(errors, 2)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(0, 1)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    time.sleep(job["nap_s"])
+    train(job)
+
+
+def train(job: dict[str, Any]) -> None:
+    """Read the whole job. Steps take no time once the file `hurry` is there."""
+    reader = MapDatasetReader(range(job["size"]))
+    workers = job["workers"]
+    with (
+        open(job["notes"], "w", encoding="ascii", buffering=1) as notes,
+        MasterClient(job["address"], job["worker_id"], master_timeout_s=60.0) as client,
+        DataShardService(
+            job["batch"],
+            client,
+            reader=reader,
+            num_epochs=job["epochs"],
+            records_per_shard=job["records_per_shard"],
+            shuffle=job["shuffle"],
+            seed=job["seed"],
+            audit_dir=job["audit_dir"],
+        ) as service,
+    ):
+        loader = ElasticDataLoader(
+            ShardedDataset(service, reader), num_workers=workers, persistent_workers=workers > 0
+        )
+        while not service.finished:
+            for batch in loader:
+                if not os.path.exists(job["hurry"]):
+                    time.sleep(job["step_s"])
+                notes.write(f"{loader.epoch} {' '.join(map(str, batch.tolist()))}\n")
+
+
+if __name__ == "__main__":
+    main()
