@@ -11,8 +11,10 @@ import os
 import secrets
 import socket
 import threading
+import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from multiprocessing.util import Finalize
@@ -152,6 +154,12 @@ class Handle:
             ) from exc
 
 
+def _let_go(server: weakref.ref[LinkServer]) -> None:
+    alive = server()
+    if alive is not None:
+        alive.let_go()
+
+
 class LinkServer:
     """Serves the links of one trainer's loader workers; one thread per connection."""
 
@@ -166,11 +174,20 @@ class LinkServer:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._accept, name="edl-links", daemon=True)
         self._thread.start()
+        os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(self)))
 
     @property
     def handle(self) -> Handle:
         """What loader workers need to connect."""
         return Handle(self._address, self._key)
+
+    def let_go(self) -> None:
+        """In a forked child: close its copies. A worker that kept its trainer's listener open would wait for
+        ever to be let in, should the trainer be killed before it could answer."""
+        listening = getattr(getattr(self._listener, "_listener", None), "_socket", None)
+        for inherited in (listening, *self._connections):
+            if inherited is not None:
+                inherited.close()
 
     def _accept(self) -> None:
         while not self._closing.is_set():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,3 +152,30 @@ def test_after_close_workers_are_told_so_and_no_thread_is_left(server: LinkServe
         SocketLink(server.handle, "worker 9")
     assert not [t.name for t in threading.enumerate() if t.name.startswith("edl-")]
     server.close()
+
+
+ORPHAN = """
+import os, select, signal, sys
+from edl_torch.client import handle
+from edl_torch.errors import ServiceClosed
+handle.LinkServer._accept = lambda self: None  # a trainer that never comes to answer
+server = handle.LinkServer(object())
+if os.fork() == 0:
+    try:
+        server.handle.connect()
+    except ServiceClosed:
+        with open(sys.argv[1], "w") as out:
+            out.write("let go")
+    os._exit(0)
+select.select([server._listener._listener._socket], [], [], 30)  # the worker stands at the door
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_whose_trainer_is_killed_before_it_answers_does_not_wait_for_ever(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    root = Path(__file__).parents[3]
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ORPHAN, str(out)], cwd=root, timeout=60, check=False
+    )
+    wait_until(lambda: out.exists() and out.read_text() == "let go", timeout_s=10)
