@@ -14,7 +14,6 @@ import threading
 import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from multiprocessing.util import Finalize
@@ -154,12 +153,6 @@ class Handle:
             ) from exc
 
 
-def _let_go(server: weakref.ref[LinkServer]) -> None:
-    alive = server()
-    if alive is not None:
-        alive.let_go()
-
-
 class LinkServer:
     """Serves the links of one trainer's loader workers; one thread per connection."""
 
@@ -174,7 +167,7 @@ class LinkServer:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._accept, name="edl-links", daemon=True)
         self._thread.start()
-        os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(self)))
+        _servers.add(self)
 
     @property
     def handle(self) -> Handle:
@@ -249,6 +242,20 @@ class LinkServer:
         for thread in (self._thread, *connections.values()):
             thread.join(JOIN_S)
         self._listener.close()
+
+
+# Of the process, as fork handlers are: they can be registered once and never taken back.
+_servers: weakref.WeakSet[LinkServer] = weakref.WeakSet()
+
+
+def let_go_of_inherited_servers() -> None:
+    """In a forked child: close its copies of what its trainer's link servers hold open."""
+    for server in tuple(_servers):
+        server.let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=let_go_of_inherited_servers)
 
 
 def _hang_up(connection: Connection[Any, Any]) -> None:
