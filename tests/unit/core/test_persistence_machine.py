@@ -241,10 +241,12 @@ class PersistenceMachine(RuleBasedStateMachine):
         assert [newer.lease_of(task) for task in newer.tasks] == [
             older.lease_of(task) for task in older.tasks
         ]
-        assert newer._unhanded == older._unhanded
-        assert {s: tasks for s, tasks in newer._held.items() if tasks} == {
-            s: tasks for s, tasks in older._held.items() if tasks
-        }
+        assert [newer.loans.unhanded(epoch) for epoch in range(4)] == [
+            older.loans.unhanded(epoch) for epoch in range(4)
+        ]
+        assert [newer.loans.holds(session) for session in SESSIONS] == [
+            older.loans.holds(session) for session in SESSIONS
+        ]
 
     def _same_answer(self, session: str, dataset: str, answer: Any) -> None:
         call = LeaseCall(
@@ -284,7 +286,7 @@ TestPersistenceMachine = PersistenceMachine.TestCase
 
 
 def test_rows_that_make_no_sense_are_refused() -> None:
-    lease = {("lease", "d", 1): (1, "nobody", 0, 0, 0, 1, 1, 0, ())}
+    lease = {("leases", "d", "nobody", 0): ((1, 1, 0, 0, 0, 1, 1, 0, ()),)}
     spec = {
         "name": "d",
         "sources": [("", 0, 4)],
