@@ -38,8 +38,8 @@ class ShardLedger:
     """One dataset's records: `todo` waits, `loans` are with trainers, what has an outcome is the rest.
 
     `loans` and `participants` are for others to look at. `mark` is told the key of each part that changes,
-    for who writes the state down. `news` grows when a trainer that waits may find something: records that came
-    back, a lease or an epoch that ended.
+    for who writes the state down. `news` grows when a trainer that waits may find something: records that
+    came back, a lease or an epoch that ended.
     """
 
     def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded) -> None:
