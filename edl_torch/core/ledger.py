@@ -213,6 +213,7 @@ class ShardLedger:
             return epoch, PassState.FINISHED if self.finished else PassState.OPEN, ()
         grants = tuple(self._lending.grants(session, epoch, count, batch_size))
         if grants:
+            self.loans.lent(session, grants[0].task)
             self._mark("head")
         state = PassState.OPEN if grants else self._pass_state(epoch)
         if grants or state is not PassState.OPEN:

@@ -5,7 +5,7 @@ Knows nothing of what waits, of outcomes, or of who may take part; it is told wh
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from edl_torch.core.changes import Mark, unrecorded
 from edl_torch.core.lease import Lease
@@ -63,13 +63,17 @@ class Loans:
     # What becomes of them -------------------------------------------------------------------------------
 
     def lend(self, session: str, item: Waiting) -> int:
-        """A slice goes to a session. Returns the task."""
+        """A slice goes to a session; `lent` is to follow. Returns the task."""
         cut, attempt = item
         task = self.next_task
         self.next_task += 1
         self._add(Lease(task, attempt, session, cut.epoch, cut.shard, cut.skip, cut.stop, cut.stop))
-        self._mark("leases", session, task // PAGE)
         return task
+
+    def lent(self, session: str, first: int) -> None:
+        """Mark what was lent to a session from task `first` on: the pages, not each lease."""
+        for page in range(first // PAGE, (self.next_task - 1) // PAGE + 1):
+            self._mark("leases", session, page)
 
     def _add(self, lease: Lease) -> None:
         self._leases[lease.task] = lease
@@ -148,8 +152,10 @@ class Loans:
 
     def on(self, session: str, page: int) -> list[Lease]:
         """The session's leases of a page, in the order of the tasks."""
-        held: Container[int] = self._held.get(session, ())
-        return [self._leases[task] for task in range(page * PAGE, (page + 1) * PAGE) if task in held]
+        tasks = self._held.get(session)
+        if tasks is None:
+            return []
+        return [self._leases[task] for task in range(page * PAGE, (page + 1) * PAGE) if task in tasks]
 
     def ended(self, session: str) -> Mapping[int, int]:
         """Tasks, and their attempts, that the session has ended since its last report."""

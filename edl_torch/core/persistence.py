@@ -9,7 +9,7 @@ A page has the leases of one session among `loans.PAGE` tasks: a hundred leases 
 | `dataset`, name | place among the datasets, specification |
 | `head`, dataset | lineage, cursor (epoch, position, offset), acknowledged, dropped, next task, next bundle |
 | `waiting`, dataset, number | crumb or not, epoch, shard, skip, limit, attempt |
-| `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end, handed, holes |
+| `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end[, handed, *holes] |
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
 | `session`, session | worker id |
 | `member`, dataset, session | batch size |
@@ -106,11 +106,8 @@ def _waiting(ledger: ShardLedger, number: int) -> Row | None:
     if found is None:
         return None
     crumb, item = found
-    return int(crumb), *_slice_row(item.slice), item.attempt
-
-
-def _slice_row(item: Slice) -> tuple[int, int, int, int]:
-    return item.epoch, item.shard, item.skip, item.limit
+    cut = item.slice
+    return int(crumb), cut.epoch, cut.shard, cut.skip, cut.limit, item.attempt
 
 
 def _leases(ledger: ShardLedger, session: str, page: int) -> Row | None:
@@ -119,11 +116,8 @@ def _leases(ledger: ShardLedger, session: str, page: int) -> Row | None:
 
 
 def _lease_row(lease: Lease) -> Row:
-    return (
-        *(lease.task, lease.attempt, lease.epoch, lease.shard),
-        *(lease.done, lease.stop, lease.end, int(lease.handed)),
-        tuple(sorted(lease.holes)),
-    )
+    row = lease.task, lease.attempt, lease.epoch, lease.shard, lease.done, lease.stop, lease.end
+    return (*row, int(lease.handed), *sorted(lease.holes)) if lease.handed or lease.holes else row
 
 
 def _bad(ledger: ShardLedger, number: int) -> Row | None:
@@ -148,8 +142,12 @@ def _answer(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     answer = None if member is None else member.answers.get(dataset)
     if answer is None:
         return None
-    grants = tuple((g.task, g.attempt, *_slice_row(g.slice), g.bundle) for g in answer.grants)
-    return answer.request, answer.epoch, answer.state.name, grants
+    return answer.request, answer.epoch, answer.state.name, tuple([_grant_row(g) for g in answer.grants])
+
+
+def _grant_row(grant: Grant) -> Row:
+    cut = grant.slice
+    return grant.task, grant.attempt, cut.epoch, cut.shard, cut.skip, cut.limit, grant.bundle
 
 
 def _report(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
@@ -269,7 +267,8 @@ def _resume_member(member: Member, name: str, answer: Row | None, report: Row | 
 
 
 def _lease_from(session: str, row: Row) -> Lease:
-    task, attempt, epoch, shard, done, stop, end, handed, holes = row
+    task, attempt, epoch, shard, done, stop, end, *more = row
+    handed, *holes = more or (0,)
     return Lease(task, attempt, session, epoch, shard, done, stop, end, bool(handed), set(holes))
 
 

@@ -165,7 +165,7 @@ def test_a_full_disk_loses_nothing_written_and_says_so(tmp_path):
 
 
 class FaultyConnection(sqlite3.Connection):
-    """Fails at one statement of a transaction."""
+    """Fails at one kind of statement."""
 
     fail_at = ""
 
@@ -175,7 +175,7 @@ class FaultyConnection(sqlite3.Connection):
         return super().execute(statement, *parameters)
 
 
-@pytest.mark.parametrize("statement", ["BEGIN", "INSERT", "DELETE", "COMMIT"])
+@pytest.mark.parametrize("statement", ["INSERT", "PRAGMA freelist_count"])
 def test_a_failure_at_any_statement_writes_nothing(tmp_path, statement):
     made = []
 
@@ -188,6 +188,7 @@ def test_a_failure_at_any_statement_writes_nothing(tmp_path, statement):
     journal = Journal(tmp_path, connect=faulty)
     journal.write(encoded(rows(3)))
     made[0].fail_at = statement
+    journal._until_look = 0
     with pytest.raises(JournalError, match="disk I/O error"):
         journal.write(encoded(rows(3, 3) | gone(1)))
     made[0].fail_at = ""
