@@ -1,4 +1,4 @@
-"""Loads on servers, round by round: all contenders of a round one after the other, in an order that turns around.
+"""Loads on servers, round by round: the contenders of a round in turn, in an order that is turned around.
 
 The trainers are a process of their own (`dispatch_peers.py`). It does not know what the numbers should be.
 """
@@ -51,7 +51,7 @@ class Rounds:
 
     def median(self, name: str, what: str) -> float:
         """The median of a number over the rounds."""
-        return statistics.median(getattr(one, what) for one in self._rounds[name])
+        return statistics.median(float(getattr(one, what)) for one in self._rounds[name])
 
     def ratio(self, ours: str, theirs: str) -> tuple[float, float, float]:
         """Quartiles of the ratio of calls a second, taken between the two of one round."""
@@ -74,7 +74,7 @@ def contest(contenders: Mapping[str, tuple[Server, Load]], rounds: int, seconds:
     for server, load in contenders.values():
         _run(server, load, seconds / 5)
     for number in range(rounds):
-        for name in contenders if number % 2 else reversed(contenders):
+        for name in contenders if number % 2 else reversed(list(contenders)):
             measured[name].append(_run(*contenders[name], seconds))
     return Rounds(measured)
 

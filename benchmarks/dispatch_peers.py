@@ -1,8 +1,8 @@
 """The other side of `dispatch.py`, in processes of its own: trainers that only ask, and a bare grpc server.
 
 `dispatch_peers.py bare`, or `dispatch_peers.py trainers|echoes ADDRESS SECONDS SESSIONS COUNT RATE`; prints
-one line of JSON. Messages are made by hand, so that little of what is measured is the trainers' own work. The bare
-server echoes, and answers trainers with bytes that were made before: what is left is grpc and they.
+one line of JSON. Messages are made by hand, so that little of what is measured is the trainers' own work. The
+bare server echoes, and answers trainers with bytes that were made before: what is left is grpc and they.
 """
 
 from __future__ import annotations
