@@ -11,7 +11,7 @@ import pytest
 from edl_torch.core.persistence import VERSION
 from edl_torch.errors import JournalError, MasterStartError
 from edl_torch.master.durable import DurableState
-from edl_torch.master.journal import FILE, WAL_BYTES, Journal, connect, encoded
+from edl_torch.master.journal import FILE, LOOK_EVERY, WAL_BYTES, Journal, connect, encoded
 
 
 def rows(count, first=0):
@@ -186,9 +186,9 @@ def test_a_failure_at_any_statement_writes_nothing(tmp_path, statement):
         return made[0]
 
     journal = Journal(tmp_path, connect=faulty)
-    journal.write(encoded(rows(3)))
+    for _ in range(LOOK_EVERY):  # so that the next one looks for free pages
+        journal.write(encoded(rows(3)))
     made[0].fail_at = statement
-    journal._until_look = 0
     with pytest.raises(JournalError, match="disk I/O error"):
         journal.write(encoded(rows(3, 3) | gone(1)))
     made[0].fail_at = ""
