@@ -325,3 +325,22 @@ def test_crumbs_that_are_dropped_are_written() -> None:
     assert dispatcher.dataset_status("d").dropped == 1
     written |= update(dispatcher, changes.take())
     assert {key: row for key, row in written.items() if row is not None} == dump(dispatcher)
+
+
+def test_a_report_of_a_session_that_takes_part_elsewhere_leaves_nothing_behind() -> None:
+    """Found by the machine: it was given up, came back for another dataset, and had a late report on its way."""
+    changes = Changes()
+    dispatcher = Dispatcher(ledger_id="l", changes=changes)
+    for session, dataset in (("a", "d"), ("b", "e")):
+        registration = Registration(name=dataset, sources=(Source(name="", count=3),), records_per_shard=3)
+        call = RegisterCall(session=session, worker_id="w", batch_size=2, registration=registration)
+        dispatcher.register(call, 0.0)
+    written = update(dispatcher, changes.take())
+    late = Acknowledgement(task=1, attempt=1, upto=2)
+    report = ReportCall(session="b", dataset="d", lineage=1, request=1, acknowledgements=(late,))
+    assert dispatcher.report(report, 0.0).stale == (1,)
+    written |= update(dispatcher, changes.take())
+    assert ("report", "d", "b") not in written
+    dispatcher.leave("b")
+    written |= update(dispatcher, changes.take())
+    assert {key: row for key, row in written.items() if row is not None} == dump(dispatcher)
