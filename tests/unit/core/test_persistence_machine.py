@@ -328,7 +328,7 @@ def test_crumbs_that_are_dropped_are_written() -> None:
 
 
 def test_a_report_of_a_session_that_takes_part_elsewhere_leaves_nothing_behind() -> None:
-    """Found by the machine: it was given up, came back for another dataset, and had a late report on its way."""
+    """Found by the machine: given up, back for another dataset, and a late report was on its way."""
     changes = Changes()
     dispatcher = Dispatcher(ledger_id="l", changes=changes)
     for session, dataset in (("a", "d"), ("b", "e")):
