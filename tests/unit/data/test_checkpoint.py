@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ class Job:
             if step == most:
                 return
 
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.service.close()
+
     def save(self, directory: Path, **extra: Any) -> Path:
         return save_checkpoint(directory, self.model, self.optimizer, self.service, **extra)
 
@@ -65,15 +72,27 @@ class Job:
         return load_checkpoint(directory, self.model, self.optimizer, self.service)
 
 
-def test_a_resumed_job_ends_with_the_weights_of_one_never_interrupted(tmp_path: Path) -> None:
-    whole = Job()
+NewJob = Callable[..., Job]
+
+
+@pytest.fixture
+def new_job() -> Iterator[NewJob]:
+    """Makes jobs; closes them."""
+    with ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(Job(*arguments))
+
+
+def test_a_resumed_job_ends_with_the_weights_of_one_never_interrupted(
+    tmp_path: Path, new_job: NewJob
+) -> None:
+    whole = new_job()
     assert whole.load(tmp_path / "none") is None
     list(whole.steps())
-    first = Job()
+    first = new_job()
     for step in first.steps(3):
         if step == 2:
             first.save(tmp_path, step=step, schedule={"lr": [0.1, torch.ones(2)]})
-    second = Job()
+    second = new_job()
     extra = second.load(tmp_path)
     assert extra is not None
     assert extra["step"] == 2
@@ -83,41 +102,41 @@ def test_a_resumed_job_ends_with_the_weights_of_one_never_interrupted(tmp_path: 
     assert torch.equal(second.model.weight, whole.model.weight)
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
-    job = Job()
+def test_the_newest_are_kept(tmp_path: Path, new_job: NewJob) -> None:
+    job = new_job()
     for step in job.steps():
         assert job.save(tmp_path, keep=2).name == f"{step:08d}"
     assert sorted(os.listdir(tmp_path)) == ["00000005", "00000006"]
 
 
-def test_what_was_half_written_is_ignored_and_removed(tmp_path: Path) -> None:
-    job = Job()
+def test_what_was_half_written_is_ignored_and_removed(tmp_path: Path, new_job: NewJob) -> None:
+    job = new_job()
     next(job.steps())
     job.save(tmp_path)
     half = tmp_path / "00000002.partial"
     half.mkdir()
     (half / "__0_0.distcp").write_bytes(b"cut")
-    assert Job().load(tmp_path) == {}
+    assert new_job().load(tmp_path) == {}
     job.save(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["00000001", "00000002"]
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, new_job: NewJob) -> None:
     (tmp_path / "file").write_text("")
-    job = Job()
+    job = new_job()
     with pytest.raises(CheckpointError, match="file/checkpoints"):
         job.save(tmp_path / "file" / "checkpoints")
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    job = Job()
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, new_job: NewJob) -> None:
+    job = new_job()
     folder = job.save(tmp_path)
     (folder / ".metadata").unlink()
     with pytest.raises(CheckpointError, match=f"{folder}.*cannot be read"):
-        Job().load(tmp_path)
+        new_job().load(tmp_path)
 
 
-def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
-    Job().save(tmp_path)
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, new_job: NewJob) -> None:
+    new_job().save(tmp_path)
     with pytest.raises(TokenError, match="25"):
-        Job(25).load(tmp_path)
+        new_job(25).load(tmp_path)
