@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = parser("What the master alone can do.")
     made.add_argument("--state-dir", type=Path, metavar="DIR", help="put the journal there, not in /tmp")
     options = made.parse_args(arguments)
-    rounds, calls, seconds = (2, 4, 0.2) if options.quick else (5, 60, 2.0)
+    rounds, calls, seconds = (2, 4, 0.2) if options.quick else (15, 60, 0.8)
     findings = []
     stages = (sizes(rounds), in_process(rounds, calls), over_grpc(rounds, seconds, options.state_dir))
     for finding in chain((others("before"),), *stages, (others("after"),)):
@@ -208,10 +208,10 @@ def _processors(found: Rounds, name: str) -> Iterator[Finding]:
 
 
 def _ratio(found: Rounds, what: str, ours: str, theirs: str, goal: float | None) -> Iterator[Finding]:
-    low, middle, high = found.ratio(ours, theirs)
+    low, middle, high = found.ratio("calls", ours, theirs)
     yield Finding(what=f"  {what}", value=middle, unit=f"[{low:.2f} … {high:.2f}]", least=goal)
-    cpu = found.median(theirs, "server_cpu_s") / found.median(ours, "server_cpu_s")
-    yield Finding(what="    by the servers' CPU alone", value=cpu, unit="")
+    low, middle, high = found.ratio("server_cpu_s", theirs, ours)
+    yield Finding(what="    by the servers' CPU alone", value=middle, unit=f"[{low:.2f} … {high:.2f}]")
 
 
 def _timed(work: Callable[[], None]) -> float:

@@ -53,10 +53,10 @@ class Rounds:
         """The median of a number over the rounds."""
         return statistics.median(float(getattr(one, what)) for one in self._rounds[name])
 
-    def ratio(self, ours: str, theirs: str) -> tuple[float, float, float]:
-        """Quartiles of the ratio of calls a second, taken between the two of one round."""
+    def ratio(self, what: str, ours: str, theirs: str) -> tuple[float, float, float]:
+        """Quartiles of the ratio of a number, taken between the two of one round."""
         pairs = zip(self._rounds[ours], self._rounds[theirs], strict=True)
-        ratios = [mine.calls / other.calls for mine, other in pairs]
+        ratios = [getattr(mine, what) / getattr(other, what) for mine, other in pairs]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         return low, middle, high
 
