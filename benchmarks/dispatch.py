@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds, calls, seconds = (2, 4, 0.2) if options.quick else (15, 60, 0.8)
     findings = []
     stages = (sizes(rounds), in_process(rounds, calls), over_grpc(rounds, seconds, options.state_dir))
-    for finding in chain((others("before"),), *stages, (others("after"),)):
+    for finding in chain(others("before"), *stages, others("after")):
         print(describe(finding), flush=True)
         findings.append(finding)
     if options.json is not None:
@@ -86,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_json(options.json, {"quick": options.quick, "findings": rows})
 
 
-def others(when: str) -> Finding:
+def others(when: str) -> Iterator[Finding]:
     """How many processes of anybody wanted a processor in the last minute."""
-    return Finding(what=f"load of the machine {when}", value=os.getloadavg()[0], unit="")
+    yield Finding(what=f"load of the machine {when}", value=os.getloadavg()[0], unit="")
 
 
 def describe(finding: Finding) -> str:
