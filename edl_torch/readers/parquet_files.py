@@ -70,6 +70,8 @@ class _Entry:
             elif kind != "file":
                 self.base = data.rstrip("/") + "/"
                 self.names = self._named(storage, list(_below(file_system, path)))
+        if not self.names and kind == "glob":
+            raise DataFormatError(f"'{data}' matches no Parquet file; check the pattern and the folder")
         if not self.names:
             raise DataFormatError(
                 f"'{data}' holds no Parquet file: their names must end in {' or '.join(SUFFIXES)} and not "
@@ -81,7 +83,7 @@ class _Entry:
         root = storage.resolve(self.base or ".")[1].rstrip("/") + "/"
         if any(not path.startswith(root) for path in paths):
             raise ReaderError(f"'{self.base}': its file system lists names elsewhere ({paths[0]!r})")
-        return sorted(self.base + path[len(root) :] for path in paths)
+        return sorted({self.base + path[len(root) :] for path in paths})
 
 
 def _below(file_system: Any, folder: str) -> Iterator[str]:

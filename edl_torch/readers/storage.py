@@ -111,6 +111,8 @@ def storage_error(exc: Exception, url: str) -> ReaderError:
         return ReaderError(f"access to '{url}' is refused ({said}); check the credentials in {where}")
     if isinstance(exc, ValueError) and "rotocol" in str(exc):
         return ReaderError(f"'{url}': fsspec knows no such protocol; check the part before '://' ({exc})")
+    if isinstance(exc, TypeError):
+        return ReaderError(f"'{url}': its file system does not take these storage_options ({exc})")
     return ReaderError(
         f"'{url}' cannot be reached ({said}); check the network, the endpoint and storage_options"
     )
