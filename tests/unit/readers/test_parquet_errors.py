@@ -138,6 +138,20 @@ def test_a_damaged_row_group_is_named_and_the_others_are_read(tmp_path):
     assert reader.read_record(str(path), 20)["id"] == 20
 
 
+def test_a_damaged_row_group_is_decoded_once_for_all_its_records(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, (0, 30), 10)
+    whole = path.read_bytes()
+    damage(path, 1)
+    reader = ParquetReader(path)
+    with pytest.raises(BadRecord, match="row group 1"):
+        reader.read_record(str(path), 10)
+    path.write_bytes(whole)  # so that another look at it would find nothing wrong
+    for number in range(11, 20):
+        with pytest.raises(BadRecord, match="row group 1"):
+            reader.read_record(str(path), number)
+
+
 def test_a_flipped_bit_is_found_where_the_writer_left_checksums(tmp_path):
     path = tmp_path / "a.parquet"
     write(path, (0, 1000), 1000, compression="none", use_dictionary=False, write_page_checksum=True)
