@@ -154,7 +154,7 @@ class ParquetReader(AbstractDataReader):
         while start < end:
             group = int(np.searchsorted(ends, start, side="right"))
             first, stop = int(ends[group - 1]) if group else 0, min(end, int(ends[group]))
-            yield self._groups.table(file, group).slice(start - first, stop - start)
+            yield self._groups.table(file, group, stop - start).slice(start - first, stop - start)
             start = stop
 
     def _taken(self, file: int, groups: IndexArray, indices: IndexArray) -> Iterator[Any]:
@@ -164,7 +164,7 @@ class ParquetReader(AbstractDataReader):
         for at, after in pairwise(edges):
             group = int(groups[at])
             first = int(ends[group - 1]) if group else 0
-            yield self._groups.table(file, group).take(indices[at:after] - first)
+            yield self._groups.table(file, group, after - at).take(indices[at:after] - first)
 
     def _columns(self, parts: list[Any], file: int) -> Columns:
         import pyarrow as pa

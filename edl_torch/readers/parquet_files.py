@@ -54,6 +54,7 @@ class _Entry:
     """One path, URL, folder or glob: its files' names, and the folder that partitions hang from."""
 
     def __init__(self, storage: Storage, data: str) -> None:
+        storage.forget_listings(data)
         file_system, path = storage.resolve(data)
         with reaching(data):
             try:

@@ -45,6 +45,11 @@ class ParquetFile:
         return self._opened.size
 
     @property
+    def remote(self) -> bool:
+        """Whether reading it may fail on the way."""
+        return self._opened.remote
+
+    @property
     def schema(self) -> Any:
         """The Arrow schema of all columns."""
         return self._file.schema_arrow

@@ -19,7 +19,8 @@ from edl_torch.readers.storage import Storage, storage_error
 log = logging.getLogger("edl_torch.readers")
 
 _OPEN_FILES = 8
-_SIGNS_OF_THRASHING = 8
+_WASTE = 4  # rows decoded and dropped for one that was wanted, after so many dropped row groups:
+_WASTE_AFTER = 8
 
 Key = tuple[int, int]  # file, row group
 
@@ -42,9 +43,9 @@ class RowGroups:
         self._tables: OrderedDict[Key, Any] = OrderedDict()
         self._bytes = 0
         self._bad: dict[Key, str] = {}
-        self._evicted: set[Key] = set()
-        self._again = 0
+        self._dropped_groups = self._dropped_rows = self._wanted_rows = 0
         self.decoded = 0
+        self._warned = False
         self._files: OrderedDict[int, ParquetFile] = OrderedDict()
         self._pid = os.getpid()
 
@@ -56,9 +57,13 @@ class RowGroups:
         self.__dict__.update(state)
         self._forget()
 
-    def table(self, file: int, group: int) -> Any:
-        """A row group. Raises BadRecord for a damaged one and ReaderError where the file cannot be read."""
+    def table(self, file: int, group: int, wanted: int) -> Any:
+        """A row group, of which `wanted` rows are read now.
+
+        Raises BadRecord for a damaged one and ReaderError where the file cannot be read.
+        """
         key = file, group
+        self._wanted_rows += wanted
         table = self._tables.get(key)
         if table is not None:
             self._tables.move_to_end(key)
@@ -81,29 +86,36 @@ class RowGroups:
         self._tables[key] = table
         self._bytes += table.nbytes
         while self._bytes > self._cache_bytes and len(self._tables) > 1:
-            old, dropped = self._tables.popitem(last=False)
+            _, dropped = self._tables.popitem(last=False)
             self._bytes -= dropped.nbytes
-            self._evicted.add(old)
-        if key in self._evicted:
-            self._evicted.discard(key)
-            self._again += 1
-            if self._again == _SIGNS_OF_THRASHING:
-                self._warn(key, table)
+            self._dropped_groups += 1
+            self._dropped_rows += dropped.num_rows
+        if not self._warned and self._dropped_groups >= _WASTE_AFTER:
+            self._warn_of_waste(key, table)
 
-    def _warn(self, key: Key, table: Any) -> None:
+    def _warn_of_waste(self, key: Key, table: Any) -> None:
+        if self._dropped_rows <= _WASTE * self._wanted_rows:
+            return
+        self._warned = True
         log.warning(
-            "file=%s row_group=%d bytes=%d row groups are decoded again and again: the shards span more of "
-            "them than cache_bytes=%d holds; take smaller shards (records_per_shard=reader.rows_per_group), "
-            "fewer columns, shuffle_shards instead of a global shuffle, or a larger cache_bytes",
-            *(self._index.name(key[0]), key[1], table.nbytes, self._cache_bytes),
+            "file=%s row_group=%d bytes=%d rows_decoded=%d rows_wanted=%d row groups are decoded for few of "
+            "their rows: cut shards where row groups end (records_per_shard=reader.rows_per_group), shuffle "
+            "by shuffle_shards=True and the dataset's shuffle=True, or raise cache_bytes=%d",
+            *(self._index.name(key[0]), key[1], table.nbytes, self._dropped_rows, self._wanted_rows),
+            self._cache_bytes,
         )
 
     def _read(self, file: int, group: int) -> Any:
         import pyarrow as pa
 
-        opened, name = self._file(file), self._index.name(file)
+        name = self._index.name(file)
         try:
-            table = self._decode(opened, file, group)
+            try:
+                return self._decode(file, group)
+            except (pa.ArrowInvalid, OSError):
+                if not self._close(file):
+                    raise
+                return self._decode(file, group)  # an answer of the network that was cut short looks the same
         except ReaderError:
             raise
         except Exception as exc:
@@ -116,9 +128,16 @@ class RowGroups:
             said = f"'{name}' row group {group} is damaged ({one_line(exc)}); copy or write the file again"
             self._bad[file, group] = said  # each of its records asks: only the first one decodes
             raise BadRecord(said) from exc
-        return table
 
-    def _decode(self, opened: ParquetFile, file: int, group: int) -> Any:
+    def _close(self, file: int) -> bool:
+        """Let go of an open file; whether it is a remote one."""
+        opened = self._files.pop(file, None)
+        if opened is None:
+            return False
+        opened.close()
+        return opened.remote
+
+    def _decode(self, file: int, group: int) -> Any:
         import pyarrow as pa
 
         ends = self._index.group_ends(file)
@@ -128,7 +147,7 @@ class RowGroups:
         threads = multiprocessing.parent_process() is None
         if not names:
             return pa.table({"": pa.nulls(expected)})  # a table without any column would forget its length
-        table = opened.read_group(group, names, use_threads=threads).select(names)
+        table = self._file(file).read_group(group, names, use_threads=threads).select(names)
         if table.num_rows != expected:
             raise pa.ArrowInvalid(f"{table.num_rows} rows decoded, {expected} expected")
         return table
@@ -143,6 +162,7 @@ class RowGroups:
         return found
 
     def _open(self, file: int) -> ParquetFile:
+        self._storage.forget_listings(self._index.name(file))
         opened = ParquetFile(self._storage, self._index.name(file))
         difference = self._difference(opened, file)
         if difference is not None:

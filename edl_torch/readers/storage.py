@@ -60,6 +60,12 @@ class Storage:
             file_system, path = url_to_fs(url, **(self._options if is_url(url) else {}))
         return file_system, str(path)
 
+    def forget_listings(self, url: str) -> None:
+        """What fsspec remembers of names and sizes may be older than the data."""
+        file_system, _ = self.resolve(url)
+        with reaching(url):
+            file_system.invalidate_cache()
+
     def open(self, url: str) -> Opened:
         """Open for reading, in this process alone. Raises ReaderError."""
         file_system, path = self.resolve(url)

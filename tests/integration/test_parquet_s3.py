@@ -127,7 +127,7 @@ def test_what_is_wrong_is_said_with_its_remedy(table, options):
 
 
 def test_damage_and_change_are_seen_there_too(table, options):
-    store = fsspec.filesystem("s3", **options)
+    store = fsspec.filesystem("s3", skip_instance_cache=True, **options)  # somebody else, elsewhere
     store.pipe("bucket/table/day=1/part.parquet", content(20, 20)[:-30])
     assert "truncated Parquet file" in refusal(table, options)
     store.pipe("bucket/table/day=1/part.parquet", content(20, 20))
@@ -135,6 +135,28 @@ def test_damage_and_change_are_seen_there_too(table, options):
     store.pipe("bucket/table/day=1/part.parquet", content(20, 25))
     with pytest.raises(DataFormatError, match="has changed since the reader was made"):
         reader.read_record(f"{table}/day=1/part.parquet", 0)
+
+
+def test_an_answer_cut_short_is_asked_for_again(table, options, monkeypatch):
+    from s3fs.core import S3File
+
+    reader = ParquetReader(table, storage_options=options)
+    path = f"{table}/day=1/part.parquet"
+    fetch, cuts = S3File._fetch_range, []
+
+    def cut(self: Any, start: int, end: int) -> Any:
+        found = fetch(self, start, end)
+        is_footer = end == self.size
+        return found if is_footer or not cuts else found[: len(found) // cuts.pop()]
+
+    monkeypatch.setattr(S3File, "_fetch_range", cut)
+    cuts.append(2)
+    assert reader.read_record(path, 10)["id"] == 30
+    assert not cuts
+    cuts.extend([2] * 20)
+    with pytest.raises(ReaderError):
+        reader.read_record(path, 19)
+    assert len(cuts) < 20
 
 
 def test_memory_of_one_process_and_its_forks(tmp_path):

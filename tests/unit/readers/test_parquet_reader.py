@@ -163,11 +163,22 @@ def test_memory_of_decoded_row_groups_is_bounded(tmp_path, caplog):
         reader.read_record(path, number)
         assert groups._bytes == sum(table.nbytes for table in groups._tables.values()) <= 3 * 8 * 8
     assert reader.groups_decoded == 12
+
+
+def test_row_groups_decoded_for_few_of_their_rows_are_warned_of_once(tmp_path, caplog):
+    path = write(tmp_path / "a.parquet", (0, 400), 20)
+    reader = ParquetReader(path, ["id"], cache_bytes=3 * 20 * 8)
     with caplog.at_level(logging.WARNING):
-        for number in np.random.default_rng(0).permutation(96).tolist():
-            reader.read_record(path, number)
-    assert [record.message for record in caplog.records if "again and again" in record.message]
-    assert len(caplog.records) == 1, "said once"
+        for _ in range(3):  # epochs, in order: each row is wanted
+            ids(reader, path, 0, 400)
+        for start in range(0, 400, 40):  # shards of two row groups, shuffled
+            reader.read_batch(path, start + np.random.default_rng(0).permutation(40))
+        assert not caplog.records
+        anywhere = ParquetReader(path, ["id"], cache_bytes=3 * 20 * 8)
+        for number in np.random.default_rng(0).permutation(400).tolist():
+            anywhere.read_record(path, number)
+    assert len(caplog.records) == 1
+    assert "records_per_shard=reader.rows_per_group" in caplog.text
 
 
 def test_a_row_group_larger_than_the_bound_is_still_read_once(tmp_path):
