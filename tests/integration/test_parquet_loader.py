@@ -23,7 +23,9 @@ ORDERS = {
 PROCESSES = [
     pytest.param({}, id="0 workers"),
     pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="2 forked"),
-    pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="2 spawned"),
+    pytest.param(
+        {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True}, id="2 spawned"
+    ),
 ]
 
 
