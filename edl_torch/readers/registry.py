@@ -24,6 +24,8 @@ READERS: dict[str, str] = {
     "coco_captions": "edl_torch.readers.coco:CocoCaptionsReader",
     "coco_detection": "edl_torch.readers.coco:CocoDetectionReader",
     "voc": "edl_torch.readers.voc:VocReader",
+    "csv": "edl_torch.readers.csv_reader:CsvReader",
+    "text": "edl_torch.readers.text:TextReader",
     "image_folder": "edl_torch.readers.image_folder:ImageFolderReader",
     "map_dataset": "edl_torch.readers.map_dataset:MapDatasetReader",
 }
@@ -34,7 +36,7 @@ def open_reader(
 ) -> AbstractDataReader:
     """The reader for a path, chosen by what is there; `params` go to its constructor.
 
-    A `.py` file, a `.csv` list of images, a COCO `.json` (or a folder with one in `annotations/`), a Pascal
+    A `.py` file, a `.csv` list of images or other table, a text file, a folder of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a Pascal
     VOC folder, a folder of images or of class folders. Raises ReaderError for data that no reader
     knows, InvalidArgument for parameters that the chosen one does not take, and what its constructor raises.
     """
@@ -50,8 +52,8 @@ def open_reader(
         if arguments is not None:
             return _construct(reader, arguments | params)
     raise ReaderError(
-        f"no reader knows '{path}': expected a .py file, a .csv list of images, a COCO .json, a Pascal VOC "
-        "folder or a folder of images; for other data write a reader and name it as module:Class"
+        f"no reader knows '{path}': expected a .py file, a .csv list of images or other table, a .txt or .jsonl "
+        "file, a COCO .json, a Pascal VOC folder, or a folder of images, tables or text files; for other data write a reader and name it as module:Class"
     )
 
 
