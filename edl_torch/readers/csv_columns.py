@@ -16,8 +16,8 @@ from edl_torch.readers.csv_types import FALSE, TRUE, ColumnType
 Columns = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
-def arrow_columns(rows: list[bytes], dialect: CsvDialect, layout: CsvLayout) -> Columns | None:
-    """The columns of records that each have their own bytes, or None if something is wrong with one of them.
+def arrow_columns(data: bytes, count: int, dialect: CsvDialect, layout: CsvLayout) -> Columns | None:
+    """The columns of `count` records, with any blank lines between them, or None if something is wrong with one.
 
     Raises ReaderUnavailable without pyarrow.
     """
@@ -28,9 +28,8 @@ def arrow_columns(rows: list[bytes], dialect: CsvDialect, layout: CsvLayout) -> 
         raise ReaderUnavailable("batches of CSV columns need pyarrow: pip install 'edl-torch[csv]'") from exc
     from edl_torch.readers.arrow_columns import numpy_columns
 
-    # Empty lines are no records: one in front hides a byte order mark that is data, one after each row ends the
-    # file's last one.
-    data = b"\n" + b"\n".join(rows) + b"\n"
+    # Blank lines are no records: one in front hides a byte order mark that is data, one behind ends a file's last line.
+    data = b"\n" + data + b"\n"
     wanted = [name for name, _ in layout.columns]
     try:
         if dialect.encoding.lower() not in ("utf-8", "utf8"):
@@ -52,7 +51,7 @@ def arrow_columns(rows: list[bytes], dialect: CsvDialect, layout: CsvLayout) -> 
                 strings_can_be_null=False,
             ),
         )
-        if table.num_rows != len(rows):
+        if table.num_rows != count:
             return None
         columns: Columns = numpy_columns(table, layout.fill_nulls)
     except (pa.ArrowException, UnicodeError, OverflowError, BadRecord):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.csv_columns import arrow_columns, columns_of
 from edl_torch.readers.csv_layout import (
@@ -27,6 +27,7 @@ from edl_torch.readers.csv_rows import CsvDialect, CsvLayout, RowParser
 from edl_torch.readers.indexed import check_range
 from edl_torch.readers.row_index import CHUNK_BYTES
 from edl_torch.readers.text_sources import (
+    Gathered,
     Paths,
     SourceFiles,
     TextSource,
@@ -136,10 +137,9 @@ class CsvReader(AbstractDataReader):
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the rows. Raises ReaderError for another source or a range outside of it."""
         source = self._source(task.shard_name, task.start, task.end)
-        first = self._skips
-        for start, rows in in_blocks(self._files, source, task.start + first, task.end + first):
-            for number, row in enumerate(rows, start):
-                yield self._parse(source, number, row)
+        skips = self._skips
+        for start, block in in_blocks(self._files, source, task.start + skips, task.end + skips):
+            yield from self._records(source, start, block)
 
     def read_record(self, name: str, index: int) -> Any:
         """Row `index`. Raises ReaderError for another source or a number outside of it."""
@@ -155,10 +155,10 @@ class CsvReader(AbstractDataReader):
             self._source(name, int(numbers.min()), int(numbers.max()) + 1)
         source = self._source(name, 0, 0)
         numbers = numbers + self._skips
-        rows = self._files.gather(source, numbers)
-        batch = arrow_columns(rows, self._dialect, self._layout)
+        gathered = self._files.gather(source, numbers)
+        batch = arrow_columns(gathered.joined(), len(gathered), self._dialect, self._layout)
         if batch is None:
-            batch = self._parse_all(source, numbers, rows)
+            batch = self._parse_all(source, numbers, gathered.rows())
         return tuple(batch.values()) if self._layout.as_tuples else batch
 
     @classmethod
@@ -179,6 +179,19 @@ class CsvReader(AbstractDataReader):
         source = source_named(name, self._sources, type(self).__name__)
         check_range(start, end, 0, self._count(source), name)
         return source
+
+    def _records(self, source: TextSource, start: int, block: Gathered) -> Iterator[Any]:
+        """By Arrow if it is there and nothing is wrong; it and the parser of rows agree."""
+        try:
+            columns = arrow_columns(block.joined(), len(block), self._dialect, self._layout)
+        except ReaderUnavailable:
+            columns = None
+        if columns is None:
+            for number, row in enumerate(block.rows(), start):
+                yield self._parse(source, number, row)
+            return
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            yield values if self._layout.as_tuples else dict(zip(columns, values, strict=True))
 
     def _parse(self, source: TextSource, number: int, row: bytes) -> Any:
         try:
@@ -222,7 +235,7 @@ class CsvReader(AbstractDataReader):
         sources = list(self._sources.values())
         for file in np.unique(files).tolist():
             numbers = chosen[files == file] - (ends[file] - counts[file]) + self._skips
-            for row in self._files.gather(sources[file], numbers):
+            for row in self._files.gather(sources[file], numbers).rows():
                 yield self._dialect.fields(row, "replace")
 
     def _fields(self, source: TextSource, number: int) -> list[str]:

@@ -82,7 +82,7 @@ def column_type(given: Any, column: str) -> ColumnType:
     name = _ALIASES.get(given) if isinstance(given, str | type) else None
     if name is None and isinstance(given, str) and given in _NAMES:
         name = given
-    if name is None and not isinstance(given, str):
+    if name is None and given is not None and not isinstance(given, str):
         try:
             name = np.dtype(given).name
         except TypeError:

@@ -21,6 +21,7 @@ from edl_torch.readers.mapped import Array
 from edl_torch.readers.row_scan import LF, PieceScan, Positions, RowRules, scan_piece
 
 BLOCK = 64
+LARGEST_BLOCK = 1 << 32
 CHUNK_BYTES = 8 << 20
 _BOM = b"\xef\xbb\xbf"
 _MOST_THREADS = 8
@@ -185,7 +186,7 @@ class _Assembly:
         begins = numbers % BLOCK == 0
         bases = np.concatenate(([self._base], starts[begins]))
         relative = starts - bases[np.cumsum(begins)]
-        if relative.max() >= 1 << 32:
+        if relative.max() >= LARGEST_BLOCK:
             raise DataFormatError(
                 f"{BLOCK} records take more than 4 GiB (around byte {int(starts[relative.argmax()]):,}): "
                 "such a file has no lines that are records; check delimiter, quotes and kind of the file"

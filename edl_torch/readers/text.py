@@ -88,8 +88,8 @@ class TextReader(AbstractDataReader):
     def read_records(self, task: Task) -> Iterator[str | bytes]:
         """Yield the lines. Raises ReaderError for another source or a range outside of it."""
         source = self._source(task.shard_name, task.start, task.end)
-        for start, lines in in_blocks(self._files, source, task.start, task.end):
-            for number, line in enumerate(lines, start):
+        for start, block in in_blocks(self._files, source, task.start, task.end):
+            for number, line in enumerate(block.rows(), start):
                 yield self._record(source, number, line)
 
     def read_record(self, name: str, index: int) -> str | bytes:

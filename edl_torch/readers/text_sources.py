@@ -11,8 +11,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
@@ -151,6 +149,26 @@ def _refuse_foreign(name: str, path: str) -> None:
         )
 
 
+class Gathered:
+    """Records as places in some bytes; `in_order` where these are the records one after the other."""
+
+    __slots__ = ("_data", "_ends", "_in_order", "_starts")
+
+    def __init__(self, data: bytes, starts: Positions, ends: Positions, *, in_order: bool) -> None:
+        self._data, self._starts, self._ends, self._in_order = data, starts, ends, in_order
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def rows(self) -> list[bytes]:
+        """Each record's bytes with its line end; a file's last line may have none."""
+        return list(map(self._data.__getitem__, map(slice, self._starts.tolist(), self._ends.tolist())))
+
+    def joined(self) -> bytes:
+        """All of them in one piece, with blank lines between."""
+        return self._data if self._in_order else b"\n".join(self.rows())
+
+
 class SourceFiles:
     """Reads byte ranges of sources; files are opened on first use in each process, the last ones stay open."""
 
@@ -172,21 +190,22 @@ class SourceFiles:
         line = source.index.line(number, lambda start, end: self.read(source, start, end))
         return f"'{source.name}' line {line}"
 
-    def gather(self, source: TextSource, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> list[bytes]:
-        """The bytes of records in the order asked for, read in as few ranges as is sensible."""
+    def gather(self, source: TextSource, numbers: Positions) -> Gathered:
+        """Records in the order asked for, read in as few ranges as is sensible."""
         starts, ends = source.index.spans(numbers)
+        if not len(numbers) or (starts[1:] == ends[:-1]).all():
+            begin, end = (int(starts[0]), int(ends[-1])) if len(numbers) else (0, 0)
+            return Gathered(self.read(source, begin, end), starts - begin, ends - begin, in_order=True)
         order = np.argsort(starts, kind="stable")
         first, after = starts[order], ends[order]
-        gaps = np.flatnonzero(first[1:] - after[:-1] > _GAP_BYTES) + 1
-        edges = np.concatenate(([0], gaps, [len(order)])).tolist()
-        found: list[bytes] = [b""] * len(order)
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
-            begin = int(first[low])
-            data = self.read(source, begin, int(after[high - 1]))
-            places = map(slice, (first[low:high] - begin).tolist(), (after[low:high] - begin).tolist())
-            for place, row in zip(order[low:high].tolist(), map(data.__getitem__, places), strict=True):
-                found[place] = row
-        return found
+        group_begins = np.concatenate(([True], first[1:] - after[:-1] > _GAP_BYTES))
+        begins = first[group_begins]
+        finishes = after[np.append(np.flatnonzero(group_begins)[1:] - 1, len(order) - 1)]
+        pieces = [self.read(source, *span) for span in zip(begins.tolist(), finishes.tolist(), strict=True)]
+        shifts = begins - np.concatenate(([0], np.cumsum(finishes - begins)[:-1]))
+        shift = np.empty_like(starts)
+        shift[order] = shifts[np.cumsum(group_begins) - 1]
+        return Gathered(b"".join(pieces), starts - shift, ends - shift, in_order=False)
 
     def __reduce__(self) -> tuple[type[SourceFiles], tuple[list[TextSource]]]:
         return type(self), (list(self._sources.values()),)
@@ -216,16 +235,14 @@ class _OpenFile:
 
 def in_blocks(
     files: SourceFiles, source: TextSource, start: int, end: int
-) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield `(number of the first, bytes of records)` for a run of records, some of them at a time."""
+) -> Iterator[tuple[int, Gathered]]:
+    """Yield `(number of the first, records)` for a run of records, some of them at a time."""
     while start < end:
-        first = source.index.span(start)[0]
         numbers = np.arange(start, min(start + _BLOCK_ROWS, end))
-        starts, ends = source.index.spans(numbers)
-        fits = max(int(np.searchsorted(ends, first + _BLOCK_BYTES, side="right")), 1)
-        data = files.read(source, first, int(ends[fits - 1]))
-        places = map(slice, (starts[:fits] - first).tolist(), (ends[:fits] - first).tolist())
-        yield start, list(map(data.__getitem__, places))
+        ends = source.index.spans(numbers)[1]
+        most = source.index.span(start)[0] + _BLOCK_BYTES
+        fits = max(int(np.searchsorted(ends, most, side="right")), 1)
+        yield start, files.gather(source, numbers[:fits])
         start += fits
 
 
