@@ -1,6 +1,6 @@
-"""Many CSV records as one batch of numpy columns, parsed by Arrow in one call. The columns half of `csv_rows`.
+"""Many CSV records as one batch of numpy columns, parsed by Arrow in one call.
 
-It must not know where the bytes come from.
+The columns half of `csv_rows`. It must not know where the bytes come from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Columns = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 def arrow_columns(data: bytes, count: int, dialect: CsvDialect, layout: CsvLayout) -> Columns | None:
-    """The columns of `count` records, with any blank lines between them, or None if something is wrong with one.
+    """The columns of `count` records with any blank lines between them; None if something is wrong with one.
 
     Raises ReaderUnavailable without pyarrow.
     """
@@ -28,7 +28,8 @@ def arrow_columns(data: bytes, count: int, dialect: CsvDialect, layout: CsvLayou
         raise ReaderUnavailable("batches of CSV columns need pyarrow: pip install 'edl-torch[csv]'") from exc
     from edl_torch.readers.arrow_columns import numpy_columns
 
-    # Blank lines are no records: one in front hides a byte order mark that is data, one behind ends a file's last line.
+    # Blank lines are no records: one in front hides a byte order mark that is data, one behind ends a file's
+    # last line.
     data = b"\n" + data + b"\n"
     wanted = [name for name, _ in layout.columns]
     try:

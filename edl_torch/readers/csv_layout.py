@@ -1,4 +1,4 @@
-"""What a CSV file's columns are called and hold, by evidence: its heading, and types from a sample of records.
+"""What a CSV file's columns are called and hold, by evidence: its heading, and a sample of records.
 
 It must not know files; it gets fields, and says what it found or that it cannot tell.
 """
@@ -17,8 +17,8 @@ Header = bool | Literal["auto"]
 def has_heading(rows: Sequence[Sequence[str]], nulls: frozenset[str], file: str) -> bool:
     """Whether the first of some records is a heading. Raises DataFormatError where that cannot be told.
 
-    It is none if one of its fields is a number or two are the same. It is one if below it, in some column, most values
-    are numbers.
+    It is none if one of its fields is a number or two are the same. It is one if below it, in some column,
+    most values are numbers.
     """
     first, rest = rows[0], rows[1:]
     if any(is_number(field) for field in first) or len(set(first)) < len(first):
@@ -28,19 +28,24 @@ def has_heading(rows: Sequence[Sequence[str]], nulls: frozenset[str], file: str)
         if values and 2 * sum(map(is_number, values)) > len(values):
             return True
     raise DataFormatError(
-        f"'{file}': whether its first line ({','.join(first)[:80]}) is a heading cannot be told, because no column "
-        "holds numbers: pass header=True or header=False"
+        f"'{file}': whether its first line ({','.join(first)[:80]}) is a heading cannot be told, because "
+        "no column holds numbers: pass header=True or header=False"
     )
 
 
 def column_names(
     first: Sequence[str], heading: bool, names: Sequence[str] | None, file: str
 ) -> tuple[str, ...]:
-    """The names of all columns: given, from the heading, or f0, f1, … Raises InvalidArgument, DataFormatError."""
+    """The names of all columns: given, from the heading, or f0, f1, …
+
+    Raises InvalidArgument, DataFormatError.
+    """
     if isinstance(names, str):
         raise InvalidArgument(f"names={names!r} is one string: pass a sequence of column names")
     if names is not None and len(names) != len(first):
-        raise InvalidArgument(f"names= has {len(names)} columns, but '{file}' has {len(first)}: {list(first)[:20]}")
+        raise InvalidArgument(
+            f"names= has {len(names)} columns, but '{file}' has {len(first)}: {list(first)[:20]}"
+        )
     if names is not None:
         found = tuple(names)
     else:
@@ -87,5 +92,7 @@ def checked_fills(fills: Mapping[str, Any] | None, types: Mapping[str, ColumnTyp
                 raise ValueError("an empty field is the empty text there")
             checked[name] = kind.converter()(str(value))
         except ValueError as exc:
-            raise InvalidArgument(f"fill_nulls[{name!r}] = {value!r} is no value of the type {kind.name}") from exc
+            raise InvalidArgument(
+                f"fill_nulls[{name!r}] = {value!r} is no value of the type {kind.name}"
+            ) from exc
     return checked

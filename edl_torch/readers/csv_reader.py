@@ -1,7 +1,7 @@
 """CSV files of any size: records by row, batches by column.
 
-It holds no record: rows are found through an index in a memory-mapped file. It must not know how a field becomes a
-value.
+It holds no record: rows are found through an index in a memory-mapped file. It must not know how a field
+becomes a value.
 """
 
 from __future__ import annotations
@@ -49,30 +49,33 @@ _MANIFEST_ONLY = {"root", "classes", "has_header"}
 class CsvReader(AbstractDataReader):
     """Records `{column: value}` of CSV files; batches `{column: array}` through pyarrow.
 
-    Each file is a source, named by its path as given. Its rows are indexed once, in parallel, and the index is kept; gzip
-    files are unpacked once beside it. Fields may be quoted and hold line ends and doubled quotes; lines end in LF,
-    CRLF or CR; a byte order mark and a missing last line end do not matter; lines without anything are no records.
+    Each file is a source, named by its path as given. Its rows are indexed once, in parallel, and the index
+    is kept; gzip files are unpacked once beside it. Fields may be quoted and hold line ends and doubled
+    quotes; lines end in LF, CRLF or CR; a byte order mark and a missing last line end do not matter; lines
+    without anything are no records.
 
     Args:
         data: A file, a folder with `.csv` or `.tsv` files (or these and `.gz`), a glob, or a list of those.
         columns: The columns that records have, in this order; default all.
-        dtypes: Types by column (`csv_types.py` has the table). Those of other columns are inferred from up to 1000
-            records spread over all files, the same ones in every process: `reader.dtypes` has them.
-        header: Whether each file begins with a heading. "auto" tells by numbers below it, and raises where it cannot.
+        dtypes: Types by column (`csv_types.py` has the table). Those of other columns are inferred from up
+            to 1000 records spread over all files, the same ones in every process: `reader.dtypes` has them.
+        header: Whether each file begins with a heading. "auto" tells by numbers below it, and raises where
+            it cannot.
         names: Column names instead of the heading's; files without either have f0, f1, …
         delimiter: One ASCII character. Default: a tab for `.tsv`, else a comma.
         quote_char: What quotes fields; None where quotes mean nothing.
         encoding: UTF-8, or another in which line ends and the delimiter are bytes of their own.
-        null_values: Fields that mean "no value" in columns of other types than str: NaN in floating-point ones, what
-            `fill_nulls` says, else the record is bad.
+        null_values: Fields that mean "no value" in columns of other types than str: NaN in floating-point
+            ones, what `fill_nulls` says, else the record is bad.
         fill_nulls: What stands for no value, by column.
         as_tuples: Records are tuples of values, batches tuples of arrays.
         index_dir: Where indexes are kept; see `edl_torch.readers.index_cache.cached_index`.
         chunk_bytes: The piece of a file that one thread indexes at a time.
 
-    Raises DataFormatError, naming the file, for data that cannot be used; InvalidArgument for options; in reading,
-    BadRecord with file, line and reason for a record of another width, with a value of another type, or that is
-    not text, DataFormatError when a file changes, and from `read_batch` ReaderUnavailable without pyarrow.
+    Raises DataFormatError, naming the file, for data that cannot be used; InvalidArgument for options; in
+    reading, BadRecord with file, line and reason for a record of another width, with a value of another
+    type, or that is not text, DataFormatError when a file changes, and from `read_batch` ReaderUnavailable
+    without pyarrow.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class CsvReader(AbstractDataReader):
             path: open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes) for path in paths
         }
         self._files = SourceFiles(self._sources.values())
+        self._heading = header is True
         nulls = frozenset(null_values)
         all_names = self._find_heading(header, names, nulls)
         wanted, types = chosen_columns(all_names, columns, dtypes, paths[0])
@@ -163,7 +167,7 @@ class CsvReader(AbstractDataReader):
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments for a `.csv` or `.tsv` file (or these and `.gz`), or a folder of nothing else."""
+        """Constructor arguments for a `.csv` or `.tsv` file (or with `.gz`), or a folder of nothing else."""
         if given.keys() & _MANIFEST_ONLY:
             return None
         return {"data": data} if is_made_of(data, SUFFIXES) else None
@@ -214,14 +218,19 @@ class CsvReader(AbstractDataReader):
         filled = [source for source in self._sources.values() if source.index.count]
         if not filled:
             raise DataFormatError(f"{', '.join(map(repr, list(self._sources)[:3]))}: there is no record")
-        head = [self._fields(filled[0], number) for number in range(min(_HEAD, filled[0].index.count))]
-        self._heading = has_heading(head, nulls, filled[0].name) if header == "auto" else header
+        head = [self._first_fields(filled[0])]
+        if header == "auto":
+            rest = self._files.gather(filled[0], np.arange(1, min(_HEAD, filled[0].index.count)))
+            head += [self._dialect.fields(row, "replace") for row in rest.rows()]
+        if header == "auto":
+            self._heading = has_heading(head, nulls, filled[0].name)
         if self._heading:
             for source in filled[1:]:
-                if (found := self._fields(source, 0)) != head[0]:
+                if (found := self._first_fields(source)) != head[0]:
                     raise DataFormatError(
-                        f"'{source.name}' begins with {found[:20]} and '{filled[0].name}' with {head[0][:20]}: files of "
-                        "one reader have the same heading; or pass header=False and names="
+                        f"'{source.name}' begins with {found[:20]} and '{filled[0].name}' with "
+                        f"{head[0][:20]}: files of one reader have the same heading; or pass header=False "
+                        "and names="
                     )
         if not any(map(self._count, filled)):
             raise DataFormatError(f"'{filled[0].name}' has a heading and no record")
@@ -238,14 +247,14 @@ class CsvReader(AbstractDataReader):
             for row in self._files.gather(sources[file], numbers).rows():
                 yield self._dialect.fields(row, "replace")
 
-    def _fields(self, source: TextSource, number: int) -> list[str]:
-        row = self._files.read(source, *source.index.span(number))
+    def _first_fields(self, source: TextSource) -> list[str]:
+        row = self._files.read(source, *source.index.span(0))
         try:
             return self._dialect.fields(row)
         except UnicodeDecodeError as exc:
             raise DataFormatError(
-                f"{self._files.line(source, number)} is not {self._dialect.encoding}: {exc.reason}; name the file's own "
-                "encoding with encoding="
+                f"{self._files.line(source, 0)} is not {self._dialect.encoding}: {exc.reason}; name the "
+                "file's own encoding with encoding="
             ) from exc
 
     def __repr__(self) -> str:
@@ -256,5 +265,7 @@ class CsvReader(AbstractDataReader):
 def _delimiter(paths: list[str]) -> str:
     kinds = {has_suffix(path, (".tsv",)) for path in paths}
     if len(kinds) > 1:
-        raise InvalidArgument("some of the files are .tsv and some are not: read them by two readers, or pass delimiter=")
+        raise InvalidArgument(
+            "some of the files are .tsv and some are not: read them by two readers, or pass delimiter="
+        )
     return "\t" if kinds == {True} else ","

@@ -21,7 +21,10 @@ _FORBIDDEN = frozenset("\r\n\0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvDialect:
-    """How records are cut into fields, and bytes become text. Raises InvalidArgument for what cannot be scanned."""
+    """How records are cut into fields, and bytes become text.
+
+    Raises InvalidArgument for what cannot be scanned.
+    """
 
     delimiter: str = ","
     quote_char: str | None = '"'
@@ -107,8 +110,8 @@ class RowParser:
         for name, place, _ in self._plan:
             if place < len(fields) and any("\udc80" <= character <= "\udcff" for character in fields[place]):
                 raise ValueError(
-                    f"is not {self._dialect.encoding} in column {name!r}: {error.reason} at byte {error.start} of "
-                    "the record; name the file's own encoding with encoding="
+                    f"is not {self._dialect.encoding} in column {name!r}: {error.reason} at byte "
+                    f"{error.start} of the record; name the file's own encoding with encoding="
                 ) from error
         return fields
 
@@ -119,12 +122,13 @@ class RowParser:
             kind = dict(self._layout.columns)[name].name
         if text in self._layout.nulls:
             raise ValueError(
-                f"has nothing in column {name!r} ({kind}): say what stands for it with fill_nulls={{{name!r}: …}}"
+                f"has nothing in column {name!r} ({kind}): say what stands for it with "
+                f"fill_nulls={{{name!r}: …}}"
             )
         shown = text if len(text) <= 80 else text[:80] + "…"
         raise ValueError(
-            f"has {shown!r} in column {name!r}, which is no {kind}: mend it, or read the column as another type "
-            f"with dtypes={{{name!r}: …}}"
+            f"has {shown!r} in column {name!r}, which is no {kind}: mend it, or read the column as another "
+            f"type with dtypes={{{name!r}: …}}"
         )
 
 
@@ -145,7 +149,7 @@ def _with_nulls(kind: ColumnType, layout: CsvLayout, name: str) -> Convert:
 
 
 def check_encoding(encoding: str, specials: Sequence[str]) -> None:
-    """Raise InvalidArgument for an encoding in which line ends or `specials` may be part of another character."""
+    """Raise InvalidArgument where line ends or `specials` may be part of another character."""
     try:
         name = codecs.lookup(encoding).name
         ascii_kept = all(c.encode(encoding) == c.encode() for c in ("\n", "\r", *specials))
@@ -156,13 +160,11 @@ def check_encoding(encoding: str, specials: Sequence[str]) -> None:
     hidden = not _each_byte_alone(encoding) and any(c >= "0" for c in specials)
     if shifting or not ascii_kept or (hidden and name != "utf-8"):
         raise InvalidArgument(
-            f"encoding={encoding!r} cannot be read from the middle with {' '.join(map(repr, specials)) or 'it'}: "
-            "convert the file to UTF-8"
+            f"encoding={encoding!r} cannot be read from the middle with "
+            f"{' '.join(map(repr, specials)) or 'it'}: convert the file to UTF-8"
         )
 
 
 def _each_byte_alone(encoding: str) -> bool:
     decode: Callable[..., str] = bytes(range(256)).decode
     return len(decode(encoding, "replace")) == 256
-
-

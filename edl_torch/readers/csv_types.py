@@ -1,10 +1,10 @@
 """The types of CSV columns: how a field becomes a value, and which type a sample of fields has.
 
-They accept what Arrow's CSV conversion accepts, so that rows and columns agree. It must not know of files or rows.
+They accept what Arrow's CSV conversion accepts, so that rows and columns agree. It must not know of rows.
 
 | type | fields |
 | --- | --- |
-| int8 … int64, uint8 … uint64 | decimal digits with leading `-`, or `0x` and the digits of the bits; blanks around |
+| int8 … int64, uint8 … uint64 | digits, `-` in front, or `0x` and the digits of the bits; blanks around |
 | float32, float64 | as Python and C write them, `inf`, `nan`; blanks around. float32 is the float64 rounded |
 | bool | `true`, `True`, `TRUE`, `1` and `false`, `False`, `FALSE`, `0` |
 | str | anything |
@@ -90,8 +90,8 @@ def column_type(given: Any, column: str) -> ColumnType:
     name = "str" if name in ("str0", "object") else name
     if name not in _NAMES:
         raise InvalidArgument(
-            f"dtypes[{column!r}] = {given!r} is no type of a CSV column: use int8 … int64, uint8 … uint64, float32, "
-            "float64, bool or str"
+            f"dtypes[{column!r}] = {given!r} is no type of a CSV column: use int8 … int64, uint8 … uint64, "
+            "float32, float64, bool or str"
         )
     return ColumnType(name)
 

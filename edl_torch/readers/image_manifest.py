@@ -82,14 +82,17 @@ class ImageManifestReader(IndexedReader):
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments for a `.csv` file that lists images, else None: other tables are `CsvReader`'s.
+        """Constructor arguments for a `.csv` file that lists images, else None: others are `CsvReader`'s.
 
-        It lists images if its lines after the first have one or two fields, of which the first ends as image files
-        do, or if an option is given that only this reader has.
+        It lists images if its lines after the first have one or two fields, of which the first ends as image
+        files do; options that only one of the two readers has settle it.
         """
         if not (os.path.isfile(data) and data.lower().endswith(".csv")):
             return None
-        lists = given.keys() & _OWN_OPTIONS or _lists_images(data, given.get("delimiter", ","))
+        strange = given.keys() - _OWN_OPTIONS - {"delimiter"}
+        lists = not strange and (
+            _OWN_OPTIONS & given.keys() or _lists_images(data, given.get("delimiter", ","))
+        )
         return {"manifest": data} if lists else None
 
     def _without_heading(self, rows: Iterator[_Row], has_header: bool | None) -> Iterator[_Row]:

@@ -36,9 +36,10 @@ def open_reader(
 ) -> AbstractDataReader:
     """The reader for a path, chosen by what is there; `params` go to its constructor.
 
-    A `.py` file, a `.csv` list of images or other table, a text file, a folder of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a Pascal
-    VOC folder, a folder of images or of class folders. Raises ReaderError for data that no reader
-    knows, InvalidArgument for parameters that the chosen one does not take, and what its constructor raises.
+    A `.py` file, a `.csv` list of images or other table, a text file, a folder of tables or text files, a
+    COCO `.json` (or a folder with one in `annotations/`), a Pascal VOC folder, a folder of images or of
+    class folders. Raises ReaderError for data that no reader knows, InvalidArgument for parameters that the
+    chosen one does not take, and what its constructor raises.
     """
     path = os.fspath(data)
     if not os.path.exists(path):
@@ -52,8 +53,9 @@ def open_reader(
         if arguments is not None:
             return _construct(reader, arguments | params)
     raise ReaderError(
-        f"no reader knows '{path}': expected a .py file, a .csv list of images or other table, a .txt or .jsonl "
-        "file, a COCO .json, a Pascal VOC folder, or a folder of images, tables or text files; for other data write a reader and name it as module:Class"
+        f"no reader knows '{path}': expected a .py file, a .csv list of images or other table, a .txt "
+        "or .jsonl file, a COCO .json, a Pascal VOC folder, or a folder of images, tables or text files; for "
+        "other data write a reader and name it as module:Class"
     )
 
 

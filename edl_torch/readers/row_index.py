@@ -1,7 +1,7 @@
 """Where each record of a text file begins: four bytes a record, memory-mapped, built once in parallel.
 
-Offsets are 32 bits relative to the first record of their block of 64, so an index of 10⁷ records is 43 MB whatever the
-size of the file, shared by all processes of a machine. It must not know what a record means.
+Offsets are 32 bits relative to the first record of their block of 64, so an index of 10⁷ records is 43 MB
+whatever the size of the file, shared by all processes of a machine. It must not know what a record means.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RowIndex:
         if not len(starts):
             return np.zeros(len(numbers), dtype=np.int64)
         within = np.minimum(numbers, len(starts) - 1)
-        found = bases[within // BLOCK] + starts[within]
+        found: Positions = bases[within // BLOCK] + starts[within]
         return np.where(numbers < len(starts), found, self._arrays["end"][0])
 
     def __reduce__(self) -> tuple[type[RowIndex], tuple[Mapping[str, Array]]]:
@@ -81,8 +81,9 @@ class RowIndex:
 def build_row_index(path: str, rules: RowRules, *, chunk_bytes: int = CHUNK_BYTES) -> dict[str, Array]:
     """Scan a file and return the arrays of its index, mapped from temporary files of this process.
 
-    Memory does not grow with the file. Pieces of `chunk_bytes` are scanned by threads (numpy lets go of the lock).
-    Raises OSError, and DataFormatError, with the line, for a quoted field that the file's end does not close.
+    Memory does not grow with the file. Pieces of `chunk_bytes` are scanned by threads (numpy lets go of the
+    lock). Raises OSError, and DataFormatError, with the line, for a quoted field that the file's end does
+    not close.
     """
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -152,7 +153,7 @@ class _Assembly:
         self._lines = 0  # line ends so far
         self._rows = 0
         self._base = first
-        self._starts, self._bases, self._block_lines = (tempfile.TemporaryFile() for _ in range(3))
+        self._starts, self._bases, self._block_lines = (_temporary() for _ in range(3))
 
     def __enter__(self) -> _Assembly:
         return self
@@ -200,8 +201,8 @@ class _Assembly:
     def finish(self, size: int, path: str) -> dict[str, Array]:
         if self._inside:
             raise DataFormatError(
-                f"'{path}' ends inside a quoted field of the record that begins on line {self._start_line + 1}: "
-                "close the quote there, or read the file with quote_char=None"
+                f"'{path}' ends inside a quoted field of the record that begins on line "
+                f"{self._start_line + 1}: close the quote there, or read the file with quote_char=None"
             )
         if self._start < size:  # the last line has no end
             self._write(np.array([self._start]), np.array([self._start_line]))
@@ -212,6 +213,10 @@ class _Assembly:
             "end": np.array([size], dtype=np.int64),
             "cr": np.array([self._rules.cr_ends_line], dtype=np.bool_),
         }
+
+
+def _temporary() -> BinaryIO:
+    return tempfile.TemporaryFile()  # noqa: SIM115  closed with the assembly
 
 
 def _mapped(file: BinaryIO, dtype: type[np.generic]) -> Array:

@@ -1,10 +1,11 @@
 """Where records begin in a piece of a text file, without knowing whether the piece begins inside quotes.
 
-A quote opens a field only at the field's start; inside, a doubled quote is data and a single one closes; elsewhere it
-is an ordinary character (RFC 4180, and what Python's `csv` and Arrow do with the rest). So of each run of quotes only
-its parity and the byte before it matter: an even run changes nothing, an odd one at a field's start swaps inside and
-outside, any other odd one ends outside whatever was before. These three maps compose by cumulative sums, and all line
-ends get their state for both beginnings at once. It must not know of files, threads or fields.
+A quote opens a field only at the field's start; inside, a doubled quote is data and a single one closes;
+elsewhere it is an ordinary character (RFC 4180, and what Python's `csv` and Arrow do with the rest). So of
+each run of quotes only its parity and the byte before it matter: an even run changes nothing, an odd one at
+a field's start swaps inside and outside, any other odd one ends outside whatever was before. These three
+maps compose by cumulative sums, and all line ends get their state for both beginnings at once. It must not
+know of files, threads or fields.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ LF, CR = 10, 13
 class RowRules:
     """How a text is cut into records.
 
-    `quote` and `delimiter` are bytes, or None where there are no fields; `cr_ends_line` says that a carriage return
-    without a line feed ends a line too; `keeps_empty` that a line without anything in it is a record.
+    `quote` and `delimiter` are bytes, or None where there are no fields; `cr_ends_line` says that a carriage
+    return without a line feed ends a line too; `keeps_empty` that a line without anything in it is a record.
     """
 
     quote: int | None = None
@@ -82,8 +83,9 @@ def scan_piece(piece: bytes, before: int, rules: RowRules) -> PieceScan:
     if not len(position):
         return PieceScan(ends=ends, inside=None, unsettled=len(ends), exits=(False, True), blank=blank)
     count = np.cumsum(swaps)
-    since_reset = np.maximum.accumulate(np.where(swaps, -1, count))  # the count at the last odd run that ends outside
-    state = ((count - np.maximum(since_reset, 0)) & 1).astype(np.bool_)
+    # The count at the last odd run that ends outside; -1 before the first.
+    since_reset = np.maximum.accumulate(np.where(swaps, -1, count))
+    state = np.asarray((count - np.maximum(since_reset, 0)) % 2 == 1)
     settled = int(np.argmax(since_reset >= 0)) if since_reset[-1] >= 0 else len(position)
     run_before = np.searchsorted(position, ends - 1)  # how many odd runs lie before each line end
     inside = np.concatenate(([False], state))[run_before]

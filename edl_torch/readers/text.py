@@ -33,21 +33,24 @@ SUFFIXES = (".txt", ".jsonl", ".ndjson")
 class TextReader(AbstractDataReader):
     """Records are the lines of text files, as `str` without their line ends.
 
-    Each file is a source, named by its path as given. Lines are indexed once, in parallel, and the index is kept; gzip
-    files are unpacked once beside it. A byte order mark and a missing last line end do not matter.
+    Each file is a source, named by its path as given. Lines are indexed once, in parallel, and the index is
+    kept; gzip files are unpacked once beside it. A byte order mark and a missing last line end do not matter.
 
     Args:
-        data: A file, a folder with `.txt`, `.jsonl` or `.ndjson` files (or these and `.gz`), a glob, or a list of those.
+        data: A file, a folder with `.txt`, `.jsonl` or `.ndjson` files (or these and `.gz`), a glob, or a
+            list of those.
         encoding: UTF-8, or another in which line ends are bytes of their own.
-        errors: What becomes of bytes that are not of the encoding, as for `open`; "strict" makes the record bad.
+        errors: What becomes of bytes that are not of the encoding, as for `open`; "strict" makes the record
+            bad.
         as_bytes: Records are `bytes`, whatever the encoding.
         skip_empty: Lines without anything in them are no records.
-        universal_newlines: LF, CRLF and CR end a line, as for `open(path)`; False: only LF does, and a CR is data.
+        universal_newlines: LF, CRLF and CR end a line, as for `open(path)`; False: only LF does, and a CR is
+            data.
         index_dir: Where indexes are kept; see `edl_torch.readers.index_cache.cached_index`.
         chunk_bytes: The piece of a file that one thread indexes at a time.
 
-    Raises DataFormatError, naming the file, for data that cannot be used; in reading, BadRecord with file and line for
-    a line that is not of the encoding, and DataFormatError when a file changes.
+    Raises DataFormatError, naming the file, for data that cannot be used; in reading, BadRecord with file
+    and line for a line that is not of the encoding, and DataFormatError when a file changes.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class TextReader(AbstractDataReader):
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments for a `.txt`, `.jsonl` or `.ndjson` file (or these and `.gz`), or a folder of those."""
+        """Constructor arguments for a file with one of `SUFFIXES` (or with `.gz`), or a folder of those."""
         return {"data": data} if is_made_of(data, SUFFIXES) else None
 
     def _source(self, name: str, start: int, end: int) -> TextSource:
@@ -116,8 +119,8 @@ class TextReader(AbstractDataReader):
             return data.decode(self._encoding, self._errors)
         except UnicodeDecodeError as exc:
             raise BadRecord(
-                f"{self._files.line(source, number)} is not {self._encoding}: {exc.reason} at its byte {exc.start}; name "
-                "the file's own with encoding=, or pass errors='replace'"
+                f"{self._files.line(source, number)} is not {self._encoding}: {exc.reason} at its byte "
+                f"{exc.start}; name the file's own with encoding=, or pass errors='replace'"
             ) from exc
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
@@ -37,10 +38,11 @@ _FOREIGN = {
 
 
 def find_files(data: Paths, suffixes: tuple[str, ...]) -> list[str]:
-    """The files that `data` names, as given: a file, a folder's files with these suffixes, a glob, or a list of those.
+    """The files that `data` names: a file, a folder (its files with these suffixes), a glob, a list of those.
 
-    Files of a folder or glob come sorted; names that begin with `.` or `_` (as `_SUCCESS`) do not count. Raises
-    DataFormatError for what is not there, for a folder or glob without such a file, and for a file named twice.
+    Files of a folder or glob come sorted; names that begin with `.` or `_` (as `_SUCCESS`) do not count.
+    Raises DataFormatError for what is not there, for a folder or glob without such a file, and for a file
+    named twice.
     """
     if isinstance(data, str | os.PathLike):
         found = _named_by(os.fspath(data), suffixes)
@@ -114,7 +116,10 @@ def open_source(
     chunk_bytes: int = CHUNK_BYTES,
     binary: bool = False,
 ) -> TextSource:
-    """Index a file, or find its index. Raises DataFormatError, with the name, for a file that cannot be used."""
+    """Index a file, or find its index.
+
+    Raises DataFormatError, with the name, for a file that cannot be used.
+    """
     if not os.path.isfile(name):
         what = "is a folder" if os.path.isdir(name) else "is no regular file"
         raise DataFormatError(f"'{name}' {what}: expected a text file")
@@ -141,11 +146,13 @@ def _refuse_foreign(name: str, path: str) -> None:
         head = file.read(1 << 16)
     for magic, what in _FOREIGN.items():
         if head.startswith(magic):
-            raise DataFormatError(f"'{name}' is {what}, not plain text: convert it to UTF-8 text (or .gz) first")
+            raise DataFormatError(
+                f"'{name}' is {what}, not plain text: convert it to UTF-8 text (or .gz) first"
+            )
     if b"\0" in head:
         raise DataFormatError(
-            f"'{name}' is no text: it has a NUL byte at byte {head.index(0)} (a binary file, or UTF-16 or UTF-32: "
-            "convert it to UTF-8 first)"
+            f"'{name}' is no text: it has a NUL byte at byte {head.index(0)} (a binary file, or UTF-16 or "
+            "UTF-32: convert it to UTF-8 first)"
         )
 
 
@@ -170,7 +177,7 @@ class Gathered:
 
 
 class SourceFiles:
-    """Reads byte ranges of sources; files are opened on first use in each process, the last ones stay open."""
+    """Reads byte ranges; files are opened on first use in each process, the last ones stay open."""
 
     def __init__(self, sources: Iterable[TextSource]) -> None:
         self._sources = {source.name: source for source in sources}
@@ -233,9 +240,7 @@ class _OpenFile:
         return read_range(self._descriptor, start, end)
 
 
-def in_blocks(
-    files: SourceFiles, source: TextSource, start: int, end: int
-) -> Iterator[tuple[int, Gathered]]:
+def in_blocks(files: SourceFiles, source: TextSource, start: int, end: int) -> Iterator[tuple[int, Gathered]]:
     """Yield `(number of the first, records)` for a run of records, some of them at a time."""
     while start < end:
         numbers = np.arange(start, min(start + _BLOCK_ROWS, end))
@@ -253,6 +258,6 @@ def source_named(name: str, sources: Mapping[str, TextSource], reader: str) -> T
     except KeyError:
         known = ", ".join(map(repr, list(sources)[:3])) + (", …" if len(sources) > 3 else "")
         raise ReaderError(
-            f"{reader} reads {known}, not {name!r}: make the reader with the same arguments in every trainer as where "
-            "the dataset was registered"
+            f"{reader} reads {known}, not {name!r}: make the reader with the same arguments in every "
+            "trainer as where the dataset was registered"
         ) from None

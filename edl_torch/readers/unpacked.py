@@ -1,9 +1,9 @@
 """Gzip files as plain copies beside their indexes: packed data cannot be read from the middle.
 
-A copy is made once, by one process of the machine, streamed and checked (length and CRC of each member, as gzip has
-them), and takes its name only when it is whole and on the disk. It has the packed file's modification time, so that
-every process that makes one makes the same. A newer packed file's copy replaces the old one. It must not know what the
-data is.
+A copy is made once, by one process of the machine, streamed and checked (length and CRC of each member, as
+gzip has them), and takes its name only when it is whole and on the disk. It has the packed file's
+modification time, so that every process that makes one makes the same. A newer packed file's copy replaces
+the old one. It must not know what the data is.
 """
 
 from __future__ import annotations
@@ -53,13 +53,11 @@ def unpacked_copy(packed: FileStamp, index_dir: str | os.PathLike[str] | None = 
                 write_arrays(note, {"size": np.array([size])}, header)
         return FileStamp.of(place)
     except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
-        raise DataFormatError(
-            f"'{packed.path}' is no whole gzip file: {exc}; copy it again"
-        ) from exc
+        raise DataFormatError(f"'{packed.path}' is no whole gzip file: {exc}; copy it again") from exc
     except OSError as exc:
         raise ReaderError(
-            f"'{packed.path}' cannot be unpacked into '{place.parent}': {exc.strerror}; index_dir= or EDL_INDEX_DIR "
-            "name another folder with room for the plain data"
+            f"'{packed.path}' cannot be unpacked into '{place.parent}': {exc.strerror}; index_dir= or "
+            "EDL_INDEX_DIR name another folder with room for the plain data"
         ) from exc
 
 

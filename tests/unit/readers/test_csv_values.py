@@ -19,14 +19,79 @@ pytest.importorskip("pyarrow", reason="columns need pyarrow")
 
 TYPES = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 TYPES += ["float32", "float64", "bool", "str"]
-PIECES = ["0", "1", "9", "-", "+", ".", "e", "E", "x", "0x", "f", "F", "_", " ", "\t", "nan", "(", ")", "inf", "١", "d"]
-WORDS = [
-    *("", "007", "-0", "0x7f", "0xFF", "0x80", "0x8000000000000000", "127", "128", "-128", "-129", "255", "256", "65535"),
-    *("2147483647", "-2147483648", "9223372036854775807", "9223372036854775808", "18446744073709551615"),
-    *("1.", ".5", "1e5", "+1.0", "1e400", "-1e-400", "3.4028236e38", "0.1", "16777217", "nan(1)", "-nan", "Infinity"),
-    *("true", "TRUE", "tRue", "False", "?", "NA", " ", " 5 ", "1 2", "1.0000000596046448", "٣", "0" * 30 + "5"),
+PIECES = [
+    "0",
+    "1",
+    "9",
+    "-",
+    "+",
+    ".",
+    "e",
+    "E",
+    "x",
+    "0x",
+    "f",
+    "F",
+    "_",
+    " ",
+    "\t",
+    "nan",
+    "(",
+    ")",
+    "inf",
+    "١",
+    "d",
 ]
-FIELDS = st.one_of(st.sampled_from(WORDS), st.lists(st.sampled_from(PIECES), max_size=6).map("".join), st.text(max_size=6))
+WORDS = [
+    *(
+        "",
+        "007",
+        "-0",
+        "0x7f",
+        "0xFF",
+        "0x80",
+        "0x8000000000000000",
+        "127",
+        "128",
+        "-128",
+        "-129",
+        "255",
+        "256",
+        "65535",
+    ),
+    *("2147483647", "-2147483648", "9223372036854775807", "9223372036854775808", "18446744073709551615"),
+    *(
+        "1.",
+        ".5",
+        "1e5",
+        "+1.0",
+        "1e400",
+        "-1e-400",
+        "3.4028236e38",
+        "0.1",
+        "16777217",
+        "nan(1)",
+        "-nan",
+        "Infinity",
+    ),
+    *(
+        "true",
+        "TRUE",
+        "tRue",
+        "False",
+        "?",
+        "NA",
+        " ",
+        " 5 ",
+        "1 2",
+        "1.0000000596046448",
+        "٣",
+        "0" * 30 + "5",
+    ),
+]
+FIELDS = st.one_of(
+    st.sampled_from(WORDS), st.lists(st.sampled_from(PIECES), max_size=6).map("".join), st.text(max_size=6)
+)
 DIALECT = CsvDialect()
 
 
@@ -85,7 +150,9 @@ def test_every_word_alone_and_unquoted(kind):
         assert record is None or same(batch["a"].tolist()[0], record["a"]), word
 
 
-INNER = st.lists(st.sampled_from(["a", '"', ",", "\n", "\r", "\r\n", "é", "\ufeff", " "]), max_size=8).map("".join)
+INNER = st.lists(st.sampled_from(["a", '"', ",", "\n", "\r", "\r\n", "é", "\ufeff", " "]), max_size=8).map(
+    "".join
+)
 AFTER = st.lists(st.sampled_from(["a", '"', "é", "\ufeff", " ", "b"]), max_size=4).map("".join)
 
 
@@ -107,7 +174,9 @@ def written_fields(draw: st.DrawFn) -> tuple[str, str]:
 def test_both_halves_cut_rows_into_the_same_fields(rows, end):
     data = [(",".join(raw for raw, _ in row) + end).encode() for row in rows]
     expected = [[said for _, said in row] for row in rows]
-    layout = CsvLayout(names=("a", "b", "c"), columns=tuple((name, ColumnType("str")) for name in "abc"), as_tuples=True)
+    layout = CsvLayout(
+        names=("a", "b", "c"), columns=tuple((name, ColumnType("str")) for name in "abc"), as_tuples=True
+    )
     assert [list(RowParser(DIALECT, layout).parse(row)) for row in data] == expected
     assert [DIALECT._split_quoted(row.decode().rstrip("\r\n"), '"') for row in data] == expected
     batch = arrow_columns(data, DIALECT, layout)
@@ -153,7 +222,9 @@ def test_other_encodings(encoding):
     assert arrow_columns([row], dialect, layout_of("str"))["a"].tolist() == [word + "\n"]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le", "utf-7", "iso2022_jp", "klingon", "cp037", "hex"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-16", "utf-32-le", "utf-7", "iso2022_jp", "klingon", "cp037", "hex"]
+)
 def test_encodings_that_hide_line_ends_are_refused(encoding):
     with pytest.raises(InvalidArgument, match="encoding="):
         check_encoding(encoding, (",",))
@@ -166,7 +237,9 @@ def test_a_delimiter_that_may_be_half_a_character_is_refused():
     CsvDialect(encoding="utf-8", delimiter="|")
 
 
-@pytest.mark.parametrize("options", [{"delimiter": ";;"}, {"delimiter": "\n"}, {"quote_char": "é"}, {"quote_char": ","}])
+@pytest.mark.parametrize(
+    "options", [{"delimiter": ";;"}, {"delimiter": "\n"}, {"quote_char": "é"}, {"quote_char": ","}]
+)
 def test_characters_that_cannot_be_scanned_for_are_refused(options):
     with pytest.raises(InvalidArgument):
         CsvDialect(**options)
@@ -201,7 +274,9 @@ def test_types_are_named_as_users_do():
 
 
 def test_numbers_have_digits():
-    assert [is_number(word) for word in ("1", " 2.5", "1e3", "nan", "inf", "x1", "")] == [True] * 3 + [False] * 4
+    assert [is_number(word) for word in ("1", " 2.5", "1e3", "nan", "inf", "x1", "")] == [True] * 3 + [
+        False
+    ] * 4
 
 
 def test_columns_of_rows_have_the_types_of_arrows():

@@ -1,4 +1,4 @@
-"""The index against a state machine that looks at one byte after the other, and against Python's own readers."""
+"""The index against a state machine that goes byte by byte, and against Python's own readers."""
 
 from __future__ import annotations
 
