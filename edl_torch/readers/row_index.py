@@ -216,7 +216,7 @@ class _Assembly:
 
 
 def _temporary() -> BinaryIO:
-    return tempfile.TemporaryFile()  # noqa: SIM115  closed with the assembly
+    return tempfile.TemporaryFile()
 
 
 def _mapped(file: BinaryIO, dtype: type[np.generic]) -> Array:
