@@ -4,6 +4,7 @@ import csv
 import logging
 import os
 import pickle
+import re
 import sys
 from itertools import count
 from pathlib import Path
@@ -421,6 +422,21 @@ def test_an_index_that_cannot_be_kept_is_used(tmp_path, caplog):
         reader = CsvReader(write(tmp_path), index_dir=tmp_path / "file")
     assert same(records(reader), ROWS)
     assert "cannot be kept" in caplog.text
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    page = Path(__file__).parents[3] / "docs" / "text-and-csv.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    (tmp_path / "tables").mkdir()
+    body = "".join(f"{number},{number / 2},x\n" for number in range(3000))
+    write(tmp_path / "tables", "age,income,name\n" + body)
+    monkeypatch.chdir(tmp_path)
+    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    names: dict = {}
+    exec(compile(example, str(page), "exec"), names)
+    assert names["reader"].dtypes == {"age": "int64", "income": "float32"}
+    assert len(names["batch"]["age"]) == 3000 % 1024
 
 
 @pytest.mark.parametrize(
