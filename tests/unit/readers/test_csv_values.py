@@ -191,6 +191,13 @@ def test_fields_longer_than_pythons_limit_are_read():
     assert arrow_columns([row], DIALECT, layout)["a"].tolist() == [field]
 
 
+def test_one_call_of_arrow_takes_rows_of_any_size():
+    """Its blocks are of 1 MiB by default, and no row may be longer than one."""
+    fields = ["\n" * 3_000_000, "x\n" * 700_000, "y"]
+    batch = arrow_columns([quoted(field) for field in fields], DIALECT, layout_of("str"))
+    assert batch["a"].tolist() == fields
+
+
 def test_nulls_are_nan_or_filled_or_bad_and_never_in_text():
     assert math.isnan(by_row(b"NA\n", DIALECT, layout_of("float32"))["a"])
     assert by_row(b"NA\n", DIALECT, layout_of("int64")) is None

@@ -87,6 +87,15 @@ def test_the_copy_of_a_newer_file_takes_the_place_of_the_old_one(tmp_path):
         lines(reader)
 
 
+def test_another_file_with_the_old_ones_time_is_unpacked(tmp_path):
+    path = write(tmp_path, TEXT)
+    old = FileStamp.of(path)
+    assert lines(TextReader(path, index_dir=tmp_path / "index")) == LINES
+    write(tmp_path, TEXT[:1] + TEXT)
+    os.utime(path, ns=(old.mtime_ns, old.mtime_ns))
+    assert lines(TextReader(path, index_dir=tmp_path / "index")) == ["lline 0", *LINES[1:]]
+
+
 @pytest.mark.parametrize("keep", [12, 200, -4])
 def test_a_packed_file_that_is_cut_short_is_never_taken_for_whole(tmp_path, keep):
     path = write(tmp_path, TEXT)
