@@ -88,9 +88,10 @@ def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
 
 
 def is_made_of(data: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a path is a file with one of the suffixes, or a folder of such files and nothing else."""
+    """Whether a path is a file with one of the suffixes, or a folder or glob of nothing else."""
     if not os.path.isdir(data):
-        return has_suffix(data, suffixes)
+        named = [data] if os.path.exists(data) else glob.glob(data, recursive=True)
+        return bool(named) and all(os.path.isfile(path) and has_suffix(path, suffixes) for path in named)
     visible = [name for name in os.listdir(data) if not name.startswith((".", "_"))]
     return bool(visible) and len(folder_files(data, suffixes)) == len(visible)
 

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from parquet_kit import write, write_hive
 
 from edl_torch import readers
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.parquet_discovery import claims
 from edl_torch.readers.reader_params import parse_reader_params
 from edl_torch.readers.registry import READERS, load_reader, open_reader
 from edl_torch.shard import TaskType
@@ -90,9 +92,50 @@ def test_a_folder_of_nothing_but_tables_or_lines_is_read_by_their_reader(tmp_pat
         (tmp_path / name).write_text("a\n1\n")
     assert len(open_reader(tmp_path).create_shards()) == 2
     assert type(open_reader(tmp_path)).__name__ == "CsvReader"
+    assert list(open_reader(f"{tmp_path}/part-*.csv").create_shards().values()) == [1, 1]
+    with pytest.raises(ReaderError, match="does not exist"):
+        open_reader(f"{tmp_path}/other-*.csv")
     (tmp_path / "images").mkdir()
     with pytest.raises(DataFormatError, match="has no image"):
         open_reader(tmp_path)
+
+
+def test_parquet_is_known_by_its_names(tmp_path):
+    root = write_hive(tmp_path / "hive")
+    file = write(tmp_path / "file.pq")
+    for data in (root, f"{root}/year=2024", file, f"{root}/*/*/*.parquet", f"file://{file}"):
+        assert type(open_reader(data)).__name__ == "ParquetReader", data
+    assert open_reader(file, columns=["id"]).columns == ["id"]
+    flat = write_image_folder(tmp_path / "images", ())
+    (Path(flat) / "deeper").mkdir()
+    write(Path(flat) / "deeper" / "x.parquet")
+    assert not claims(flat), "the first folder with files decides"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert not claims(str(empty))
+
+
+@pytest.mark.parametrize(
+    ("url", "ours"),
+    [
+        ("s3://bucket/table", True),
+        ("s3://bucket/table/", True),
+        ("s3://bucket/v1.2/x.parquet", True),
+        ("gs://bucket/*/x-*.pq", True),
+        ("simplecache::s3://bucket/x.parquet", True),
+        ("s3://bucket/rows.csv", False),
+        ("odps://project/tables/name", False),
+        ("no-such-file.parquet", False),
+        ("no-such-folder", False),
+    ],
+)
+def test_urls_of_parquet_are_told_from_others(url, ours):
+    assert claims(url) is ours
+
+
+def test_a_url_that_no_reader_knows_is_not_called_a_missing_path():
+    with pytest.raises(ReaderError, match=r"no reader knows 's3://bucket/rows\.csv'"):
+        open_reader("s3://bucket/rows.csv")
 
 
 def test_parameters_go_to_the_reader(tmp_path):
