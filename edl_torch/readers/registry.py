@@ -56,7 +56,7 @@ def open_reader(
         )
     raise ReaderError(
         f"no reader knows '{path}': expected a .py file, a .csv list of images or other table, a .txt or "
-        ".jsonl file, a COCO .json, Parquet, a Pascal VOC folder, or a folder of images, tables or text files; "
+        ".jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of images, tables or text files; "
         "for other data write a reader and name it as module:Class"
     )
 
