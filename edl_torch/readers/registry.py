@@ -26,6 +26,8 @@ READERS: dict[str, str] = {
     "coco_detection": "edl_torch.readers.coco:CocoDetectionReader",
     "voc": "edl_torch.readers.voc:VocReader",
     "parquet": "edl_torch.readers.parquet:ParquetReader",
+    "csv": "edl_torch.readers.csv_reader:CsvReader",
+    "text": "edl_torch.readers.text:TextReader",
     "image_folder": "edl_torch.readers.image_folder:ImageFolderReader",
     "map_dataset": "edl_torch.readers.map_dataset:MapDatasetReader",
 }
@@ -36,10 +38,10 @@ def open_reader(
 ) -> AbstractDataReader:
     """The reader for a path, chosen by what is there; `params` go to its constructor.
 
-    A `.py` file, a `.csv` list of images, a COCO `.json` (or a folder with one in `annotations/`), a Pascal
-    VOC folder, Parquet (a file, folder, glob or URL), a folder of images or of class folders. Raises
-    ReaderError for data that no reader knows, InvalidArgument for parameters that the chosen one does not
-    take, and what its constructor raises.
+    A `.py` file, a `.csv` list of images or other table, a text file, a folder of tables or text files, a
+    COCO `.json` (or a folder with one in `annotations/`), a Pascal VOC folder, Parquet (a file, folder, glob
+    or URL), a folder of images or of class folders. Raises ReaderError for data that no reader knows,
+    InvalidArgument for parameters that the chosen one does not take, and what its constructor raises.
     """
     path = os.fspath(data)
     for target in READERS.values():
@@ -53,8 +55,9 @@ def open_reader(
             f"the data '{path}' does not exist; check the path, or name a reader as module:Class"
         )
     raise ReaderError(
-        f"no reader knows '{path}': expected a .py file, a .csv list of images, a COCO .json, Parquet, "
-        "a Pascal VOC folder or a folder of images; for other data write a reader and name it as module:Class"
+        f"no reader knows '{path}': expected a .py file, a .csv list of images or other table, a .txt or "
+        ".jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of images, tables or text files; "
+        "for other data write a reader and name it as module:Class"
     )
 
 
