@@ -80,6 +80,13 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="a trainer that lives but does not train for so long loses its leases (default: never)",
     )
+    _option(
+        parser,
+        "--elasticdl_task_timeout_s",
+        type=_seconds,
+        default=300.0,
+        help="a task of an ElasticDL client that is not reported for so long is handed out again",
+    )
     data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
@@ -166,6 +173,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             insecure=options.insecure,
             on_ready=announce,
             make_commits=make_commits,
+            elasticdl_task_timeout_s=options.elasticdl_task_timeout_s,
         )
     )
 

@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
 FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": ("data",),
     "grpc": (
-        *("rpc", "master.server", "master.servicer", "master.host", "cli"),
+        *("rpc", "master.server", "master.servicer", "master.host", "master.elasticdl", "cli"),
         *("client.transport", "client.channel", "client.attendance"),
     ),
     "google": ("rpc", "master.servicer", "client.transport"),
