@@ -15,10 +15,10 @@ from edl_torch.errors import InvalidArgument
 
 
 def default_master(master_timeout_s: float | None = None) -> MasterPort:
-    """A `MasterClient` for the address in the environment, else a `LocalMaster`.
+    """A client for the master that the environment names, else a `LocalMaster`.
 
-    `master_timeout_s` is the client's; None takes it from the environment too. Raises InvalidArgument for what
-    the environment says wrongly.
+    `master_timeout_s` is the client's; None takes it from the environment too. Raises InvalidArgument for
+    what cannot be used of the environment.
     """
     address = master_address_from_env()
     protocol = master_protocol_from_env()
@@ -30,10 +30,11 @@ def default_master(master_timeout_s: float | None = None) -> MasterPort:
         from edl_torch.master.embedded import LocalMaster
 
         return LocalMaster()
-    if protocol == "elasticdl":
-        from edl_torch.client.elasticdl import ElasticDLMasterClient as Client
-    else:
-        from edl_torch.client.transport import MasterClient as Client
-
     timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
-    return Client(address, master_timeout_s=timeout_s)
+    if protocol == "elasticdl":
+        from edl_torch.client.elasticdl import ElasticDLMasterClient
+
+        return ElasticDLMasterClient(address, master_timeout_s=timeout_s)
+    from edl_torch.client.transport import MasterClient
+
+    return MasterClient(address, master_timeout_s=timeout_s)

@@ -39,11 +39,13 @@ def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | N
 
 
 def master_protocol_from_env(environ: Mapping[str, str] | None = None) -> str:
-    """`EDL_MASTER_PROTOCOL`: "edl_torch", or "elasticdl" for ElasticDL's own master. Raises InvalidArgument."""
+    """`EDL_MASTER_PROTOCOL`: "edl_torch", or "elasticdl" for that project's master."""
     env = os.environ if environ is None else environ
     protocol = env.get("EDL_MASTER_PROTOCOL", "").strip() or PROTOCOLS[0]
     if protocol not in PROTOCOLS:
-        raise InvalidArgument(f"EDL_MASTER_PROTOCOL is {protocol!r}: it must be one of {', '.join(PROTOCOLS)}")
+        raise InvalidArgument(
+            f"EDL_MASTER_PROTOCOL is {protocol!r}: it must be one of {', '.join(PROTOCOLS)}"
+        )
     return protocol
 
 

@@ -64,8 +64,8 @@ def from_status(error: grpc.RpcError, address: str) -> EdlError:
         return MasterUnavailable(f"the master at {address} does not answer ({code.name}: {details})")
     if code is _Code.UNIMPLEMENTED:
         return EdlError(
-            f"{address} answers, but is no edl_torch master that knows this call: {details}. If it is ElasticDL's "
-            f"own master, give EDL_MASTER_PROTOCOL=elasticdl"
+            f"{address} answers, but is no edl_torch master that knows this call: {details}. "
+            f"If it is ElasticDL's own master, give EDL_MASTER_PROTOCOL=elasticdl"
         )
     return EdlError(f"the master at {address} failed ({code.name}): {details}")
 

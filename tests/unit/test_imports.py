@@ -39,7 +39,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": ("data",),
     "grpc": (
         *("rpc", "master.server", "master.servicer", "master.host", "master.elasticdl", "cli"),
-        *("client.transport", "client.channel", "client.attendance"),
+        *("client.transport", "client.channel", "client.attendance", "client.calling"),
     ),
     "google": ("rpc", "master.servicer", "client.transport"),
     "cv2": ("readers", "testing.images"),
