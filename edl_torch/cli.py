@@ -95,6 +95,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(data, "--shuffle", action="store_true", help="shuffle all training records")
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
     _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
+    _option(data, "--max_bad_records", type=int, default=0, metavar="N", help="may be bad before a job fails")
     _option(data, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
     _option(data, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
@@ -152,6 +153,7 @@ def run_master(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableState | None) -> None:
     from edl_torch.cli_data import described
+    from edl_torch.master.elasticdl_desk import DeskOptions
     from edl_torch.master.server import serve, write_address_file
     from edl_torch.rpc.address import HostPort
 
@@ -173,7 +175,9 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             insecure=options.insecure,
             on_ready=announce,
             make_commits=make_commits,
-            elasticdl_task_timeout_s=options.elasticdl_task_timeout_s,
+            elasticdl=DeskOptions(
+                task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
+            ),
         )
     )
 

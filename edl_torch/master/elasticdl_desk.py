@@ -42,6 +42,14 @@ _NAMES = {TaskType.TRAINING: "training", TaskType.EVALUATION: "evaluation", Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeskOptions:
+    """What the command line says for ElasticDL's workers; `max_bad_records` is of data that they describe."""
+
+    task_timeout_s: float = TASK_TIMEOUT_S
+    max_bad_records: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LostTask:
     """A task that was not reported in time: its records wait again."""
 
@@ -59,10 +67,11 @@ class Desk:
     memory only: after a start of the master every task has its full time (`resume`).
     """
 
-    def __init__(self, dispatcher: Dispatcher, *, task_timeout_s: float = TASK_TIMEOUT_S) -> None:
-        if not task_timeout_s > 0:
-            raise InvalidArgument(f"the timeout of a task must be above 0 s, not {task_timeout_s}")
-        self.task_timeout_s = task_timeout_s
+    def __init__(self, dispatcher: Dispatcher, options: DeskOptions | None = None) -> None:
+        self._options = options or DeskOptions()
+        self.task_timeout_s = self._options.task_timeout_s
+        if not self.task_timeout_s > 0:
+            raise InvalidArgument(f"the timeout of a task must be above 0 s, not {self.task_timeout_s}")
         self._dispatcher = dispatcher
         self._names = TaskNames(dispatcher.ledger_id)
         self._deadlines: dict[tuple[str, int], float] = {}  # (dataset, task)
@@ -94,6 +103,7 @@ class Desk:
             shuffle_in_shard=False,
             num_epochs=max(0, params.num_epochs),
             epoch_barrier=False,
+            max_bad_records=self._options.max_bad_records,
         )
         check_expressible(new_spec(registration, params.batch_size))
         self._dispatcher.define(registration, batch_size=params.batch_size)

@@ -20,7 +20,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStartError
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_desk import TASK_TIMEOUT_S, Desk
+from edl_torch.master.elasticdl_desk import Desk, DeskOptions
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
@@ -42,14 +42,13 @@ class MasterServer:
         *,
         insecure: bool = False,
         commits: GroupCommit | None = None,
-        elasticdl_task_timeout_s: float = TASK_TIMEOUT_S,
+        elasticdl: DeskOptions | None = None,
     ) -> None:
         self._wanted = checked_address(address, insecure=insecure)
         self._host = MasterHost(dispatcher, commits=commits)
         self._server = grpc.aio.server(options=server_options(dispatcher.members.lease_timeout_s))
         pb_grpc.add_MasterServicer_to_server(MasterServicer(self._host), self._server)  # type: ignore[no-untyped-call]
-        desk = Desk(dispatcher, task_timeout_s=elasticdl_task_timeout_s)
-        self._elasticdl = ElasticDLServicer(self._host, desk)
+        self._elasticdl = ElasticDLServicer(self._host, Desk(dispatcher, elasticdl))
         self._server.add_generic_rpc_handlers((self._elasticdl.handlers(),))
 
     async def start(self) -> HostPort:
@@ -96,7 +95,7 @@ async def serve(
     insecure: bool = False,
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
-    elasticdl_task_timeout_s: float = TASK_TIMEOUT_S,
+    elasticdl: DeskOptions | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once.
 
@@ -111,7 +110,7 @@ async def serve(
         address,
         insecure=insecure,
         commits=commits,
-        elasticdl_task_timeout_s=elasticdl_task_timeout_s,
+        elasticdl=elasticdl,
     )
     try:
         on_ready(await server.start())

@@ -13,6 +13,7 @@ from by_number import WireTask, get_task_request, params_request, result_request
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.commits import GroupCommit
+from edl_torch.master.elasticdl_desk import DeskOptions
 from edl_torch.master.server import MasterServer
 
 TIMEOUT_S = 20.0  # of a call: a test that hangs says where
@@ -42,7 +43,7 @@ class Server:
             self.dispatcher,
             "127.0.0.1:0",
             commits=self._make_commits and self._make_commits(),
-            elasticdl_task_timeout_s=self._task_timeout_s,
+            elasticdl=DeskOptions(task_timeout_s=self._task_timeout_s),
         )
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -72,6 +73,7 @@ class Worker:
         self.worker_id = worker_id
         size = 64 << 20
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+        options += [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "min", "max")]
         self._channel = grpc.insecure_channel(address, options=options)
         calls = ("get_task", "report_task_result", "report_training_params")
         self._get, self._report, self._params = (

@@ -17,7 +17,7 @@ from edl_torch.core.elasticdl import MAX_INT32, GetTaskCall, TaskNames, TaskResu
 from edl_torch.errors import InvalidArgument, TooManyBadRecords
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_desk import Desk
+from edl_torch.master.elasticdl_desk import Desk, DeskOptions
 from edl_torch.master.host import MasterHost
 from edl_torch.shard import Source, TaskType
 
@@ -27,9 +27,9 @@ PARAMS = TrainingParams(batch_size=2, num_epochs=1, dataset_size=8, num_minibatc
 class Case:
     """A desk with a timeout of 10 s over 4 tasks of 2 records."""
 
-    def __init__(self, params: TrainingParams = PARAMS) -> None:
+    def __init__(self, params: TrainingParams = PARAMS, max_bad_records: int = 0) -> None:
         self.dispatcher = Dispatcher(ledger_id="ledger", lease_timeout_s=3)
-        self.desk = Desk(self.dispatcher, task_timeout_s=10)
+        self.desk = Desk(self.dispatcher, DeskOptions(task_timeout_s=10, max_bad_records=max_bad_records))
         self.desk.define(params)
 
     def get(self, worker: int, now: float) -> Any:
@@ -96,7 +96,7 @@ def test_a_worker_that_is_silent_and_holds_nothing_is_forgotten() -> None:
 def test_after_a_start_of_the_master_tasks_have_their_full_time() -> None:
     case = Case()
     task = case.get(1, 0.0)
-    case.desk = Desk(case.dispatcher, task_timeout_s=10)
+    case.desk = Desk(case.dispatcher, DeskOptions(task_timeout_s=10))
     case.dispatcher.resume(100.0)
     case.desk.resume(100.0)
     for now in (102.0, 104.0, 106.0, 108.0):
@@ -120,6 +120,20 @@ def test_the_third_failure_of_a_batch_names_its_records() -> None:
     with pytest.raises(TooManyBadRecords, match=r"record 1 of ''.*broken"):
         case.report(case.get(2, 3.0), 3.0, "broken")
     assert [bad.index for bad in case.status.quarantine] == [0, 1]
+
+
+def test_with_max_bad_records_the_job_goes_on_without_a_batch_that_always_fails() -> None:
+    case = Case(max_bad_records=2)
+    seen: list[int] = []
+    for now in range(20):
+        task = case.get(1, now)
+        if task is None:
+            break
+        seen += [] if task.start == 4 else [task.start, task.start + 1]
+        assert case.report(task, now, "broken" if task.start == 4 else "")
+    assert sorted(seen) == [0, 1, 2, 3, 6, 7]
+    assert [bad.index for bad in case.status.quarantine] == [4, 5]
+    assert (case.status.acknowledged, case.status.finished) == (6, True)
 
 
 def test_parts_of_a_batch_that_are_too_many_for_one_task_wait_again() -> None:
@@ -161,12 +175,13 @@ def test_names_of_tasks_are_computed_both_ways_and_differ_from_ledger_to_ledger(
 
 
 BOTH = """
+from google.protobuf import descriptor_pb2, descriptor_pool
 from edl_torch.rpc import edl_torch_pb2, elasticdl_pb2
 theirs = descriptor_pb2.FileDescriptorProto()
 elasticdl_pb2.DESCRIPTOR.CopyToProto(theirs)
 theirs.name, theirs.package = "elasticai_api/proto/elasticai_api.proto", "proto"
 for message in theirs.message_type:
-    for field in message.field:
+    for field in (field for field in message.field if field.type_name):
         field.type_name = field.type_name.replace(".edl_torch.elasticdl.", ".proto.")
 pool = descriptor_pool.Default()
 pool.AddSerializedFile(theirs.SerializeToString())
@@ -202,6 +217,7 @@ async def cancelled(dispatcher: Dispatcher) -> tuple[int, int]:
     call = asyncio.create_task(servicer.get_task(get_task_request(1), Context()))  # type: ignore[arg-type]
     await asyncio.sleep(0.1)  # it has leased by then, and waits for the journal
     leased = dispatcher.dataset_status("training").leased
+    assert not call.done()
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     await commits.close()

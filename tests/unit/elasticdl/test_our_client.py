@@ -4,87 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from client_kit import SIZE, Connect, Numbers, Start
 from their_master import TheirMaster
 
-from edl_torch import DataShardService, ElasticDataLoader, ElasticDLMasterClient, MasterClient, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ElasticDLMasterClient, ShardedDataset
 from edl_torch.errors import (
     BadRecord,
     DatasetConflict,
     EdlError,
-    InvalidArgument,
     MasterUnavailable,
     TooManyBadRecords,
-    UnknownDataset,
-    Unsupported,
 )
-from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, Source, TaskType
 from edl_torch.testing.wait import wait_until
 
-SIZE = 40
 ORDERS = ["", "shuffle", "shuffle_shards"]
-
-
-class Numbers(AbstractDataReader):
-    """Record i of the storage called name is base + i; those in `bad` cannot be read."""
-
-    def __init__(self, counts: dict[str, int] | None = None, bad: frozenset[int] = frozenset()) -> None:
-        self.counts = {"": SIZE} if counts is None else counts
-        self.bases = dict(zip(self.counts, (1000 * n for n in range(len(self.counts))), strict=True))
-        self.bad = bad
-
-    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
-        return self.counts
-
-    def read_records(self, task: Any) -> Iterator[int]:
-        return (self.read_record(task.shard.name, index) for index in range(task.start, task.end))
-
-    def read_record(self, name: str, index: int) -> int:
-        if self.bases[name] + index in self.bad:
-            raise ValueError("broken")
-        return self.bases[name] + index
-
-
-Start = Callable[..., TheirMaster]
-
-
-@pytest.fixture
-def start_master() -> Iterator[Start]:
-    masters: list[TheirMaster] = []
-
-    def start(*args: Any, **options: Any) -> TheirMaster:
-        masters.append(TheirMaster(*args, **options))
-        return masters[-1]
-
-    yield start
-    for master in masters:
-        master.close()
-
-
-@pytest.fixture
-def master(start_master: Start) -> TheirMaster:
-    return start_master()
-
-
-@pytest.fixture
-def connect() -> Iterator[Callable[..., ElasticDLMasterClient]]:
-    clients: list[ElasticDLMasterClient] = []
-
-    def make(master: TheirMaster, worker_id: int = 0, **options: Any) -> ElasticDLMasterClient:
-        clients.append(ElasticDLMasterClient(master.address, worker_id, **options))
-        return clients[-1]
-
-    yield make
-    for client in clients:
-        client.close()
-
-
-Connect = Callable[..., ElasticDLMasterClient]
 
 
 def numbers_of(shard: Shard) -> list[int]:
@@ -390,61 +328,6 @@ def test_evaluation_tasks_are_asked_for_by_their_type(start_master: Start, conne
     assert seen == Counter(range(8))
     assert not master.params  # they would become training data
     assert not master.doing
-
-
-# What is refused ----------------------------------------
-
-
-def test_what_the_protocol_lacks_is_refused_with_a_remedy(master: TheirMaster, connect: Connect) -> None:
-    client = connect(master)
-    with DataShardService(4, client, dataset_size=SIZE) as service:
-        refusals = (service.state_dict, lambda: service.load_state_dict(None), client.status)
-        for refused in refusals:
-            with pytest.raises(Unsupported, match="edl-torch master"):
-                refused()
-    with pytest.raises(InvalidArgument, match="audit_dir"):
-        DataShardService(4, client, dataset_size=SIZE, audit_dir="nowhere")
-    nameless = pytest.raises(UnknownDataset, match="dataset_size")
-    with DataShardService(4, connect(master), dataset_name="unknown") as service, nameless:
-        service.fetch_shard()
-    for options, error, word in (
-        ({"dataset_size": 2**31}, InvalidArgument, "2147483647"),
-        ({"dataset_size": SIZE, "records_per_shard": 6}, InvalidArgument, "batch_size=4"),
-        ({"dataset_size": SIZE, "task_type": TaskType.PREDICTION}, Unsupported, "--prediction_data"),
-    ):
-        refusal = pytest.raises(error, match=word)
-        with DataShardService(4, connect(master), **options) as service, refusal:  # type: ignore[arg-type]
-            service.fetch_shard()
-    assert len(master.params) == 1  # of the first service
-
-
-def test_the_environment_chooses_the_protocol(master: TheirMaster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDL_MASTER_PROTOCOL", "elasticdl")
-    monkeypatch.setenv("MASTER_ADDR", master.address)
-    monkeypatch.setenv("WORKER_ID", "12")
-    with DataShardService(8, dataset_size=8) as service:
-        assert service.fetch_shard() is not None
-        assert [worker for worker, _ in master.doing.values()] == [12]
-        service.report_batch_done(8)
-    monkeypatch.setenv("WORKER_ID", "twelve")
-    with pytest.raises(InvalidArgument, match="'twelve'"):
-        DataShardService(8, dataset_size=8)
-    monkeypatch.setenv("EDL_MASTER_PROTOCOL", "elastic")
-    with pytest.raises(InvalidArgument, match="edl_torch, elasticdl"):
-        DataShardService(8, dataset_size=8)
-    monkeypatch.setenv("EDL_MASTER_PROTOCOL", "elasticdl")
-    monkeypatch.delenv("MASTER_ADDR")
-    with pytest.raises(InvalidArgument, match="EDL_MASTER_ADDR"):
-        DataShardService(8, dataset_size=8)
-
-
-def test_the_wrong_protocol_says_which_is_right(master: TheirMaster) -> None:
-    with (
-        MasterClient(master.address, master_timeout_s=5) as client,
-        DataShardService(8, client, dataset_size=8) as service,
-        pytest.raises(EdlError, match="EDL_MASTER_PROTOCOL=elasticdl"),
-    ):
-        service.fetch_shard()
 
 
 def test_our_client_of_that_protocol_under_our_own_master(connect: Connect) -> None:
