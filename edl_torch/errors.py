@@ -63,6 +63,14 @@ class Unsupported(EdlError):
     """The master speaks a protocol that cannot express this call; the message says what to do instead."""
 
 
+class PeerFailed(EdlError, RuntimeError):
+    """Another synchronous rank cannot go on, or is gone: all start again from a checkpoint."""
+
+
+class CheckpointError(EdlError):
+    """A checkpoint cannot be written or read."""
+
+
 class MasterStartError(EdlError):
     """The master cannot start: port in use, bad address, unusable state folder."""
 

@@ -33,6 +33,8 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.ServiceClosed: _Code.FAILED_PRECONDITION,
     errors.MasterUnavailable: _Code.UNAVAILABLE,
     errors.Unsupported: _Code.UNIMPLEMENTED,
+    errors.PeerFailed: _Code.ABORTED,
+    errors.CheckpointError: _Code.FAILED_PRECONDITION,
     errors.MasterStartError: _Code.FAILED_PRECONDITION,
     errors.JournalError: _Code.UNAVAILABLE,
     errors.ReaderError: _Code.FAILED_PRECONDITION,
