@@ -13,6 +13,7 @@ from their_master import TheirMaster
 
 from edl_torch import DataShardService, ElasticDataLoader, ElasticDLMasterClient, ShardedDataset
 from edl_torch.errors import (
+    AccountingError,
     BadRecord,
     DatasetConflict,
     EdlError,
@@ -224,6 +225,8 @@ def test_a_batch_counts_at_its_step_also_across_the_end(master: TheirMaster, con
         assert number == 5
         assert not service.finished  # the fifth batch has no step yet, and its task no outcome
         assert sum(master.outcomes.values()) == 32
+        with pytest.raises(AccountingError, match="step on them"):
+            list(loader)  # the master says WAIT for ever, and this trainer would wait for itself
         optimizer.step()
         assert list(loader) == []
         assert service.finished
