@@ -48,7 +48,8 @@ def test_two_epochs_with_a_failed_task_and_a_wait_give_each_record_once(server: 
         first.report(task)
     answer = first.later()
     assert not server.training.finished
-    assert second.get().type == WAIT  # it holds a task: two such must not wait for each other
+    # It holds a task: two such must not wait for each other. (A call with a deadline is told WAIT anyway.)
+    assert WireTask.decode(second.later().result(5)).type == WAIT
     assert not answer.done()  # this one holds none: it waits in the call
     seen.update((kept.epoch, number) for number in kept.numbers)
     second.report(kept)
@@ -363,9 +364,13 @@ def test_tasks_outlive_a_restart_with_a_journal(start_server: Callable[..., Serv
     worker.report(done)
     server.run(server.server.stop())
     state.close()
-    resumed = DurableState(tmp_path, now=0.0)
+    resumed = DurableState(tmp_path, now=0.0, lease_timeout_s=0.1)  # of trainers, who have heartbeats
     again = start_server(resumed.dispatcher, resumed.group_commit)
     worker = again.worker(3)
+    waited = threading.Event()
+    for _ in range(3):
+        assert not waited.wait(0.1)
+        assert again.training.leased == 20
     worker.report(held)
     worker.report(done)  # not heard of the answer: it says so again
     assert again.training.acknowledged == 40
