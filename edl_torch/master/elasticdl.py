@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import grpc.aio
 
@@ -48,8 +49,8 @@ class ElasticDLServicer:
         self._locks: dict[tuple[int, str], asyncio.Lock] = {}
         self._tender: asyncio.Task[None] | None = None
 
-    def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
-        """For `add_generic_rpc_handlers`: no stub of ours registers that service's name."""
+    def handlers(self) -> Any:
+        """For `add_generic_rpc_handlers`, whose type differs between grpc's stubs."""
         methods = {
             wire.GET_TASK: self.get_task,
             wire.REPORT_TASK_RESULT: self.report_task_result,

@@ -193,7 +193,9 @@ def test_another_size_is_refused_and_other_wishes_are_not(server: Server) -> Non
     assert code is grpc.StatusCode.ALREADY_EXISTS
     assert f"{SIZE} records here" in details
     worker.params(**PARAMS | {"batch_size": 7, "shuffle": True})
-    assert not server.dispatcher.find_ledger("training").spec.shuffle  # type: ignore[union-attr]
+    ledger = server.dispatcher.find_ledger("training")
+    assert ledger is not None
+    assert (ledger.spec.shuffle, ledger.spec.epoch_barrier) == (False, False)
 
 
 @pytest.mark.parametrize(
