@@ -6,6 +6,7 @@ Pure: `now` is an argument. It must not know grpc, bytes, or who waits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -188,7 +189,12 @@ class Desk:
             ),
             now,
         )
+        self._mind(session)
         return session
+
+    def _mind(self, session: str) -> None:
+        """Nobody but the desk gives this session up: it has no heartbeat."""
+        self._dispatcher.members.find(session).timeout_s = math.inf
 
     def report(self, result: TaskResult, now: float) -> bool:
         """A worker is done with a task. False, and nothing is changed, when the task is not lent (any more).
@@ -261,6 +267,7 @@ class Desk:
         for member in self._dispatcher.members:
             if member.session.startswith(SESSION):
                 self._heard[member.session] = now
+                self._mind(member.session)
         for ledger in self._dispatcher.ledgers:
             for task in ledger.tasks:
                 lease = ledger.lease_of(task)
@@ -270,18 +277,16 @@ class Desk:
     @property
     def pause_s(self) -> float:
         """How long `tend` may be left out."""
-        return min(self._dispatcher.members.lease_timeout_s / 3, self.task_timeout_s / 4, 10.0)
+        return min(self.task_timeout_s / 4, 10.0)
 
     def tend(self, now: float) -> tuple[tuple[LostTask, ...], tuple[Released, ...]]:
-        """Take back what is overdue, keep the workers' sessions alive, end those of workers long silent."""
+        """Take back what is overdue, and end the sessions of workers that were silent for as long."""
         lost = tuple(self._overdue(now))
         released: list[Released] = []
         for session, heard in tuple(self._heard.items()):
             if self._dispatcher.members.get(session) is None:
                 del self._heard[session]
-            elif heard + self.task_timeout_s > now or self._holds(session):
-                self._dispatcher.heartbeat(session, now)
-            else:
+            elif heard + self.task_timeout_s <= now and not self._holds(session):
                 del self._heard[session]
                 released += self._dispatcher.leave(session)
         return lost, tuple(released)

@@ -136,7 +136,7 @@ def test_a_report_whose_answer_was_lost_counts_once(master: TheirMaster, connect
 
 
 def test_a_master_that_is_away_is_unavailable_and_not_an_end(master: TheirMaster, connect: Connect) -> None:
-    with DataShardService(8, connect(master, master_timeout_s=0.3), dataset_size=SIZE) as service:
+    with DataShardService(8, connect(master, master_timeout_s=1.5), dataset_size=SIZE) as service:
         assert service.fetch_shard() is not None
         service.report_batch_done()
         service.session.flush()
@@ -152,7 +152,7 @@ def test_a_master_that_is_away_is_unavailable_and_not_an_end(master: TheirMaster
 
 def test_a_report_that_no_master_heard_is_told_again(master: TheirMaster, connect: Connect) -> None:
     service = DataShardService(
-        8, connect(master, master_timeout_s=0.1), dataset_size=8, num_minibatches_per_shard=1
+        8, connect(master, master_timeout_s=1.5), dataset_size=8, num_minibatches_per_shard=1
     )
     with service:
         shard = service.fetch_shard()
