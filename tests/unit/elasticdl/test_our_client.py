@@ -61,6 +61,23 @@ def test_every_record_of_both_epochs_is_trained_on_once(
     assert not master.failures
 
 
+def test_a_shuffled_task_is_the_records_of_its_indices_in_their_order(
+    master: TheirMaster, connect: Connect
+) -> None:
+    service = DataShardService(
+        4, connect(master), dataset_size=SIZE, num_minibatches_per_shard=3, shuffle=True
+    )
+    with service:
+        service.session.plan()
+        wanted = list(master._todo[0].indices)
+        got: list[int] = []
+        while len(got) < len(wanted):
+            shard = service.fetch_shard()
+            assert shard is not None
+            got += numbers_of(shard)
+    assert got == wanted
+
+
 def test_wait_is_waited_out_and_is_not_the_end(master: TheirMaster, connect: Connect) -> None:
     peer = DataShardService(8, connect(master, 1), dataset_size=SIZE, num_minibatches_per_shard=1)
     with peer, DataShardService(8, connect(master, 0), dataset_size=SIZE) as service:
