@@ -81,6 +81,13 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="a trainer that lives but does not train for so long loses its leases (default: never)",
     )
+    _option(
+        parser,
+        "--elasticdl_task_timeout_s",
+        type=_seconds,
+        default=300.0,
+        help="a task of an ElasticDL client that is not reported for so long is handed out again",
+    )
     data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
@@ -89,6 +96,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(data, "--shuffle", action="store_true", help="shuffle all training records")
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
     _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
+    _option(data, "--max_bad_records", type=int, default=0, metavar="N", help="may be bad before a job fails")
     _option(data, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
     _option(data, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
@@ -146,6 +154,7 @@ def run_master(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableState | None) -> None:
     from edl_torch.cli_data import described
+    from edl_torch.master.elasticdl_desk import DeskOptions
     from edl_torch.master.server import serve, write_address_file
     from edl_torch.rpc.address import HostPort
 
@@ -169,6 +178,9 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             insecure=options.insecure,
             on_ready=announce,
             make_commits=make_commits,
+            elasticdl=DeskOptions(
+                task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
+            ),
         )
     )
 

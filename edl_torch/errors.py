@@ -59,6 +59,10 @@ class MasterUnavailable(EdlError, ConnectionError):
     """The master did not answer within `master_timeout_s`. It is never an end of the data."""
 
 
+class Unsupported(EdlError):
+    """The master speaks a protocol that cannot express this call; the message says what to do instead."""
+
+
 class PeerFailed(EdlError, RuntimeError):
     """Another synchronous rank cannot go on, or is gone: all start again from a checkpoint."""
 

@@ -28,7 +28,7 @@ from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import InvalidArgument, Unsupported
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -331,6 +331,10 @@ class Session:
 
     def synchronise(self, peers: Peers) -> None:
         """From now on this session steps, saves and goes back together with `peers`."""
+        if not self.master.keeps_ledger:
+            raise Unsupported(
+                f"synchronous ranks need an edl_torch master: {self.master!r} tells no end of an epoch"
+            )
         if self.lockstep is not None and self.lockstep.peers is not peers:
             raise InvalidArgument(
                 "a DataShardService serves one synchronous loader: make one service for each"

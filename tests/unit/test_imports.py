@@ -38,8 +38,8 @@ ARROWS: dict[str, set[str]] = {
 FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": ("data",),
     "grpc": (
-        *("rpc", "master.server", "master.servicer", "master.host", "cli"),
-        *("client.transport", "client.channel", "client.attendance"),
+        *("rpc", "master.server", "master.servicer", "master.host", "master.elasticdl", "cli"),
+        *("client.transport", "client.channel", "client.attendance", "client.calling"),
     ),
     "google": ("rpc", "master.servicer", "client.transport"),
     "cv2": ("readers", "testing.images"),
