@@ -26,6 +26,7 @@ from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
+from edl_torch.errors import UnknownDataset
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -242,12 +243,26 @@ class Session:
 
     def snapshot(self) -> str:
         """Acknowledge what the loop is done with, the batch in hand included, and take the token."""
+        beginning = self._beginning()
+        if beginning is not None:
+            return beginning.encode()
         self.plan()
         self.elastic.settle_in_hand()
         self.flush()
         token = self.master.snapshot(self.description.name)
         self._audit.snapshot(token)
         return token
+
+    def _beginning(self) -> Token | None:
+        """The token of data that nobody has asked for yet. That does not register them: a token to go back to
+        may come next, as `torch.distributed.checkpoint` asks for the state before it loads one."""
+        if self.joined:
+            return None
+        try:
+            self.master.dataset_status(self.description.name)
+        except UnknownDataset:
+            return self.description.beginning()
+        return None
 
     def restore(self, token: str | None) -> None:
         """Go back to a token; what is in flight is thrown away."""
