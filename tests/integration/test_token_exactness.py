@@ -87,10 +87,11 @@ def test_a_token_of_eight_trainers_restores_on_three_and_every_record_counts_onc
             loop.begin()
         for _ in range(steps):
             chance.choice(eight).step(trained)
-        for loop in eight:
+        eight[0].service.report_batch_done()
+        eight[0].service.close()  # what it gave back waits when the token is taken
+        for loop in eight[1:]:
             state = loop.service.state_dict()  # the last one is taken when all are counted
-        counted = acknowledged(fake, eight[0].service)
-        assert counted == trained
+        assert acknowledged(fake, eight[1].service) == trained
     with ExitStack() as stack:
         three = loops(stack, FakeMaster(), 3, dataset_order, **service_order)
         three[0].service.load_state_dict(state)

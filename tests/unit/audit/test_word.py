@@ -90,6 +90,15 @@ def test_what_one_had_acknowledged_unanswered_and_another_trained_on_again_is_do
     assert by_logs(job, unfinished=True).doubled == 0
 
 
+def test_what_the_master_forgot_is_called_so_and_not_lost_as_well(job):
+    job.fetch(job.trainers[0])
+    job.tell = lambda *_: []  # a master that answers and keeps nothing
+    job.train(job.trainers[0])
+    job.keep()
+    verdict = by_journal(job)
+    assert (verdict.forgotten, verdict.lost) == (BATCH, SPEC.size - BATCH)
+
+
 def test_bad_records_and_crumbs_are_settled_too(tmp_path):
     job = KeptJob(tmp_path)
     job.fetch(job.trainers[0])
