@@ -88,3 +88,10 @@ def test_recovery_benchmark_measures_every_death_in_every_round(tmp_path: Path) 
     assert killed["min"] > 0.9  # the grace
     assert min(stopped["min"], vanished["min"]) > 0.9  # two thirds of the timeout
     assert ready["min"] < answered["min"] < confirmed["min"]
+
+
+def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path) -> None:
+    printed, body = run("synchronous.py", tmp_path, "--ranks", "2")
+    (result,) = body["synchronous"]
+    assert result["title"] in printed
+    assert set(result["throughputs"]) == {"steps agreed on", "steps not agreed on"}
