@@ -287,7 +287,7 @@ class Session:
     def _beginning(self) -> Token | None:
         """The token of data that nobody has asked for yet. That does not register them: a token to go back to
         may come next, as `torch.distributed.checkpoint` asks for the state before it loads one."""
-        if self.joined:
+        if self.joined or not self.master.keeps_ledger:
             return None
         try:
             self.master.dataset_status(self.description.name)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from by_number import get_task_request
 
 from edl_torch.core.calls import Grant, Registration
-from edl_torch.core.changes import Changes
+from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.elasticdl import MAX_INT32, GetTaskCall, TaskNames, TaskResult, TrainingParams
 from edl_torch.errors import InvalidArgument, TooManyBadRecords
@@ -195,11 +196,15 @@ def test_both_projects_messages_live_in_one_process() -> None:
     assert done.stdout.split() == ["elasticai_api/proto/elasticai_api.proto", "edl_torch.elasticdl.Task"]
 
 
-class NeverCommits(GroupCommit):
-    """A journal on a disk that does not answer."""
+class Held(GroupCommit):
+    """A journal on a disk that does not answer until it is let `go`."""
+
+    def __init__(self, changes: Changes, collect: Callable[[tuple[Key, ...]], Callable[[], None]]) -> None:
+        super().__init__(changes, collect)
+        self.go = asyncio.Event()
 
     async def committed(self) -> None:
-        await asyncio.get_running_loop().create_future()
+        await self.go.wait()
 
 
 class Context:
@@ -210,7 +215,7 @@ class Context:
 
 
 async def cancelled(dispatcher: Dispatcher) -> tuple[int, int]:
-    commits = NeverCommits(Changes(), lambda keys: lambda: None)
+    commits = Held(Changes(), lambda keys: lambda: None)
     desk = Desk(dispatcher)
     desk.define(PARAMS)
     servicer = ElasticDLServicer(MasterHost(dispatcher, commits=commits), desk)
@@ -220,6 +225,7 @@ async def cancelled(dispatcher: Dispatcher) -> tuple[int, int]:
     assert not call.done()
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
+    commits.go.set()
     await commits.close()
     return leased, dispatcher.dataset_status("training").leased
 
