@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from edl_torch.readers.map_dataset import MapDatasetReader
     from edl_torch.readers.python_custom import PythonCustomReader
     from edl_torch.readers.reader_params import parse_reader_params
+    from edl_torch.readers.recordio import RecordIODataReader
+    from edl_torch.readers.recordio_writer import RecordIOWriter
     from edl_torch.readers.registry import load_reader, open_reader
     from edl_torch.readers.voc import VocReader
 
@@ -28,6 +30,8 @@ _MODULES = {
     "ImageManifestReader": "image_manifest",
     "MapDatasetReader": "map_dataset",
     "PythonCustomReader": "python_custom",
+    "RecordIODataReader": "recordio",
+    "RecordIOWriter": "recordio_writer",
     "VocReader": "voc",
     "decode_image": "images",
     "load_reader": "registry",
@@ -44,6 +48,8 @@ __all__ = [
     "ImageManifestReader",
     "MapDatasetReader",
     "PythonCustomReader",
+    "RecordIODataReader",
+    "RecordIOWriter",
     "VocReader",
     "decode_image",
     "load_reader",
