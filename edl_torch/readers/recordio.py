@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -20,15 +19,13 @@ from edl_torch.readers.recordio_cache import ChunkCache
 from edl_torch.readers.recordio_chunk import Chunk
 from edl_torch.readers.recordio_decode import Decode, decoder
 from edl_torch.readers.recordio_files import Data, files_of, holds_recordio
-from edl_torch.readers.recordio_format import DIALECTS, HEADER_BYTES, MAGIC, Dialect
 from edl_torch.readers.recordio_index import Arrays, build_index, names_of
 from edl_torch.readers.recordio_open import OpenFiles
-from edl_torch.readers.recordio_scan import check_dialect, place
+from edl_torch.readers.recordio_scan import DataFile, check_dialect
+from edl_torch.readers.recordio_source import RecordIOSource, sources_of_index
 from edl_torch.shard import Task, TaskType
 
 DEFAULT_CACHE_BYTES = 64 << 20
-
-_DIALECTS: dict[int, Dialect] = {dialect.number: dialect for dialect in DIALECTS}
 
 
 class RecordIODataReader(AbstractDataReader):
@@ -73,7 +70,7 @@ class RecordIODataReader(AbstractDataReader):
 
     def _setup(self) -> None:
         """What each process has of its own."""
-        self._sources: dict[str, _Source] | None = None
+        self._sources: dict[str, RecordIOSource] | None = None
         self._cache = ChunkCache(self.cache_bytes)
         self._files = OpenFiles()
 
@@ -104,8 +101,9 @@ class RecordIODataReader(AbstractDataReader):
         if not 0 <= index < source.records:
             check_range(index, index + 1, 0, source.records, name)
         row = bisect_right(source.firsts, index) - 1
-        cached = self._cache.get(source.row + row)
-        chunk = self._load(source, row) if cached is None else cached
+        chunk = self._cache.get(source.row + row)
+        if chunk is None:
+            chunk = self._read(source, row)
         record = chunk[index - source.firsts[row]]
         return record if self.decode is None else self.decode(record)
 
@@ -114,37 +112,42 @@ class RecordIODataReader(AbstractDataReader):
         """Constructor arguments where `data` is a file, folder or glob that starts as RecordIO, else None."""
         return {"data": data} if holds_recordio(data) else None
 
-    def _parts(self, source: _Source, start: int, end: int) -> Iterator[list[bytes]]:
-        row = bisect_right(source.firsts, start) - 1
+    def _parts(self, source: RecordIOSource, start: int, end: int) -> Iterator[tuple[bytes, ...]]:
+        row = source.chunk_of(start)
         while start < end:
-            first, after = source.firsts[row], min(source.firsts[row + 1], end)
-            if start < after:
-                cached = self._cache.get(source.row + row)
-                chunk = self._load(source, row) if cached is None else cached
-                yield chunk.records(start - first, after - first)
-                start = after
-            row += 1
+            run_end = source.run_end(row, end)
+            if start == source.firsts[row] and run_end > row:
+                yield from self._run(source, row, run_end)
+                row = run_end
+            else:
+                first = source.firsts[row]
+                chunk = self._chunk(source, row)
+                yield chunk.records(start - first, min(end - first, len(chunk)))
+                row += 1
+            start = source.firsts[row]
 
-    def _load(self, source: _Source, row: int) -> Chunk:
-        key = source.row + row
-        return self._cache.put(key, lambda: self._read_chunk(source, row))
-
-    def _read_chunk(self, source: _Source, row: int) -> Chunk:
-        """Raises DataFormatError, with file, chunk and offset."""
-        start, end = source.offsets[row], source.offsets[row + 1]
-        data = self._files.get(source.name, source.size, source.mtime_ns).read(end - start, start)
-        records = source.firsts[row + 1] - source.firsts[row]
+    def _run(self, source: RecordIOSource, row: int, end: int) -> Iterator[tuple[bytes, ...]]:
+        """Whole chunks are not kept: whoever reads in sequence does not come back soon."""
         try:
-            if len(data) < end - start:
-                raise DataFormatError(f"the file ends {end - start - len(data):,} bytes early: it was cut")
-            header = source.dialect.header(data)
-            if header[:2] != (MAGIC, records) or header.size != len(data) - HEADER_BYTES:
-                raise DataFormatError("its header has changed since the file was indexed")
-            return Chunk(source.dialect.payload(header, data[HEADER_BYTES:]), records)
-        except DataFormatError as exc:
-            raise DataFormatError(f"{place(source.name, row, start)}: {exc}") from exc
+            yield source.read_run(self._file(source), row, end)
+            return
+        except DataFormatError:
+            pass
+        for number in range(row, end):  # which of them is damaged, after the records of those before it
+            chunk = self._chunk(source, number)
+            yield chunk.records(0, len(chunk))
 
-    def _source(self, name: str) -> _Source:
+    def _chunk(self, source: RecordIOSource, row: int) -> Chunk:
+        kept = self._cache.get(source.row + row)
+        return self._read(source, row) if kept is None else kept
+
+    def _read(self, source: RecordIOSource, row: int) -> Chunk:
+        return self._cache.put(source.row + row, lambda: source.read_chunk(self._file(source), row))
+
+    def _file(self, source: RecordIOSource) -> DataFile:
+        return self._files.get(source.name, source.size, source.mtime_ns)
+
+    def _source(self, name: str) -> RecordIOSource:
         try:
             return (self._sources or self._by_name())[name]
         except KeyError:
@@ -153,9 +156,9 @@ class RecordIODataReader(AbstractDataReader):
                 "the same arguments in every trainer as where the dataset was registered"
             ) from None
 
-    def _by_name(self) -> dict[str, _Source]:
+    def _by_name(self) -> dict[str, RecordIOSource]:
         if self._sources is None:
-            self._sources = dict(_sources(self._arrays))
+            self._sources = {source.name: source for source in sources_of_index(self._arrays)}
         return self._sources
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,36 +173,3 @@ class RecordIODataReader(AbstractDataReader):
         names = list(self._by_name())
         first = f"{names[0]!r}{' …' if names[1:] else ''}"
         return f"<RecordIODataReader {first} files={len(names)} records={self.count}>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """One file: its part of the index. `row` numbers its first chunk among those of all files."""
-
-    name: str
-    records: int
-    row: int
-    offsets: memoryview
-    firsts: memoryview
-    dialect: Dialect
-    size: int
-    mtime_ns: int
-
-
-def _sources(arrays: Arrays) -> Iterator[tuple[str, _Source]]:
-    rows = arrays["rows"].tolist()
-    offsets, firsts = arrays["offsets"].data, arrays["firsts"].data
-    each = zip(arrays["dialects"].tolist(), arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
-    for number, (name, (dialect, size, mtime_ns)) in enumerate(zip(names_of(arrays), each, strict=True)):
-        start, end = rows[number : number + 2]
-        source = _Source(
-            name=name,
-            records=firsts[end - 1],
-            row=start,
-            offsets=offsets[start:end],
-            firsts=firsts[start:end],
-            dialect=_DIALECTS[dialect],
-            size=size,
-            mtime_ns=mtime_ns,
-        )
-        yield name, source

@@ -16,8 +16,11 @@ import importlib
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from struct import Struct
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderUnavailable
 
@@ -26,6 +29,8 @@ MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 HEADER_BYTES = 20
 MAX_CHUNK_BYTES = 0xFFFF_FFFF  # what a header can say
 
+_COPIED = 1 << 12  # bytes: below, a copy costs less than a view
+Buffer = bytes | memoryview  # of single bytes
 _WORDS = Struct("<5I")
 
 
@@ -47,24 +52,24 @@ class Compressor:
     number: int
     ratio: int
     compress: Callable[[bytes], bytes]
-    decompress: Callable[[bytes], bytes]
+    decompress: Callable[[Buffer], Buffer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One of the two formats. `order` says which word of the file is which field of `Header`."""
+    """One of the two formats. `order` says which word of the file is which field of `Header`, and
+    `in_order` puts them so."""
 
     name: str
     number: int
     order: tuple[int, int, int, int, int]
-    checksum: Callable[[bytes], int]
+    in_order: Callable[[tuple[int, ...]], tuple[int, ...]]
+    checksum: Callable[[Buffer], int]
     compressors: Mapping[int, Compressor]
 
-    def header(self, data: bytes, position: int = 0) -> Header:
-        """The header at `position`, unchecked."""
-        words = _WORDS.unpack_from(data, position)
-        magic, records, checksum, compressor, size = self.order
-        return Header(words[magic], words[records], words[checksum], words[compressor], words[size])
+    def words(self, data: bytes, position: int = 0) -> tuple[int, ...]:
+        """The fields of the header at `position`, unchecked, in the order of `Header`."""
+        return self.in_order(_WORDS.unpack_from(data, position))
 
     def problem(self, header: Header, left: int) -> str | None:
         """Why this cannot be a chunk with `left` bytes after its header, or None."""
@@ -82,20 +87,24 @@ class Dialect:
             return f"its header promises {header.records:,} records in {header.size:,} bytes of data"
         return None
 
-    def payload(self, header: Header, body: bytes) -> bytes:
-        """The chunk's records with their lengths. Raises DataFormatError for damaged data."""
-        checksum = self.checksum(body)
-        if checksum != header.checksum:
+    def payload(self, data: bytes, start: int, end: int, checksum: int, compressor: int) -> Buffer:
+        """The records, with their lengths, of the chunk whose body is `data[start:end]`.
+
+        Raises DataFormatError for damaged data.
+        """
+        body = data[start:end] if end - start < _COPIED else memoryview(data)[start:end]
+        found = self.checksum(body)
+        if found != checksum:
             raise DataFormatError(
-                f"its data has the checksum {checksum:#010x}, its header says {header.checksum:#010x}"
+                f"its data has the checksum {found:#010x}, its header says {checksum:#010x}"
             )
-        compressor = self.compressors[header.compressor]
         try:
-            return compressor.decompress(body)
+            return self.compressors[compressor].decompress(body)
         except ReaderUnavailable:
             raise
         except Exception as exc:
-            raise DataFormatError(f"its {compressor.name} data cannot be decompressed: {exc}") from exc
+            name = self.compressors[compressor].name if compressor in self.compressors else compressor
+            raise DataFormatError(f"its {name} data cannot be decompressed: {exc}") from exc
 
     def chunk(self, records: int, payload: bytes, compressor: Compressor) -> bytes:
         """A chunk as the file has it. Raises InvalidArgument where a header cannot hold its size."""
@@ -136,40 +145,46 @@ def _package(name: str) -> Any:
         ) from exc
 
 
-def _crc32c(data: bytes) -> int:
-    return int(_package("google_crc32c").value(data))
+def _crc32c(data: Buffer) -> int:
+    # It takes bytes and read-only arrays, and no memoryview.
+    plain = data if isinstance(data, bytes) else np.frombuffer(data, dtype=np.uint8)
+    return _package("google_crc32c").value(plain)  # type: ignore[no-any-return]
 
 
-def _same(data: bytes) -> bytes:
+def _none(data: bytes) -> bytes:
     return data
 
 
-def _gunzip(data: bytes) -> bytes:
-    return gzip.decompress(data) if data else b""
+def _as_is(data: Buffer) -> Buffer:
+    return data
 
 
 def _gzip(data: bytes) -> bytes:
     return gzip.compress(data, compresslevel=6, mtime=0)  # the same records are the same file
 
 
+def _gunzip(data: Buffer) -> Buffer:
+    return gzip.decompress(data)
+
+
 def _snappy_block(data: bytes) -> bytes:
     return bytes(_package("cramjam").snappy.compress_raw(data))
 
 
-def _unsnappy_block(data: bytes) -> bytes:
+def _unsnappy_block(data: Buffer) -> Buffer:
     snappy = _package("cramjam").snappy
-    length = snappy.decompress_raw_len(data)
-    if length > _SNAPPY_RATIO * len(data):  # else a damaged header could ask for 4 GiB of memory
-        raise ValueError(f"{length:,} bytes cannot come from {len(data):,}")
-    return bytes(snappy.decompress_raw(data))
+    length, size = snappy.decompress_raw_len(data), len(data)
+    if length > _SNAPPY_RATIO * size:  # else a damaged header could ask for 4 GiB of memory
+        raise ValueError(f"{length:,} bytes cannot come from {size:,}")
+    return snappy.decompress_raw(data)  # type: ignore[no-any-return]  # has what a Buffer has
 
 
 def _snappy_stream(data: bytes) -> bytes:
     return bytes(_package("cramjam").snappy.compress(data))
 
 
-def _unsnappy_stream(data: bytes) -> bytes:
-    return bytes(_package("cramjam").snappy.decompress(data))
+def _unsnappy_stream(data: Buffer) -> Buffer:
+    return _package("cramjam").snappy.decompress(data)  # type: ignore[no-any-return]  # as above
 
 
 _SNAPPY_RATIO = 32  # a copy of 64 bytes takes 3
@@ -177,11 +192,11 @@ _DEFLATE_RATIO = 1032
 
 
 def _compressors(
-    numbers: tuple[int, int, int], snappy: Callable[[bytes], bytes], unsnappy: Callable[[bytes], bytes]
+    numbers: tuple[int, int, int], snappy: Callable[[bytes], bytes], unsnappy: Callable[[Buffer], Buffer]
 ) -> Mapping[int, Compressor]:
     none, fast, small = numbers
     return {
-        none: Compressor(name="none", number=none, ratio=1, compress=_same, decompress=_same),
+        none: Compressor(name="none", number=none, ratio=1, compress=_none, decompress=_as_is),
         fast: Compressor(
             name="snappy", number=fast, ratio=_SNAPPY_RATIO, compress=snappy, decompress=unsnappy
         ),
@@ -195,6 +210,7 @@ PYTHON = Dialect(
     name="python",
     number=1,
     order=(0, 1, 2, 3, 4),
+    in_order=itemgetter(0, 1, 2, 3, 4),
     checksum=_crc32c,
     compressors=_compressors((1, 2, 3), _snappy_block, _unsnappy_block),
 )
@@ -202,6 +218,7 @@ GO = Dialect(
     name="go",
     number=2,
     order=(0, 4, 1, 2, 3),
+    in_order=itemgetter(0, 4, 1, 2, 3),
     checksum=zlib.crc32,
     compressors=_compressors((0, 1, 2), _snappy_stream, _unsnappy_stream),
 )

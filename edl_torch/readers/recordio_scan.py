@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
-from edl_torch.readers.recordio_format import DIALECTS, HEADER_BYTES, Dialect, dialect_named
+from edl_torch.readers.recordio_format import DIALECTS, HEADER_BYTES, Dialect, Header, dialect_named
 
 _WITNESSES = 8  # chunks whose checksums are tried before a file's dialect is called unproven
 _BLOCK = 1 << 16
@@ -105,7 +105,7 @@ def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
         if min(size - at, len(block)) < HEADER_BYTES:
             broken = f"{size - at} bytes are left, and a chunk's header has {HEADER_BYTES}"
         else:
-            header = dialect.header(block, position)
+            header = Header(*dialect.words(block, position))
             broken = dialect.problem(header, size - at - HEADER_BYTES)
         if broken is not None:
             break
@@ -120,7 +120,7 @@ def _is_proven(file: DataFile, chain: Chain) -> bool:
     for number in range(min(_WITNESSES, chain.chunks)):
         start, end = chain.offsets[number : number + 2]
         data = file.read(end - start, start)
-        header = chain.dialect.header(data)
+        header = Header(*chain.dialect.words(data))
         if chain.dialect.checksum(data[HEADER_BYTES:]) == header.checksum:
             return True
     return False
