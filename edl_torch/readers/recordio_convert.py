@@ -42,7 +42,7 @@ class Format:
 def convert(
     reader: AbstractDataReader,
     target: str | os.PathLike[str],
-    encode: Callable[[Any], bytes],
+    encode: Callable[[Any], Any],
     *,
     mode: TaskType = TaskType.TRAINING,
     records_per_file: int | None = None,
@@ -83,7 +83,7 @@ def _fill(writer: RecordIOWriter, records: Iterable[bytes]) -> None:
 
 
 def _encoded(
-    reader: AbstractDataReader, sources: Iterable[Source], mode: TaskType, encode: Callable[[Any], bytes]
+    reader: AbstractDataReader, sources: Iterable[Source], mode: TaskType, encode: Callable[[Any], Any]
 ) -> Iterator[bytes]:
     for source in sources:
         for index, record in _records(reader, source, mode):

@@ -72,10 +72,7 @@ class Dialect:
         return self.in_order(_WORDS.unpack_from(data, position))
 
     def problem(self, header: Header, left: int) -> str | None:
-        """Why this cannot be a chunk with `left` bytes after its header, or None."""
-        if header.magic != MAGIC:
-            found = header.magic.to_bytes(4, "little")
-            return f"it starts with {found!r} instead of the magic number {MAGIC_BYTES!r}"
+        """Why no chunk has this header and `left` bytes after it, or None; its magic number is right."""
         compressor = self.compressors.get(header.compressor)
         if compressor is None:
             return (

@@ -37,12 +37,7 @@ def build_index(
     file begins; `offsets` and `firsts` of `recordio_scan.Chain`, file after file; and `dialects`, `sizes` and
     `times` of each file. Raises DataFormatError for the first file, in order, that is not as it should be.
     """
-    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="recordio-index") as pool:
-        found = [pool.submit(_index_one, file, dialect, index_dir) for file in files]
-        try:
-            parts = [each.result() for each in found]
-        finally:
-            pool.shutdown(cancel_futures=True)
+    parts = _index_all(files, dialect, index_dir)
     names = [file.encode(*_CODEC) for file in files]
     arrays = {
         "names": np.frombuffer(b"".join(names), dtype=np.uint8),
@@ -63,6 +58,19 @@ def names_of(arrays: Arrays) -> Iterator[str]:
     """The files' names, in order."""
     blob, bounds = arrays["names"].tobytes(), arrays["name_bounds"].tolist()
     return (blob[start:end].decode(*_CODEC) for start, end in pairwise(bounds))
+
+
+def _index_all(
+    files: Sequence[str], dialect: str | None, index_dir: str | os.PathLike[str] | None
+) -> list[tuple[FileStamp, Arrays]]:
+    if len(files) == 1:
+        return [_index_one(files[0], dialect, index_dir)]
+    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="recordio-index") as pool:
+        found = [pool.submit(_index_one, file, dialect, index_dir) for file in files]
+        try:
+            return [each.result() for each in found]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _index_one(

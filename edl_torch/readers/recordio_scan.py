@@ -10,10 +10,18 @@ from array import array
 from dataclasses import dataclass
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
-from edl_torch.readers.recordio_format import DIALECTS, HEADER_BYTES, Dialect, Header, dialect_named
+from edl_torch.readers.recordio_format import (
+    DIALECTS,
+    HEADER_BYTES,
+    MAGIC_BYTES,
+    Dialect,
+    Header,
+    dialect_named,
+)
 
 _WITNESSES = 8  # chunks whose checksums are tried before a file's dialect is called unproven
 _BLOCK = 1 << 16
+_NOTHING = 1 << 10  # bytes: more than any compressor makes of nothing
 _FAR = 1 << 14  # chunks larger than this: read their headers one by one
 
 
@@ -102,11 +110,15 @@ def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
         if not 0 <= position <= len(block) - HEADER_BYTES:
             far = len(offsets) > 1 and at - offsets[-2] > _FAR
             block, start, position = file.read(HEADER_BYTES if far else _BLOCK, at), at, 0
-        if min(size - at, len(block)) < HEADER_BYTES:
+        if block[position : position + 4] not in (MAGIC_BYTES, MAGIC_BYTES[: size - at]):
+            broken = f"it starts with {block[position : position + 4]!r}, and a chunk with {MAGIC_BYTES!r}"
+        elif len(block) - position < HEADER_BYTES:
             broken = f"{size - at} bytes are left, and a chunk's header has {HEADER_BYTES}"
         else:
             header = Header(*dialect.words(block, position))
             broken = dialect.problem(header, size - at - HEADER_BYTES)
+            if broken is None and header.records == 0 and header.size:
+                broken = _hidden_records(file, dialect, header, at)
         if broken is not None:
             break
         at += HEADER_BYTES + header.size
@@ -114,6 +126,18 @@ def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
         offsets.append(at)
         firsts.append(total)
     return Chain(dialect=dialect, offsets=offsets, firsts=firsts, broken=broken)
+
+
+def _hidden_records(file: DataFile, dialect: Dialect, header: Header, at: int) -> str | None:
+    """Whether data hides behind a count of 0, which no checksum covers: nobody would read, or miss, it."""
+    if header.size <= _NOTHING:
+        data = file.read(header.size, at + HEADER_BYTES)
+        try:
+            if not len(dialect.payload(data, 0, header.size, header.checksum, header.compressor)):
+                return None
+        except DataFormatError as exc:
+            return str(exc)
+    return f"its header promises no record, and it has {header.size:,} bytes of data"
 
 
 def _is_proven(file: DataFile, chain: Chain) -> bool:
