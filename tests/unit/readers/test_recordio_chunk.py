@@ -7,11 +7,11 @@ import struct
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from recordio_kit import naive_split
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers import recordio_chunk
 from edl_torch.readers.recordio_chunk import Chunk, cut, split
-from recordio_kit import naive_split
 
 # Zeros and small numbers are what lengths are made of; 256 and 65,536 have a zero byte first.
 TRICKY = st.binary(max_size=40) | st.lists(st.sampled_from([0, 1, 4, 255]), max_size=12).map(bytes)
@@ -75,7 +75,7 @@ def test_text_and_equal_lengths_are_guessed_and_not_walked(monkeypatch: pytest.M
 def test_joined_chunks_must_end_where_each_ends() -> None:
     one, two = payload_of([b"a", b"bc"]), payload_of([b"d"])
     assert split(one + two, 3, [(2, len(one)), (3, len(one + two))])[2] == len(one)
-    with pytest.raises(DataFormatError, match="2 records do not end at byte 10"):
+    with pytest.raises(DataFormatError, match="2 records end at byte 11, not at 10"):
         split(one + two, 3, [(2, 10), (3, len(one + two))])
 
 

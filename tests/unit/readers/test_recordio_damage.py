@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from recordio_kit import FORMS, chunk_bounds, everything, one_by_one, scan, write
 
 from edl_torch.errors import DataFormatError, ReaderError
 from edl_torch.readers import RecordIODataReader
 from edl_torch.shard import Shard, Task
-from recordio_kit import FORMS, chunk_bounds, everything, one_by_one, scan, write
 
 SMALL = [b"one", b"", b"three", b"four"]
 SIZE_WORD = {"python": 4, "go": 3}

@@ -10,13 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from recordio_kit import FORMS, RECORDS, everything, go_chunk_of_no_records, one_by_one, scan, write
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers import RecordIODataReader, recordio_format, recordio_index, recordio_source
 from edl_torch.readers.recordio_open import OpenFiles
 from edl_torch.readers.registry import open_reader
 from edl_torch.testing import check_reader
-from recordio_kit import FORMS, RECORDS, everything, go_chunk_of_no_records, one_by_one, scan, write
 
 
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
