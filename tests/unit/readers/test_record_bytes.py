@@ -35,7 +35,8 @@ IMAGE = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
         ((IMAGE, 7), "npz", {"0": IMAGE, "1": np.array(7)}),
         ((IMAGE, {"boxes": IMAGE[0], "names": ["a", "b"]}), "npz",
          {"0": IMAGE, "1/boxes": IMAGE[0], "1/names/0": np.array("a"), "1/names/1": np.array("b")}),
-        ({"file": IMAGE, "allow_pickle": torch.ones(1)}, "npz", {"file": IMAGE, "allow_pickle": np.ones(1, np.float32)}),
+        ({"file": IMAGE, "allow_pickle": torch.ones(1)}, "npz",
+         {"file": IMAGE, "allow_pickle": np.ones(1, np.float32)}),
     ],
 )  # fmt: skip
 def test_records_come_back(record: object, kind: str, back: object) -> None:

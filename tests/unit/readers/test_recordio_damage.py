@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from recordio_kit import FORMS, chunk_bounds, everything, one_by_one, scan, writ
 
 from edl_torch.errors import DataFormatError, ReaderError
 from edl_torch.readers import RecordIODataReader
+from edl_torch.readers.recordio_format import PYTHON
 from edl_torch.shard import Shard, Task
 
 SMALL = [b"one", b"", b"three", b"four"]
@@ -71,7 +73,7 @@ def test_bytes_after_the_end_are_an_error(tmp_path: Path, form: tuple[str, str])
 def test_other_files_are_errors(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
     for dialect in (None, "python", "go"):
-        with pytest.raises(DataFormatError, match="x' chunk 0 at offset 0: .* or no RecordIO"):
+        with pytest.raises(DataFormatError, match=r"x' chunk 0 at offset 0: .* or no RecordIO"):
             RecordIODataReader(tmp_path / "x", dialect=dialect)
 
 
@@ -125,7 +127,7 @@ def test_a_file_whose_every_witness_is_damaged_has_no_dialect(tmp_path: Path) ->
     path = write(tmp_path / "x", [b"record"] * 3, form=("go", "none"), chunk=8)
     for chunk in range(3):
         damage_data(path, "go", chunk)
-    with pytest.raises(DataFormatError, match="checksums of the first 3 chunk.* fit in no dialect"):
+    with pytest.raises(DataFormatError, match=r"checksums of the first 3 chunk.* fit in no dialect"):
         RecordIODataReader(path)
     assert RecordIODataReader(path, dialect="go").count == 3
 
@@ -192,3 +194,14 @@ def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
     os.chmod(path, 0)
     with pytest.raises(ReaderError, match="x' cannot be opened: Permission denied"):
         RecordIODataReader(path)
+
+
+def test_a_small_chunk_cannot_ask_for_much_memory(tmp_path: Path) -> None:
+    """Its compressor is a word of the header, which no checksum covers."""
+    body = b"\xff\xff\xff\xff\x0f" + bytes(20)  # as a snappy block: 4 GiB
+    path = write(tmp_path / "x", [body], form=("python", "none"))
+    data = bytearray(Path(path).read_bytes()[:20] + body)
+    data[8:20] = struct.pack("<3I", PYTHON.checksum(body), 2, len(body))
+    Path(path).write_bytes(data)
+    with pytest.raises(DataFormatError, match=r"4,294,967,295 bytes cannot come from 25"):
+        everything(RecordIODataReader(path))

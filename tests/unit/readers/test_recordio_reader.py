@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -251,7 +252,7 @@ def test_shards_smaller_than_a_chunk_read_it_once(tmp_path: Path, monkeypatch: p
     reads = Reads(monkeypatch)
     reader = RecordIODataReader(path)
     parts = [scan(reader, path, start, start + 10) for start in range(0, 100, 10)]
-    assert sum(parts, []) == [b"%d" % number for number in range(100)]
+    assert [record for part in parts for record in part] == [b"%d" % number for number in range(100)]
     assert reads.rows == [0]
 
 
@@ -335,3 +336,10 @@ def test_the_reader_brings_in_no_codec_before_it_is_needed(tmp_path: Path) -> No
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[3] / "docs" / "recordio.md"
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
+    exec(compile(example, str(page), "exec"), {})
