@@ -58,8 +58,13 @@ class RecordIOWriter:
         self._max_chunk_bytes = min(max_chunk_bytes, _LARGEST_CHUNK)
         self._pieces: list[bytes] = []
         self._bytes = 0  # of the records in the chunk, without their lengths
-        self._file, self._temporary = self._guard(self._open)
-        self._leftover = weakref.finalize(self, _discard, self._file, self._temporary, os.getpid())
+        folder, name = os.path.split(self.path)
+        self._temporary = os.path.join(folder, part_name(name))
+        opened: list[BinaryIO] = []
+        # Before the file is made: an interrupt may come right after it.
+        self._leftover = weakref.finalize(self, _discard, opened, self._temporary, os.getpid())
+        opened.append(self._guard(lambda: open(self._temporary, "xb")))  # noqa: SIM115
+        self._file = opened[0]
 
     def write(self, record: bytes | bytearray | memoryview) -> None:
         """Append a record, which may be empty. Raises OutputError; InvalidArgument for what is not bytes."""
@@ -109,11 +114,6 @@ class RecordIOWriter:
         state = "open" if self._leftover.alive else "closed"
         return f"<RecordIOWriter {self.path!r} {self._dialect.name} records={self.count} {state}>"
 
-    def _open(self) -> tuple[BinaryIO, str]:
-        folder, name = os.path.split(self.path)
-        temporary = os.path.join(folder, part_name(name))
-        return open(temporary, "xb"), temporary
-
     def _flush(self) -> None:
         if self._pieces:
             payload = b"".join(self._pieces)
@@ -133,8 +133,7 @@ class RecordIOWriter:
         try:
             return do()
         except OSError as exc:
-            if hasattr(self, "_leftover"):
-                self.abort()
+            self.abort()
             raise OutputError(
                 f"'{self.path}' cannot be written: {exc.strerror}; nothing of it was left"
             ) from exc
@@ -155,11 +154,12 @@ def part_name(name: str) -> str:
     return f".{name[:100]}.{uuid.uuid4().hex}.part"
 
 
-def _discard(file: BinaryIO, temporary: str, owner: int) -> None:
+def _discard(opened: list[BinaryIO], temporary: str, owner: int) -> None:
     """Only the process that made the file removes it: a forked child that ends must not."""
     if os.getpid() != owner:
         return
     with suppress(OSError):  # what is still in the buffer may not fit on the disk either
-        file.close()
-    with suppress(FileNotFoundError):
+        for file in opened:
+            file.close()
+    with suppress(OSError):
         os.unlink(temporary)
