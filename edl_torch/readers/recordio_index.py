@@ -22,7 +22,7 @@ from edl_torch.readers.recordio_scan import DataFile, scan
 _KIND = "recordio1"
 _WORTH_KEEPING = 1 << 18  # bytes: the headers of a smaller file are read as soon as an index is opened
 _THREADS = 16
-_INLINE = 1 << 16  # bytes: a larger index travels to loader workers as the path of a mapped file
+_INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
 _CODEC = "utf-8", "surrogatepass"
 
 Arrays = Mapping[str, Array]
