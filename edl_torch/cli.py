@@ -1,4 +1,4 @@
-"""The command line: `edl-torch master`, `edl-torch status` and `edl-torch audit`.
+"""The command line: `edl-torch master`, `status`, `audit` and `convert`.
 
 Reads arguments and prints; what a command does lives elsewhere and is imported when it is asked for.
 """
@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
     _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
     _add_audit(commands.add_parser("audit", help="prove what was trained on from the trainers' audit logs"))
+    _add_convert(commands.add_parser("convert", help="write the records of any reader to RecordIO files"))
     return parser
 
 
@@ -120,6 +121,26 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--json", action="store_true", help="print JSON")
     _option(parser, "--unfinished", action="store_true", help="the job goes on: what is missing is not lost")
     _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name")
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=run_convert)
+    parser.add_argument("source", metavar="SOURCE", help="data that a reader knows, as for --training_data")
+    parser.add_argument("target", metavar="TARGET", help="a file, or with --records_per_file a folder")
+    _option(parser, "--records_per_file", type=int, metavar="N", help="many files of so many records")
+    _option(
+        parser,
+        "--encode",
+        default="auto",
+        metavar="HOW",
+        help="records as bytes: auto, bytes, text, json, npy, npz or MODULE:FUNCTION",
+    )
+    _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
+    _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
+    _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
+    _option(parser, "--max_chunk_bytes", type=int, default=1 << 18, metavar="N", help="records in a chunk")
+    _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 
 def _option(parser: argparse._ActionsContainer, name: str, **settings: object) -> None:
@@ -222,3 +243,13 @@ def run_audit(options: argparse.Namespace) -> int:
         listed=options.list,
         as_json=options.json,
     )
+
+
+# Convert ----------------------------------------------------------------------------------------------
+
+
+def run_convert(options: argparse.Namespace) -> int:
+    """Write RecordIO files, all or none."""
+    from edl_torch.cli_convert import run
+
+    return run(options)

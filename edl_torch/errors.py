@@ -96,5 +96,9 @@ class BadRecord(ReaderError):
     """One record cannot be read: missing or broken file, undecodable image, failing transform."""
 
 
+class OutputError(EdlError):
+    """Data cannot be written: the target exists, cannot be made, or the disk is full; nothing was left."""
+
+
 class AuditError(EdlError):
     """An audit log cannot be written, is missing or damaged, or does not belong to the others."""

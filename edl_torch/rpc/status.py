@@ -41,6 +41,7 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.ReaderUnavailable: _Code.FAILED_PRECONDITION,
     errors.DataFormatError: _Code.INVALID_ARGUMENT,
     errors.BadRecord: _Code.DATA_LOSS,
+    errors.OutputError: _Code.FAILED_PRECONDITION,
     errors.LoaderWorkerDied: _Code.ABORTED,
     errors.AuditError: _Code.FAILED_PRECONDITION,
 }
