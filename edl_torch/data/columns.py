@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from torch.utils.data._utils.collate import default_convert
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -35,6 +36,17 @@ def read_columns(
         for first, after in _same_source(indices):
             name = indices[first][0]
             yield from _read(reader, name, indices.numbers[first:after], skip + first, on_bad)
+
+
+def tensors_of(batch: Any) -> Any:
+    """As torch's `default_convert`; columns of dates and times, which no tensor can hold, stay arrays."""
+    if isinstance(batch, dict):
+        return {name: tensors_of(column) for name, column in batch.items()}
+    if isinstance(batch, tuple) and not hasattr(batch, "_fields"):
+        return tuple(map(tensors_of, batch))
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "mM":
+        return batch
+    return default_convert(batch)
 
 
 def _same_source(indices: Indices) -> Iterator[tuple[int, int]]:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.collate import default_collate, default_convert
+from torch.utils.data._utils.collate import default_collate
 
 from edl_torch.client.service import DataShardService
 from edl_torch.client.session import Session
 from edl_torch.client.tickets import ticket_size
 from edl_torch.data.collate import Envelope, TicketedCollate
+from edl_torch.data.columns import tensors_of
 from edl_torch.data.dataset import Feed, ShardedDataset
 from edl_torch.errors import ConcurrentIteration, InvalidArgument, LoaderWorkerDied, ServiceClosed
 
@@ -129,7 +130,7 @@ class ElasticDataLoader(DataLoader[Any]):
         given: Callable[[Any], Any] | None = self._arguments.get("collate_fn")
         if given is not None:
             return given
-        return default_convert if self.batch_size is None else default_collate
+        return tensors_of if self.batch_size is None else default_collate
 
 
 def _check_arguments(kwargs: dict[str, Any]) -> None:
