@@ -46,7 +46,7 @@ def tensors_of(batch: Any) -> Any:
         return tuple(map(tensors_of, batch))
     if isinstance(batch, np.ndarray) and batch.dtype.kind in "mM":
         return batch
-    return default_convert(batch)
+    return default_convert(batch)  # type: ignore[no-untyped-call]
 
 
 def _same_source(indices: Indices) -> Iterator[tuple[int, int]]:
