@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from edl_torch.readers.image_manifest import ImageManifestReader
     from edl_torch.readers.images import decode_image, read_image
     from edl_torch.readers.map_dataset import MapDatasetReader
+    from edl_torch.readers.odps import ODPSDataReader
+    from edl_torch.readers.odps_iterator import ODPSReader
     from edl_torch.readers.python_custom import PythonCustomReader
     from edl_torch.readers.reader_params import parse_reader_params
     from edl_torch.readers.registry import load_reader, open_reader
@@ -27,6 +29,8 @@ _MODULES = {
     "ImageFolderReader": "image_folder",
     "ImageManifestReader": "image_manifest",
     "MapDatasetReader": "map_dataset",
+    "ODPSDataReader": "odps",
+    "ODPSReader": "odps_iterator",
     "PythonCustomReader": "python_custom",
     "VocReader": "voc",
     "decode_image": "images",
@@ -43,6 +47,8 @@ __all__ = [
     "ImageFolderReader",
     "ImageManifestReader",
     "MapDatasetReader",
+    "ODPSDataReader",
+    "ODPSReader",
     "PythonCustomReader",
     "VocReader",
     "decode_image",

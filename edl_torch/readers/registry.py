@@ -19,6 +19,7 @@ from edl_torch.shard import TaskType
 
 # Kind to class. `open_reader` asks in this order: readers of a special layout stand before general ones.
 READERS: dict[str, str] = {
+    "odps": "edl_torch.readers.odps:ODPSDataReader",
     "python_custom": "edl_torch.readers.python_custom:PythonCustomReader",
     "image_manifest": "edl_torch.readers.image_manifest:ImageManifestReader",
     "coco_captions": "edl_torch.readers.coco:CocoCaptionsReader",
@@ -32,14 +33,15 @@ READERS: dict[str, str] = {
 def open_reader(
     data: str | os.PathLike[str], mode: TaskType = TaskType.TRAINING, **params: Any
 ) -> AbstractDataReader:
-    """The reader for a path, chosen by what is there; `params` go to its constructor.
+    """The reader for a path or address, chosen by what is there; `params` go to its constructor.
 
-    A `.py` file, a `.csv` list of images, a COCO `.json` (or a folder with one in `annotations/`), a Pascal
-    VOC folder, a folder of images or of class folders. Raises ReaderError for data that no reader
-    knows, InvalidArgument for parameters that the chosen one does not take, and what its constructor raises.
+    An `odps://` table, a `.py` file, a `.csv` list of images, a COCO `.json` (or a folder with one in
+    `annotations/`), a Pascal VOC folder, a folder of images or of class folders. Raises ReaderError for data
+    that no reader knows, InvalidArgument for parameters that the chosen one does not take, and what its
+    constructor raises.
     """
     path = os.fspath(data)
-    if not os.path.exists(path):
+    if "://" not in path and not os.path.exists(path):  # what an address leads to its reader finds out
         raise ReaderError(
             f"the data '{path}' does not exist; check the path, or name a reader as module:Class"
         )
@@ -50,8 +52,9 @@ def open_reader(
         if arguments is not None:
             return _construct(reader, arguments | params)
     raise ReaderError(
-        f"no reader knows '{path}': expected a .py file, a .csv list of images, a COCO .json, a Pascal VOC "
-        "folder or a folder of images; for other data write a reader and name it as module:Class"
+        f"no reader knows '{path}': expected an odps:// table, a .py file, a .csv list of images, a "
+        "COCO .json, a Pascal VOC folder or a folder of images; for other data write a reader and name it as "
+        "module:Class"
     )
 
 

@@ -37,6 +37,7 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.ReaderError: _Code.FAILED_PRECONDITION,
     errors.ReaderUnavailable: _Code.FAILED_PRECONDITION,
     errors.DataFormatError: _Code.INVALID_ARGUMENT,
+    errors.SourceChanged: _Code.FAILED_PRECONDITION,
     errors.BadRecord: _Code.DATA_LOSS,
     errors.LoaderWorkerDied: _Code.ABORTED,
     errors.AuditError: _Code.FAILED_PRECONDITION,
