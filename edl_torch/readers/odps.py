@@ -92,7 +92,7 @@ class ODPSDataReader(AbstractDataReader):
             timeout_s=timeout_s,
         )
         patience = Retries(retries) if isinstance(retries, int) else retries
-        self.table = OdpsTable(config, partition_patterns(partition), _names(columns), patience)
+        self.table = OdpsTable(config, partition_patterns(partition), columns, patience)
         self.fill_nulls = dict(fill_nulls or {})
         self.block_rows = block_rows
         self.cache_bytes = cache_bytes
@@ -165,12 +165,3 @@ class ODPSDataReader(AbstractDataReader):
 
     def __repr__(self) -> str:
         return f"<ODPSDataReader {self.table!r} retries={self.retries}>"
-
-
-def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    if columns is None:
-        return None
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
-    if not names or len(set(names)) < len(names):
-        raise InvalidArgument(f"columns={columns!r}: expected names, at least one, each once")
-    return names

@@ -6,6 +6,8 @@ Which worker reads which rows is fixed by numbers alone. Where workers come and 
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,18 +51,13 @@ class ODPSReader:
     ) -> None:
         more = {_ELASTICDL_OPTIONS.get(name, name): value for name, value in (options or {}).items()}
         more.pop("odps.options.connect_timeout", None)  # one timeout serves for both
-        try:
-            self._reader = ODPSDataReader(
-                table,
-                partition,
-                project=project,
-                access_id=access_id,
-                access_key=access_key,
-                endpoint=endpoint,
-                **more,
+        named: dict[str, Any] = {"project": project, "access_id": access_id, "access_key": access_key, "endpoint": endpoint}
+        taken = {*inspect.signature(ODPSDataReader).parameters} - {*named, "table", "partition"}
+        if not more.keys() <= taken:
+            raise InvalidArgument(
+                f"options has {', '.join(more.keys() - taken)}: expected {', '.join(sorted(taken))}"
             )
-        except TypeError as exc:
-            raise InvalidArgument(f"options {', '.join(more)}: ODPSDataReader has no such argument") from exc
+        self._reader = ODPSDataReader(table, partition, **named, **more)
         self._records: Iterator[Row] | None = None
 
     def to_iterator(
@@ -86,7 +83,8 @@ class ODPSReader:
             shuffle: Read the worker's slices in another order in each epoch, and mix the rows of a slice.
             columns: Their names, in order; None for the reader's.
             table_size_limit: Rows that are read at most, over all workers; -1 for all.
-            num_processes: Child processes that download; None for one a core, 0 for none.
+            num_processes: Child processes that download; None for one a core, 0 for none (which is what None
+                means inside a DataLoader's worker)
 
         Raises InvalidArgument, now and not at the first batch.
         """
@@ -106,7 +104,7 @@ class ODPSReader:
         table = self._reader.table
         if columns is not None:
             table = table.with_columns(columns)
-        processes = (os.cpu_count() or 1) if num_processes is None else num_processes
+        processes = _processes(num_processes)
         return self._batches(
             table, (num_workers, worker_index), batch_size, epochs, shuffle, table_size_limit, processes
         )
@@ -151,6 +149,16 @@ class ODPSReader:
 
     def __repr__(self) -> str:
         return f"<ODPSReader {self._reader.table!r}>"
+
+
+def _processes(asked: int | None) -> int:
+    if not multiprocessing.current_process().daemon:
+        return (os.cpu_count() or 1) if asked is None else asked
+    if asked:
+        raise InvalidArgument(
+            f"num_processes={asked}: a daemonic process, such as a DataLoader worker, has no children; use 0"
+        )
+    return 0
 
 
 def _slices(counts: Mapping[str, int], batch_size: int, limit: int) -> Iterator[Range]:

@@ -87,7 +87,8 @@ def _hear(child: Child) -> bytes:
 def _died(process: Any) -> ReaderError:
     process.join(_END_S)
     return ReaderError(
-        f"a process that was downloading rows died (exit code {process.exitcode}); what it had was not delivered"
+        f"a process that was downloading rows died (exit code {process.exitcode}); what it had is not "
+        "delivered"
     )
 
 

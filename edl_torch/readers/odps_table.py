@@ -48,7 +48,7 @@ class OdpsTable:
     ) -> None:
         self.config = config
         self.patterns = tuple(patterns)
-        self.columns = None if columns is None else tuple(columns)
+        self.columns = _names(columns)
         self.retries = retries or Retries()
         self._partitions: dict[str, str] | None = None  # specification to when it was last changed
         self._downloads: dict[str, Download] = {}
@@ -72,7 +72,7 @@ class OdpsTable:
     def with_columns(self, columns: Sequence[str]) -> OdpsTable:
         """The same rows through the same sessions, in other columns."""
         other = copy.copy(self)
-        other.columns, other._columns_known = tuple(columns), False
+        other.columns, other._columns_known = _names(columns), False
         return other
 
     def name(self, partition: str) -> str:
@@ -272,6 +272,15 @@ class OdpsTable:
     def __repr__(self) -> str:
         patterns = ", ".join(pattern.text for pattern in self.patterns) or "all partitions"
         return f"<OdpsTable {self.config.name} {patterns} sessions={len(self._downloads)}>"
+
+
+def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names or len(set(names)) < len(names):
+        raise InvalidArgument(f"columns={columns!r}: expected names, at least one, each once")
+    return names
 
 
 def _expired(download_id: str, status: str) -> Any:
