@@ -34,7 +34,6 @@ class OdpsClient:
     """Calls of the service and of its tunnel. Made where it is used: never across a fork."""
 
     def __init__(self, config: OdpsConfig) -> None:
-        _import()
         from odps.config import Config, get_global_options
 
         self.pid = os.getpid()
@@ -134,7 +133,8 @@ class OdpsClient:
         return f"<OdpsClient {self._config.name} pid={self.pid}>"
 
 
-def _import() -> None:
+def require_packages() -> None:
+    """Raise ReaderUnavailable where pyodps or pyarrow is missing."""
     try:
         import odps  # noqa: F401
         import pyarrow  # noqa: F401

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
-from edl_torch.readers.odps_client import OdpsClient
+from edl_torch.readers.odps_client import OdpsClient, require_packages
 from edl_torch.readers.odps_config import OdpsConfig
 from edl_torch.readers.odps_errors import ShortStream, Verdict, judge, trouble
 from edl_torch.readers.odps_partitions import PartitionPattern
@@ -46,6 +46,7 @@ class OdpsTable:
         columns: Sequence[str] | None = None,
         retries: Retries | None = None,
     ) -> None:
+        require_packages()
         self.config = config
         self.patterns = tuple(patterns)
         self.columns = _names(columns)
@@ -82,14 +83,19 @@ class OdpsTable:
     def partition_of(self, name: str) -> str:
         """The partition of a name. Raises ReaderError for one that this table is not meant to read."""
         partition = name.removeprefix(self.config.name).removeprefix("/")
-        meant = not self.patterns or any(pattern.matches(partition) for pattern in self.patterns if partition)
-        if self.name(partition) != name or not meant:
+        known = partition in self._downloads
+        if self.name(partition) != name or not (known or self._means(partition)):
             own = self.name(", ".join(pattern.text for pattern in self.patterns))
             raise ReaderError(
                 f"this reader reads {own}, not {name!r}: make it with the same table and partitions in every "
                 "trainer as where the dataset was registered"
             )
         return partition
+
+    def _means(self, partition: str) -> bool:
+        if not partition or not self.patterns:
+            return not self.patterns
+        return any(pattern.matches(partition) for pattern in self.patterns)
 
     def plan(self) -> dict[str, int]:
         """Rows by partition, in the order of their values. Makes what sessions are not there yet."""
