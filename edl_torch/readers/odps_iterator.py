@@ -51,7 +51,8 @@ class ODPSReader:
     ) -> None:
         more = {_ELASTICDL_OPTIONS.get(name, name): value for name, value in (options or {}).items()}
         more.pop("odps.options.connect_timeout", None)  # one timeout serves for both
-        named: dict[str, Any] = {"project": project, "access_id": access_id, "access_key": access_key, "endpoint": endpoint}
+        named: dict[str, Any] = {"project": project, "endpoint": endpoint}
+        named |= {"access_id": access_id, "access_key": access_key}
         taken = {*inspect.signature(ODPSDataReader).parameters} - {*named, "table", "partition"}
         if not more.keys() <= taken:
             raise InvalidArgument(

@@ -13,7 +13,7 @@ import numpy as np
 
 
 def records_equal(left: Any, right: Any) -> bool:
-    """Compare types, shapes, dtypes and values; NaN equals NaN, NaT NaT, containers are compared by element."""
+    """Compare types, shapes, dtypes and values; NaN equals NaN and NaT NaT; containers by element."""
     left, right = _as_array(left), _as_array(right)
     if type(left) is not type(right):
         return False

@@ -1,7 +1,7 @@
 """What goes wrong, and when: planned by the test, request by request; nothing here is random.
 
-Operations of the service: `table`, `partitions`, `partition`, `tunnel`; of the tunnel: `session`, `reload`,
-`data`.
+Operations of the service: `tenant`, `table`, `partitions`, `partition`, `tunnel`; of the tunnel: `session`,
+`reload`, `data`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from edl_torch.testing.maxcompute.service import (
     partitions_xml,
     session_json,
     table_xml,
+    tenant_json,
 )
 from edl_torch.testing.maxcompute.tables import Table
 from edl_torch.testing.maxcompute.tunnel import Refusal, body_of, part_of
@@ -76,8 +77,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._send(f"<html><body>{fault.message}</body></html>".encode(), status=fault.status)
                 return
             raise Refusal(fault.status, fault.code, fault.message)
-        if operation == "tunnel":
-            self._send(self.owner.address.encode())
+        if operation in ("tunnel", "tenant"):
+            self._send(self.owner.address.encode() if operation == "tunnel" else tenant_json())
             return
         table = self._table(path)
         kind = "application/xml" if api else "application/json"
@@ -169,6 +170,8 @@ def _pieces(body: bytes, fault: Fault | None) -> Iterator[bytes]:
 
 def _operation(path: str, params: dict[str, str], method: str, api: bool) -> str:
     if api:
+        if path == "/tenants":
+            return "tenant"
         if _TUNNEL.fullmatch(path):
             return "tunnel"
         if "partitions" in params:

@@ -22,6 +22,11 @@ def error_xml(code: str, message: str) -> bytes:
     ).encode()
 
 
+def tenant_json() -> bytes:
+    """`GET /tenants`: one that has no schemas between projects and tables."""
+    return json.dumps({"TenantId": "1", "Name": "test", "Parameters": {}}).encode()
+
+
 def table_xml(table: Table) -> bytes:
     """`GET /projects/P/tables/T`."""
     return (

@@ -112,7 +112,7 @@ def test_columns_of_every_common_type(server):
 def test_a_null_in_an_integer_column_needs_a_value(server):
     server.add_table("gaps", {"i": "bigint"}, {"i": [1, None, 3]})
     reader = ODPSDataReader("gaps")
-    with pytest.raises(BadRecord, match="'i'.*NULL.*fill_nulls"):
+    with pytest.raises(BadRecord, match=r"'i'.*NULL.*fill_nulls"):
         reader.read_batch("demo.gaps", np.array([0, 1]))
     assert reader.read_batch("demo.gaps", np.array([0, 2]))["i"].tolist() == [1, 3]
     filled = ODPSDataReader("gaps", fill_nulls={"i": -1})
@@ -205,7 +205,7 @@ def test_arguments_that_cannot_be_used_are_refused_at_once(arguments, message):
 @pytest.mark.usefixtures("server")
 def test_what_the_environment_lacks_is_named(monkeypatch):
     monkeypatch.delenv("ODPS_ENDPOINT")
-    with pytest.raises(InvalidArgument, match="endpoint is not known.*ODPS_ENDPOINT or MAXCOMPUTE_ENDPOINT"):
+    with pytest.raises(InvalidArgument, match=r"endpoint is not known.*ODPS_ENDPOINT or MAXCOMPUTE_ENDPOINT"):
         ODPSDataReader("numbers")
     monkeypatch.setenv("MAXCOMPUTE_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.delenv("ODPS_PROJECT")
@@ -386,7 +386,7 @@ def test_a_range_outside_is_refused_before_it_is_asked_for(server, start, end):
 )
 def test_another_source_is_refused(name):
     reader = ODPSDataReader("days", "ds=20240102")
-    with pytest.raises(ReaderError, match="this reader reads demo.days/ds=20240102, not"):
+    with pytest.raises(ReaderError, match=r"this reader reads demo.days/ds=20240102, not"):
         reader.read_record(name, 0)
 
 
