@@ -41,6 +41,20 @@ def body_size(server, count):
     return len(arrow_body(server.tables["numbers"].parts[""].rows.slice(0, count), server.batch_rows))
 
 
+class BreaksAtTheEnd:
+    """A client whose first stream breaks after its last row."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def read(self, *arguments):
+        self.client.read(*arguments)
+        raise ConnectionResetError("reset by peer")
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+
 @pytest.mark.parametrize("clean", [False, True])
 def test_a_stream_cut_at_any_byte_is_never_taken_for_complete(server, warm, clean):
     server.batch_rows = 8
@@ -55,10 +69,13 @@ def test_a_stream_cut_at_any_byte_is_never_taken_for_complete(server, warm, clea
 
 def test_a_stream_that_does_not_end_well_is_not_complete_even_with_all_its_rows(server, warm):
     reader = warm()
-    server.faults.plan("data", Cut(after=body_size(server, 1000)))
+    reader.table._client = BreaksAtTheEnd(reader.table._client)
     assert rows(reader) == list(range(1000))
     asked = [params["rowrange"] for name, params in server.asked if name == "data"]
-    assert asked == ["(0,1000)", "(950,50)"]
+    assert asked == ["(0,1000)", "(950,50)"]  # the last message is read again
+    server.faults.plan("data", Cut(after=body_size(server, 1000)))
+    assert reader.table.fetch("", 0, 1000)["i"].to_pylist() == list(range(1000))
+    assert reader.retries == 2
 
 
 def test_a_byte_that_was_turned_over_is_never_delivered(server, warm):
