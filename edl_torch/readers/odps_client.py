@@ -1,7 +1,7 @@
 """pyodps, for one process and one table, with nothing shared: no connection pool, no option, no retry.
 
 The only module that knows pyodps's insides. It must not retry, and it keeps no row. What it takes out of
-pyodps's hands, and why, is in docs/decisions/0011.
+pyodps's hands, and why, is in docs/decisions/0012.
 """
 
 from __future__ import annotations
