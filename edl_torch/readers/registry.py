@@ -19,8 +19,8 @@ from edl_torch.shard import TaskType
 
 # Kind to class. `open_reader` asks in this order: readers of a special layout stand before general ones.
 READERS: dict[str, str] = {
-    "odps": "edl_torch.readers.odps:ODPSDataReader",
     "python_custom": "edl_torch.readers.python_custom:PythonCustomReader",
+    "odps": "edl_torch.readers.odps:ODPSDataReader",
     "image_manifest": "edl_torch.readers.image_manifest:ImageManifestReader",
     "coco_captions": "edl_torch.readers.coco:CocoCaptionsReader",
     "coco_detection": "edl_torch.readers.coco:CocoDetectionReader",
