@@ -9,8 +9,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.arrow_columns import Columns, numpy_columns, rows
 from edl_torch.readers.base import AbstractDataReader
@@ -102,7 +100,10 @@ class ODPSDataReader(AbstractDataReader):
     def blocks(self) -> RowBlocks:
         """The rows that this process has in memory."""
         if self._own_blocks is None or self._own_blocks[0] != os.getpid():
-            self._own_blocks = os.getpid(), RowBlocks(self._fetch, self.block_rows, self.cache_bytes)
+            self._own_blocks = (
+                os.getpid(),
+                RowBlocks(self._fetch, self.block_rows, self.cache_bytes, self.fill_nulls),
+            )
         return self._own_blocks[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class ODPSDataReader(AbstractDataReader):
     def read_record(self, name: str, index: int) -> dict[str, Any]:
         """Row `index`, out of a block that stays in memory."""
         count = self._count(name, index, index + 1)
-        return next(rows(self.blocks.take(name, np.array([index], np.int64), count), self.fill_nulls))
+        return self.blocks.row(name, int(index), count)
 
     def read_batch(self, name: str, indices: IndexArray) -> Columns:
         """The rows `indices` as one array a column."""

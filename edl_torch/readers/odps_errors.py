@@ -43,6 +43,14 @@ def trouble() -> tuple[type[Exception], ...]:
     return (BaseODPSError, *foreign, EOFError, OSError)
 
 
+def expired(download_id: str, status: str) -> Any:
+    """The error for a session that the service still describes, but not as one to read from."""
+    from odps.errors import ODPSError
+
+    message = f"the download session {download_id} is {status.lower()}"
+    return ODPSError(message, code="StatusConflict", status_code=409)
+
+
 def judge(error: Exception) -> Verdict:
     """What one of these errors means."""
     from odps.errors import BaseODPSError

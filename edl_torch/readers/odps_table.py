@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps_client import OdpsClient, require_packages
 from edl_torch.readers.odps_config import OdpsConfig
-from edl_torch.readers.odps_errors import ShortStream, Verdict, judge, trouble
+from edl_torch.readers.odps_errors import ShortStream, Verdict, expired, judge, trouble
 from edl_torch.readers.odps_partitions import PartitionPattern
 from edl_torch.readers.odps_retries import Budget, Retries
 
@@ -191,7 +191,7 @@ class OdpsTable:
         if session is None:
             session = client.download(partition, download.id)
             if session.status is not session.Status.Normal:
-                raise _expired(download.id, session.status.name)
+                raise expired(download.id, session.status.name)
             if session.count != download.count:
                 raise self._changed(partition, f"{session.count} rows instead of {download.count}")
             with self._lock:
@@ -287,11 +287,3 @@ def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     if not names or len(set(names)) < len(names):
         raise InvalidArgument(f"columns={columns!r}: expected names, at least one, each once")
     return names
-
-
-def _expired(download_id: str, status: str) -> Any:
-    from odps.errors import ODPSError
-
-    return ODPSError(
-        f"the download session {download_id} is {status.lower()}", code="StatusConflict", status_code=409
-    )

@@ -45,6 +45,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "cv2": ("readers", "testing.images"),
     "pycocotools": ("readers", "testing.images"),
     "PIL": (),
+    "odps": ("readers.odps_client", "readers.odps_errors", "testing.maxcompute"),
 }
 
 

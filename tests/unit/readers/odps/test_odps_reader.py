@@ -299,6 +299,21 @@ def test_an_expected_range_is_downloaded_exactly_once(server):
     assert ranges == ["(130,150)", "(280,150)", "(430,100)"]
 
 
+def test_single_rows_belong_to_who_gets_them(server):
+    columns = {"i": "bigint", "a": "array<bigint>", "n": "bigint", "s": "string"}
+    rows = {"i": [1, 2], "a": [[1], [2]], "n": [None, 4], "s": ["x", None]}
+    server.add_table("mixed", columns, rows)
+    reader = ODPSDataReader("mixed")
+    row = reader.read_record("demo.mixed", 1)
+    assert list(row) == ["i", "a", "n", "s"]
+    assert (row["i"], row["a"].tolist(), row["n"], row["s"]) == (2, [2], 4, None)
+    row["a"][0] = 9
+    assert reader.read_record("demo.mixed", 1)["a"].tolist() == [2]
+    with pytest.raises(BadRecord, match="'n'"):
+        reader.read_record("demo.mixed", 0)
+    assert server.requests["data"] == 1
+
+
 def test_rows_in_memory_are_bounded(server):
     reader = ODPSDataReader("numbers", block_rows=100, cache_bytes=1)
     for _ in range(2):
