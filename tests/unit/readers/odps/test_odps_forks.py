@@ -38,12 +38,12 @@ def test_four_forked_processes_read_each_row_once_in_fifty_rounds(server):
         pipes, children = [], []
         for child in range(CHILDREN):
             ours, theirs = context.Pipe(duplex=False)
-            children.append(context.Process(target=read_share, args=(reader, child, theirs)))
+            children.append(context.Process(target=read_share, args=(reader, child, theirs), daemon=True))
             children[-1].start()
             theirs.close()
             pipes.append(ours)
         mine = reader.table.fetch("", 1000 * (round_ % 4), 1000)  # and used while the children read
-        found = [row for pipe in pipes for row in pipe.recv()]
+        found = [row for pipe in pipes if pipe.poll(60) for row in pipe.recv()]
         for child in children:
             child.join(30)
         assert [child.exitcode for child in children] == [0] * CHILDREN, round_
