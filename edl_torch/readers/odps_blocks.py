@@ -27,6 +27,7 @@ class Block:
 
     def __init__(self, table: pa.Table, fill_nulls: Mapping[str, Any]) -> None:
         self.table = table
+        self._table_bytes = int(table.nbytes)  # asked for often, and Arrow counts anew each time
         self._fill_nulls = fill_nulls
         self._values: dict[str, list[Any]] | None = None
 
@@ -34,7 +35,7 @@ class Block:
     def nbytes(self) -> int:
         """Bytes in memory, about."""
         values = 0 if self._values is None else len(self._values) * self.table.num_rows * _VALUE_BYTES
-        return int(self.table.nbytes) + values
+        return self._table_bytes + values
 
     def row(self, at: int) -> dict[str, Any]:
         """One row, which belongs to the caller. Raises BadRecord for a NULL that has no value."""
