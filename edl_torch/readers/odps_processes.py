@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from edl_torch import errors
@@ -111,14 +111,11 @@ def _end(children: list[Child]) -> None:
 
 
 def _serve(table: OdpsTable, connection: Connection, inherited: list[Connection]) -> None:
-    """A child: ranges in, rows out, until its parent has ended."""
+    """A child: ranges in, rows out, until the parent's end of the pipe is closed, by it or by its death."""
     for other in inherited:  # while a child holds the parent's ends, nobody sees that the parent died
         other.close()
-    parent = multiprocessing.parent_process()
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
-            if parent is not None and connection not in wait([connection, parent.sentinel]):
-                return
             connection.send(_answer(table, connection.recv()))
 
 
