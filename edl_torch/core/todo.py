@@ -131,7 +131,6 @@ class Todo:
         left = self.plan.length(shard) - self._offset
         taken = Slice(epoch=self.cursor_epoch, shard=shard, skip=self._offset, limit=min(limit, left))
         self._ahead -= taken.limit
-        self._mark("head")
         if taken.limit == left:
             self._position, self._offset = self._position + 1, 0
             self._next_shards.popleft()
@@ -167,7 +166,10 @@ class Todo:
         return (queue.records if queue else 0) + (self.ahead if epoch == self.cursor_epoch else 0)
 
     def take(self, epoch: int, limit: int) -> Waiting | None:
-        """Up to `limit` records for a pass over `epoch`, or None: what came back first, then the cursor's."""
+        """Up to `limit` records for a pass over `epoch`, or None: what came back first, then the cursor's.
+
+        Whoever takes marks the head, once for all that it takes.
+        """
         if not self._barrier:
             epoch = self.oldest
         queue = self._returned.get(epoch)

@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from torch.utils.data._utils.collate import default_convert
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading import OnBad, announce, name_record
+from edl_torch.errors import ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import IndexArray, Indices
 
@@ -39,17 +39,6 @@ def read_columns(
             yield from _read(reader, name, indices.numbers[first:after], skip + first, on_bad)
 
 
-def tensors_of(batch: Any) -> Any:
-    """As torch's `default_convert`; columns of dates and times, which no tensor can hold, stay arrays."""
-    if isinstance(batch, dict):
-        return {name: tensors_of(column) for name, column in batch.items()}
-    if isinstance(batch, tuple) and not hasattr(batch, "_fields"):
-        return tuple(map(tensors_of, batch))
-    if isinstance(batch, np.ndarray) and batch.dtype.kind in "mM":
-        return batch
-    return default_convert(batch)  # type: ignore[no-untyped-call]
-
-
 def _same_source(indices: Indices) -> Iterator[tuple[int, int]]:
     """The longest runs of one source."""
     if indices.sources is None:
@@ -64,6 +53,8 @@ def _read(
 ) -> Iterator[tuple[Runs, Any]]:
     try:
         batch = reader.read_batch(name, numbers)
+    except ReaderUnavailable:
+        raise  # no record of any other is better
     except Exception:  # noqa: BLE001  a reader is the user's code: the records that fail are named below
         good = _readable(reader, name, numbers, position, on_bad)
         if good.any():

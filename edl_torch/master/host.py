@@ -137,8 +137,9 @@ class MasterHost:
         try:
             return action(self.dispatcher, self._clock())
         finally:
-            if self.dispatcher.version != self._version:
-                self._version = self.dispatcher.version
+            version = self.dispatcher.version
+            if version != self._version:
+                self._version = version
                 self._wake()
             if self._commits is not None:
                 self._commits.changed()
@@ -153,7 +154,7 @@ class MasterHost:
     async def lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
         deadline = self._clock() + (min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0)
-        self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, now))
+        self.dispatcher.heartbeat(call.session, self._clock())
         while (left := deadline - self._clock()) > 0 and not self._draining:
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
             if answer is not None:

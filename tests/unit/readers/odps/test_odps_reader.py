@@ -259,13 +259,6 @@ def test_an_address_opens_the_reader(server):
     assert ODPSDataReader("odps://demo/tables/numbers").create_shards() == {"demo.numbers": 1000}
 
 
-def test_other_addresses_reach_their_readers_and_missing_paths_do_not():
-    with pytest.raises(ReaderError, match="no reader knows 's3://bucket/data'"):
-        open_reader("s3://bucket/data")
-    with pytest.raises(ReaderError, match="does not exist"):
-        open_reader("/no/such/path")
-
-
 def test_partition_text():
     assert parse_partition("ds='a', hh=1") == parse_partition("ds=a/hh=1") == {"ds": "a", "hh": "1"}
 
