@@ -41,8 +41,8 @@ def open_reader(
 ) -> AbstractDataReader:
     """The reader for a path or address, chosen by what is there; `params` go to its constructor.
 
-    An `odps://` table, a `.py` file, RecordIO (a file, folder, glob), a `.csv` list of images or other table, a
-    text file, a folder of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a
+    An `odps://` table, a `.py` file, RecordIO (a file, folder, glob), a `.csv` list of images or other table,
+    a text file, a folder of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a
     Pascal VOC folder, Parquet (a file, folder, glob or URL), a folder of images or of class folders. Raises
     ReaderError for data that no reader knows, InvalidArgument for parameters that the chosen one does not
     take, and what its constructor raises.
@@ -59,9 +59,9 @@ def open_reader(
             f"the data '{path}' does not exist; check the path, or name a reader as module:Class"
         )
     raise ReaderError(
-        f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images or "
-        "other table, a .txt or .jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of images, "
-        "tables or text files; for other data write a reader and name it as module:Class"
+        f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
+        "or other table, a .txt or .jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of "
+        "images, tables or text files; for other data write a reader and name it as module:Class"
     )
 
 
