@@ -128,7 +128,9 @@ def _ratio(
 
 def _quartiles(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    low, median, high = (
+        statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    )
     return low, median, high
 
 

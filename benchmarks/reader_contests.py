@@ -10,6 +10,8 @@ import random
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from edl_torch.testing.maxcompute import MaxComputeServer
 
 OURS, COLUMNS, MAP_STYLE = "ours", "elastic, columnar", "map-style per record"
 SCAN, RANDOM, COLUMNAR = 5.0, 50.0, 10.0
+_PER_RECORD = 8  # batches of a round, where each record takes its time
 MAKERS = {"lines": files.csv_lines, "documents": files.documents, "pictures": files.pictures}
 
 
@@ -135,16 +138,17 @@ def parquet(sizes: Sizes, stack: ExitStack, workers: Iterable[int]) -> Iterator[
     path = sizes.folder / "numbers.parquet"
     files.write_parquet(path, sizes.rows, rows_per_group=8 * sizes.batch)
     reader = ParquetReader(path, cache_bytes=1)  # so that each round decodes what it reads
+    rows: dict[str, Round] = {"pyarrow, to_pylist": lambda: peers.arrow_rows(path, sizes.rows)}
+    datasets: dict[str, Dataset[Any]] = {MAP_STYLE: peers.ArrowRows(path)}
+    datasets["map-style, arrays in memory"] = peers.ArrayRows(path)
+    if find_spec("pandas"):
+        rows["pandas, itertuples"] = lambda: peers.frame_rows(path, sizes.rows)
+        datasets["map-style, pandas iloc"] = Subset(peers.FrameRows(path), range(2 * sizes.batch))
     yield Contest(
         title="Parquet rows in order",
-        contenders={
-            OURS: Scan(reader),
-            "pyarrow, to_pylist": lambda: peers.arrow_rows(path, sizes.rows),
-            "pandas, itertuples": lambda: peers.frame_rows(path, sizes.rows),
-        },
-        ratios=[(OURS, "pyarrow, to_pylist", None), (OURS, "pandas, itertuples", None)],
+        contenders={OURS: Scan(reader), **rows},
+        ratios=[(OURS, name, None) for name in rows],
     )
-    datasets = {MAP_STYLE: peers.ArrowRows(path), "map-style, pandas iloc": peers.FrameRows(path)}
     for count in workers:
         yield _columnar("Parquet", reader, datasets, sizes, stack, count)
 
@@ -155,22 +159,25 @@ def odps(sizes: Sizes, stack: ExitStack, workers: Iterable[int]) -> Iterator[Con
 
     script = str(Path(__file__).with_name("reader_tables.py"))
     server = stack.enter_context(serving([script, str(sizes.rows)]))
-    with MaxComputeServer() as ours:  # its account is everybody's
-        key = {"access_id": ours.access_id, "access_key": ours.access_key, "project": ours.project}
+    with MaxComputeServer() as same:  # its account is every server's
+        account, key, project = same.access_id, same.access_key, same.project
     endpoint = f"http://{server.address}/api"
-    client = ODPS(key["access_id"], key["access_key"], key["project"], endpoint)
-    reader = ODPSDataReader(TABLE, endpoint=endpoint, cache_bytes=1, **key)
-    kept = ODPSDataReader(TABLE, endpoint=endpoint, **key)
+    client = ODPS(account, key, project, endpoint)
+    open_table = partial(
+        ODPSDataReader, TABLE, project=project, access_id=account, access_key=key, endpoint=endpoint
+    )
+    reader, ours = open_table(cache_bytes=1), open_table(cache_bytes=1)
     records, arrow = "pyodps records", "pyodps Arrow batches"
     yield Contest(
         title="ODPS rows in order",
         contenders={OURS: Scan(reader), records: lambda: peers.odps_records(client, TABLE, sizes.rows)},
         ratios=[(OURS, records, None)],
     )
-    requests = Subset(peers.OdpsRows(client, TABLE, sizes.rows), range(sizes.picked))
+    requests = peers.OdpsRows(client, TABLE, sizes.picked)
     for count in workers:
         streams: dict[str, Round] = {}
-        datasets: dict[str, Dataset[Any]] = {MAP_STYLE: ReaderRows(kept)}
+        blocks = peers.OdpsBlocks(client, TABLE, sizes.rows, block_rows=8 * sizes.batch)
+        datasets: dict[str, Dataset[Any]] = {MAP_STYLE: blocks, "map-style, our reader's": ReaderRows(ours)}
         if not count:
             streams[records] = lambda: peers.odps_records(client, TABLE, sizes.rows)
             streams[arrow] = lambda: peers.odps_batches(client, TABLE, sizes.rows)
@@ -191,7 +198,8 @@ def _columnar(
     stack.callback(elastic.close)
     contenders: dict[str, Round] = {COLUMNS: elastic, **(others or {})}
     for name, dataset in datasets.items():
-        contenders[name] = MapStyle(dataset, batch_size=sizes.batch, workers=workers)
+        some = Subset(dataset, range(min(len(dataset), _PER_RECORD * sizes.batch)))  # type: ignore[arg-type]
+        contenders[name] = MapStyle(some, batch_size=sizes.batch, workers=workers)
     return Contest(
         title=f"{what} columns in batches of {sizes.batch}, {workers} workers",
         contenders=contenders,

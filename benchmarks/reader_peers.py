@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from reader_files import FEATURES, LABEL
 from torch.utils.data import Dataset
@@ -100,7 +101,7 @@ class FrameRows(Dataset[Any]):
     """A Parquet file as a pandas frame in memory; one row of it by `iloc`, as tutorials do it."""
 
     def __init__(self, path: Path) -> None:
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped]
 
         self._frame = pd.read_parquet(path)
 
@@ -110,6 +111,23 @@ class FrameRows(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         row = self._frame.iloc[index]
         return torch.tensor(row[FEATURES].to_numpy(), dtype=torch.float32), int(row[LABEL])
+
+
+class ArrayRows(Dataset[Any]):
+    """A Parquet file as arrays in memory, which it no longer is; one row of them."""
+
+    def __init__(self, path: Path) -> None:
+        from pyarrow import parquet
+
+        table = parquet.read_table(path)
+        self._features = np.stack([table.column(name).to_numpy() for name in FEATURES], axis=1)
+        self._labels = table.column(LABEL).to_numpy()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._features[index], self._labels[index]
 
 
 def arrow_rows(path: Path, count: int) -> int:
@@ -140,6 +158,35 @@ class OdpsRows(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         with self._reader._download_session.open_record_reader(index, 1) as records:
             return list(records.read().values)
+
+
+class OdpsBlocks(Dataset[Any]):
+    """A table's rows as pyodps's records, downloaded in blocks of which the last is kept; one row's values."""
+
+    def __init__(self, client: Any, table: str, count: int, block_rows: int) -> None:
+        self._client, self._table, self._count = client, table, count
+        self._block_rows = block_rows
+        self._at, self._pid = -1, 0
+        self._block: list[Any] = []
+        self._session: Any = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        block, row = divmod(index, self._block_rows)
+        if block != self._at or self._pid != os.getpid():
+            self._download(block)
+        return self._block[row]
+
+    def _download(self, block: int) -> None:
+        if self._pid != os.getpid():  # pyodps is not to be carried over a fork
+            self._session = self._client.get_table(self._table).open_reader()._download_session
+        start = block * self._block_rows
+        rows = min(self._block_rows, self._count - start)
+        with self._session.open_record_reader(start, rows) as records:
+            self._block = [list(record.values) for record in records]
+        self._at, self._pid = block, os.getpid()
 
 
 def odps_records(client: Any, table: str, count: int) -> int:

@@ -79,7 +79,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--rounds", type=int, help="rounds that are counted, at least 2")
     made.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="loader workers (default: 0 2)")
     made.add_argument("--only", choices=KINDS, nargs="+", default=KINDS, help="contests to run")
-    made.add_argument("--methods", choices=METHODS, nargs="+", default=list(METHODS), help="of starting workers")
+    made.add_argument(
+        "--methods", choices=METHODS, nargs="+", default=list(METHODS), help="of starting workers"
+    )
     return made.parse_args(arguments)
 
 
