@@ -182,7 +182,7 @@ def odps(sizes: Sizes, stack: ExitStack, workers: Iterable[int]) -> Iterator[Con
             streams[records] = lambda: peers.odps_records(client, TABLE, sizes.rows)
             streams[arrow] = lambda: peers.odps_batches(client, TABLE, sizes.rows)
             datasets["map-style, a request for each"] = requests
-        yield _columnar("ODPS", reader, datasets, sizes, stack, count, streams)
+        yield _columnar("ODPS", reader, datasets, sizes, stack, count, others=streams, per_record=sizes.rows)
 
 
 def _columnar(
@@ -193,12 +193,14 @@ def _columnar(
     stack: ExitStack,
     workers: int,
     others: dict[str, Round] | None = None,
+    per_record: int = 0,
 ) -> Contest:
+    """`per_record`: how many rows the map-style peers read; by default some batches, as all cost the same."""
     elastic = Elastic(reader, columnar=True, batch_size=sizes.batch, workers=workers)
     stack.callback(elastic.close)
     contenders: dict[str, Round] = {COLUMNS: elastic, **(others or {})}
     for name, dataset in datasets.items():
-        some = Subset(dataset, range(min(len(dataset), _PER_RECORD * sizes.batch)))  # type: ignore[arg-type]
+        some = Subset(dataset, range(min(len(dataset), per_record or _PER_RECORD * sizes.batch)))  # type: ignore[arg-type]
         contenders[name] = MapStyle(some, batch_size=sizes.batch, workers=workers)
     return Contest(
         title=f"{what} columns in batches of {sizes.batch}, {workers} workers",

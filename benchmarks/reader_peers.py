@@ -161,7 +161,7 @@ class OdpsRows(Dataset[Any]):
 
 
 class OdpsBlocks(Dataset[Any]):
-    """A table's rows as pyodps's records, downloaded in blocks of which the last is kept; one row's values."""
+    """A table's rows as pyodps's records, downloaded in blocks of which the last is kept; one row of it."""
 
     def __init__(self, client: Any, table: str, count: int, block_rows: int) -> None:
         self._client, self._table, self._count = client, table, count
