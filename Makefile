@@ -42,6 +42,7 @@ bench: $(STAMP)  ## the benchmarks, each with a table and JSON under runs/
 	$(BIN)/python benchmarks/dispatch.py --json runs/dispatch.json
 	$(BIN)/python benchmarks/recovery.py --json runs/recovery.json
 	$(BIN)/python benchmarks/synchronous.py --json runs/synchronous.json
+	$(BIN)/python benchmarks/readers.py --json runs/readers.json
 
 stubs: $(STAMP)  ## generate the protobuf stubs again
 	$(BIN)/python -m edl_torch.rpc.generate

@@ -56,7 +56,7 @@ def write_text(path: Path, count: int) -> None:
 def _sentences(count: int) -> Iterator[str]:
     rng = np.random.default_rng(0)
     words = np.array(
-        "a the shard lease epoch trainer worker batch reads writes keeps loses of and to".split()
+        ["a", "the", "shard", "lease", "epoch", "trainer", "batch", "reads", "keeps", "of", "and"]
     )
     lengths = rng.integers(4, 20, count)
     drawn = iter(words[rng.integers(0, len(words), int(lengths.sum()))].tolist())
