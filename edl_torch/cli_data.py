@@ -47,6 +47,7 @@ def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskT
         shuffle_shards=trains and options.shuffle_shards,
         task_type=kind,
         num_epochs=options.num_epochs if trains else 1,
+        max_bad_records=options.max_bad_records,
     )
 
 

@@ -88,7 +88,7 @@ class MasterHost:
         self._draining = True
         for stream in self._streams.values():
             stream.end()
-        self._wake()
+        self.wake()
 
     async def close(self) -> None:
         """End the task that `start` began, and commit what is left."""
@@ -140,7 +140,7 @@ class MasterHost:
             version = self.dispatcher.version
             if version != self._version:
                 self._version = version
-                self._wake()
+                self.wake()
             if self._commits is not None:
                 self._commits.changed()
 
@@ -173,9 +173,19 @@ class MasterHost:
         if stream is not None:
             stream.end()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let every waiting call look again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def changed(self, timeout_s: float | None) -> None:
+        """Wait until a waiting call should look again, or for so long."""
+        await _set_within(self._changed, timeout_s)
+
+    @property
+    def draining(self) -> bool:
+        """Whether the master is about to stop."""
+        return self._draining
 
     # Streams --------------------------------------------------------------------------------------------
 

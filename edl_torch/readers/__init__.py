@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from edl_torch.readers.parquet import ParquetReader
     from edl_torch.readers.python_custom import PythonCustomReader
     from edl_torch.readers.reader_params import parse_reader_params
+    from edl_torch.readers.recordio import RecordIODataReader
+    from edl_torch.readers.recordio_writer import RecordIOWriter
     from edl_torch.readers.registry import load_reader, open_reader
     from edl_torch.readers.text import TextReader
     from edl_torch.readers.voc import VocReader
@@ -33,6 +35,8 @@ _MODULES = {
     "MapDatasetReader": "map_dataset",
     "ParquetReader": "parquet",
     "PythonCustomReader": "python_custom",
+    "RecordIODataReader": "recordio",
+    "RecordIOWriter": "recordio_writer",
     "TextReader": "text",
     "VocReader": "voc",
     "decode_image": "images",
@@ -52,6 +56,8 @@ __all__ = [
     "MapDatasetReader",
     "ParquetReader",
     "PythonCustomReader",
+    "RecordIODataReader",
+    "RecordIOWriter",
     "TextReader",
     "VocReader",
     "decode_image",
