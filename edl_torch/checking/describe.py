@@ -5,6 +5,7 @@ It must not know how they are drawn.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,7 @@ def view(record: Any, reader: object) -> View:
         target = record[1]
         if isinstance(target, Mapping):
             boxes = _boxes(target, reader)
-            return View(image=image, boxes=boxes, lines=[] if boxes else _lines(target))
+            return View(image=image, boxes=boxes, lines=[_summary(boxes)] if boxes else _lines(target))
         return View(image=image, lines=[_label(target, reader)] if _is_number(target) else _lines(target))
     return View(lines=_lines(record))
 
@@ -68,6 +69,11 @@ def _boxes(target: Mapping[str, Any], reader: object) -> list[Box]:
         (*map(float, box), "" if labels is None else _label(labels[number], reader))  # type: ignore[misc]
         for number, box in enumerate(boxes[:_MOST_BOXES])
     ]
+
+
+def _summary(boxes: list[Box]) -> str:
+    counts = Counter(label for *_, label in boxes)
+    return f"{len(boxes)} box(es): " + ", ".join(f"{count} x {name}" for name, count in counts.most_common())
 
 
 def _lines(value: Any) -> list[str]:

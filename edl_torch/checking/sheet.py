@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.checking.describe import View
+from edl_torch.checking.describe import Box, View
 from edl_torch.errors import OutputError, ReaderUnavailable
 
 Picture = npt.NDArray[np.uint8]
@@ -25,7 +25,7 @@ _CELL, _MARGIN, _LINE = 256, 6, 14  # pixels
 _TEXT_LINES = 4  # below an image
 _MOST_COLUMNS = 6
 _FONT_SCALE = 0.38
-_LETTERS = (_CELL - 2 * _MARGIN) // 7
+_LETTERS = (_CELL - 2 * _MARGIN) // 6
 _PAPER, _INK, _BAD, _BOX = (250, 250, 250), (30, 30, 30), (190, 20, 20), (0, 200, 0)
 
 
@@ -78,8 +78,7 @@ def _draw_cell(cv2: Any, area: Picture, cell: Cell) -> None:
         _write(cv2, area, [cell.error], top, _fitting(area, top), _BAD)
         return
     if cell.view.image is not None:
-        _place(cv2, area[top : top + _CELL, _MARGIN:-_MARGIN], cell.view)
-        top += _CELL
+        top += _place(cv2, area[top : top + _CELL, _MARGIN:-_MARGIN], cell.view.image, cell.view.boxes)
     _write(cv2, area, cell.view.lines, top, _fitting(area, top), _INK)
 
 
@@ -87,19 +86,22 @@ def _fitting(area: Picture, top: int) -> int:
     return int((area.shape[0] - top) // _LINE)
 
 
-def _place(cv2: Any, area: Picture, view: View) -> None:
-    image = view.image
-    assert image is not None
+def _place(cv2: Any, area: Picture, image: Picture, boxes: Sequence[Box]) -> int:
+    """Returns the height that it takes."""
     scale = min(area.shape[0] / image.shape[0], area.shape[1] / image.shape[1])
     width, height = (max(1, int(side * scale)) for side in (image.shape[1], image.shape[0]))
     how = cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST
     area[:height, :width] = cv2.resize(image, (width, height), interpolation=how)
-    for *corners, label in view.boxes:
+    frame = np.ascontiguousarray(area[:height, :width])
+    for *corners, label in boxes:
         x1, y1, x2, y2 = (int(np.clip(c * scale, -1e4, 1e4)) for c in corners)
-        frame = np.ascontiguousarray(area[:height, :width])
         cv2.rectangle(frame, (x1, y1), (x2, y2), _BOX, 1)
-        cv2.putText(frame, _ascii(label), (x1 + 2, y1 + 10), cv2.FONT_HERSHEY_SIMPLEX, 0.35, _BOX, 1, cv2.LINE_AA)
-        area[:height, :width] = frame
+        (wide, high), _ = cv2.getTextSize(_ascii(label), cv2.FONT_HERSHEY_SIMPLEX, 0.35, 1)
+        cv2.rectangle(frame, (x1, y1), (x1 + wide + 2, y1 + high + 3), _INK, cv2.FILLED)
+        at = (x1 + 1, y1 + high + 1)
+        cv2.putText(frame, _ascii(label), at, cv2.FONT_HERSHEY_SIMPLEX, 0.35, _BOX, 1, cv2.LINE_AA)
+    area[:height, :width] = frame
+    return height
 
 
 def _write(cv2: Any, area: Picture, lines: Sequence[str], top: int, most: int, colour: Sequence[int]) -> None:

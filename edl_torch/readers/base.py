@@ -48,6 +48,10 @@ class AbstractDataReader(ABC):
         """Optional: the records `indices` (int64 array) of the source `name` as one columnar batch."""
         raise AttributeError(f"{type(self).__name__} has no columnar reads")
 
+    def listed_files(self) -> Iterable[str]:
+        """Optional: the path of the file behind each entry of the reader's list, for `edl-torch check`."""
+        return ()
+
 
 def has_random_access(reader: AbstractDataReader) -> bool:
     """Whether the reader has a `read_record` of its own."""
