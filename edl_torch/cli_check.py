@@ -56,7 +56,12 @@ def _check(options: argparse.Namespace) -> tuple[Report, int | None]:
     limit = None if options.limit is None else min(options.limit, total)
     with Progress(limit or total, "records") as progress:
         report = check(
-            reader, sources, mode, workers=_workers(options, limit or total), limit=options.limit, progress=progress
+            reader,
+            sources,
+            mode,
+            workers=_workers(options, limit or total),
+            limit=options.limit,
+            progress=progress,
         )
     if options.sample is None:
         return report, None

@@ -23,9 +23,7 @@ def cells(
     return [_cell(reader, mode, name, number, bad) for name, number in spread(sources, count)]
 
 
-def _cell(
-    reader: AbstractDataReader, mode: TaskType, name: str, number: int, bad: Sequence[Finding]
-) -> Cell:
+def _cell(reader: AbstractDataReader, mode: TaskType, name: str, number: int, bad: Sequence[Finding]) -> Cell:
     heading = f"{number}  {_tail(name)}"
     for finding in bad:
         if finding.name == name and finding.start <= number < finding.end:

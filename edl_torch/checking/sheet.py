@@ -67,7 +67,9 @@ def save(sheet: Picture, path: str | os.PathLike[str]) -> None:
             os.unlink(temporary)
             raise
     except OSError as exc:
-        raise OutputError(f"'{os.fspath(path)}' cannot be written: {exc.strerror}; choose another path") from exc
+        raise OutputError(
+            f"'{os.fspath(path)}' cannot be written: {exc.strerror}; choose another path"
+        ) from exc
 
 
 def _draw_cell(cv2: Any, area: Picture, cell: Cell) -> None:
