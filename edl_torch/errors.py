@@ -92,6 +92,10 @@ class DataFormatError(ReaderError, ValueError):
     """A file that describes a dataset (JSON, CSV, XML, list) is not what the reader expects."""
 
 
+class SourceChanged(ReaderError):
+    """The data was changed since the dataset was registered: its records are not those of before."""
+
+
 class BadRecord(ReaderError):
     """One record cannot be read: missing or broken file, undecodable image, failing transform."""
 

@@ -95,8 +95,8 @@ class Workers:
         worker.process.join(_JOIN_S)
         if not worker.alive:
             raise ReaderError(
-                f"a process that is to read {type(self._reader).__name__} {worker.how_it_died} before it began: "
-                "read in this process, with workers=0"
+                f"a process that was to read {type(self._reader).__name__} {worker.how_it_died} before it "
+                "began: read in this process, with workers=0"
             )
         span, at = worker.span, worker.at
         deaths = span.deaths + 1
@@ -125,7 +125,7 @@ class _Worker:
         except Exception as exc:  # pickling runs the reader's code
             self.connection.close()
             raise ReaderError(
-                f"{type(reader).__name__} cannot be sent to another process, as spawned loader workers need it "
+                f"{type(reader).__name__} cannot be sent to another process, which spawned workers need "
                 f"({type(exc).__name__}: {exc}): read in this process, with workers=0"
             ) from exc
         finally:

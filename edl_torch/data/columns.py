@@ -14,7 +14,7 @@ import numpy as np
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading import OnBad, name_record
+from edl_torch.data.reading import OnBad, announce, name_record
 from edl_torch.errors import ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import IndexArray, Indices
@@ -30,6 +30,7 @@ def read_columns(
     A batch never mixes sources; with a global shuffle over several sources batches are therefore smaller.
     """
     cut = grant.slice
+    announce(reader, plan, cut)
     for skip in range(cut.skip, cut.stop, batch_size):
         part = replace(cut, skip=skip, limit=min(batch_size, cut.stop - skip))
         indices = plan.indices(part)

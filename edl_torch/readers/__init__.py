@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from edl_torch.readers.image_manifest import ImageManifestReader
     from edl_torch.readers.images import decode_image, read_image
     from edl_torch.readers.map_dataset import MapDatasetReader
+    from edl_torch.readers.odps import ODPSDataReader
+    from edl_torch.readers.odps_iterator import ODPSReader
     from edl_torch.readers.parquet import ParquetReader
     from edl_torch.readers.python_custom import PythonCustomReader
     from edl_torch.readers.reader_params import parse_reader_params
@@ -33,6 +35,8 @@ _MODULES = {
     "ImageFolderReader": "image_folder",
     "ImageManifestReader": "image_manifest",
     "MapDatasetReader": "map_dataset",
+    "ODPSDataReader": "odps",
+    "ODPSReader": "odps_iterator",
     "ParquetReader": "parquet",
     "PythonCustomReader": "python_custom",
     "RecordIODataReader": "recordio",
@@ -54,6 +58,8 @@ __all__ = [
     "ImageFolderReader",
     "ImageManifestReader",
     "MapDatasetReader",
+    "ODPSDataReader",
+    "ODPSReader",
     "ParquetReader",
     "PythonCustomReader",
     "RecordIODataReader",

@@ -22,6 +22,7 @@ from edl_torch.shard import TaskType
 # Kind to class. `open_reader` asks in this order: readers of a special layout stand before general ones.
 READERS: dict[str, str] = {
     "python_custom": "edl_torch.readers.python_custom:PythonCustomReader",
+    "odps": "edl_torch.readers.odps:ODPSDataReader",
     "recordio": "edl_torch.readers.recordio:RecordIODataReader",
     "image_manifest": "edl_torch.readers.image_manifest:ImageManifestReader",
     "coco_captions": "edl_torch.readers.coco:CocoCaptionsReader",
@@ -38,13 +39,13 @@ READERS: dict[str, str] = {
 def open_reader(
     data: str | os.PathLike[str], mode: TaskType = TaskType.TRAINING, **params: Any
 ) -> AbstractDataReader:
-    """The reader for a path, chosen by what is there; `params` go to its constructor.
+    """The reader for a path or address, chosen by what is there; `params` go to its constructor.
 
-    A `.py` file, RecordIO (a file, folder, glob), a `.csv` list of images or other table, a text file, a folder
-    of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a Pascal VOC folder,
-    Parquet (a file, folder, glob or URL), a folder of images or of class folders. Raises ReaderError for data
-    that no reader knows, InvalidArgument for parameters that the chosen one does not take, and what its
-    constructor raises.
+    An `odps://` table, a `.py` file, RecordIO (a file, folder, glob), a `.csv` list of images or other table,
+    a text file, a folder of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a
+    Pascal VOC folder, Parquet (a file, folder, glob or URL), a folder of images or of class folders. Raises
+    ReaderError for data that no reader knows, InvalidArgument for parameters that the chosen one does not
+    take, and what its constructor raises.
     """
     path = os.fspath(data)
     for target in READERS.values():
@@ -58,9 +59,9 @@ def open_reader(
             f"the data '{path}' does not exist; check the path, or name a reader as module:Class"
         )
     raise ReaderError(
-        f"no reader knows '{path}': expected a .py file, RecordIO, a .csv list of images or other table, a .txt or "
-        ".jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of images, tables or text files; "
-        "for other data write a reader and name it as module:Class"
+        f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
+        "or other table, a .txt or .jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of "
+        "images, tables or text files; for other data write a reader and name it as module:Class"
     )
 
 

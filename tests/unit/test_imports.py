@@ -51,6 +51,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "PIL": (),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
+    "odps": ("readers.odps_client", "readers.odps_errors", "testing.maxcompute"),
 }
 
 
