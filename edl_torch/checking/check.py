@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from edl_torch.checking.findings import Findings
-from edl_torch.checking.listing import duplicates, missing
+from edl_torch.checking.findings import Finding, Findings, Kind
+from edl_torch.checking.listing import duplicates, has_list, missing
 from edl_torch.checking.processes import Workers
 from edl_torch.checking.reading import SpanReader, Told
 from edl_torch.checking.spans import Span, a_sample, all_records
@@ -60,14 +60,15 @@ def check(
     if workers < 0:
         raise InvalidArgument(f"workers={workers}: expected 0 or more")
     began = time.monotonic()
-    job = _Job(progress)
+    lists = limit is not None and has_list(reader)  # then missing files are looked for in the whole list
+    job = _Job(progress, missing_as="unreadable" if lists else "missing")
     spans = all_records(sources, workers) if limit is None else a_sample(sources, limit)
     if workers == 0:
         _read_here(reader, mode, spans, job.tell)
     else:
         with Workers(reader, mode, workers) as processes:
             processes.read(spans, job.tell)
-    if limit is not None:  # else reading finds them
+    if lists:
         job.findings.add(missing(reader, sources[0].name))
     job.findings.add(duplicates(reader, sources[0].name))
     return Report(
@@ -83,15 +84,20 @@ def check(
 class _Job:
     """Adds up what is told."""
 
-    def __init__(self, progress: Callable[[int], object]) -> None:
+    def __init__(self, progress: Callable[[int], object], *, missing_as: Kind) -> None:
         self.read = 0
         self.findings = Findings()
         self._progress = progress
+        self._missing_as = missing_as
 
     def tell(self, records: int, told: Told) -> None:
         self.read += records
-        self.findings.add(told.findings)
+        self.findings.add(map(self._counted, told.findings))
         self._progress(self.read)
+
+    def _counted(self, finding: Finding) -> Finding:
+        """A missing file that a sample has met is counted in the list, where all of them are."""
+        return replace(finding, kind=self._missing_as) if finding.kind == "missing" else finding
 
 
 def _read_here(

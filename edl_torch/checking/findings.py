@@ -19,7 +19,7 @@ _LONGEST_REASON = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Records `start … end - 1` of the source `name`, or `entries` of the list of files that the reader has."""
+    """Records `start … end - 1` of the source `name`, or `entries` of the reader's list of files."""
 
     kind: Kind
     name: str

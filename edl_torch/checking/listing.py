@@ -21,6 +21,11 @@ def listed_files(reader: AbstractDataReader) -> Iterable[str]:
     return () if files is None else cast(Iterable[str], files())
 
 
+def has_list(reader: AbstractDataReader) -> bool:
+    """Whether the reader lists files."""
+    return next(iter(listed_files(reader)), None) is not None
+
+
 def missing(reader: AbstractDataReader, name: str) -> Iterator[Finding]:
     """Entries whose file is not there."""
     for entry, path in enumerate(listed_files(reader)):
