@@ -94,7 +94,9 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
     _option(data, "--records_per_task", type=int, default=256, metavar="N", help="records in a shard")
-    _option(data, "--num_epochs", type=int, default=1, metavar="N", help="epochs of training; 0 is endless")
+    _option(
+        data, "--num_epochs", type=int, default=1, metavar="N", help="epochs, 0 is endless; of prediction 1"
+    )
     _option(data, "--shuffle", action="store_true", help="shuffle all training records")
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
     _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")

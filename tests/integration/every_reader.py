@@ -10,7 +10,7 @@ from typing import Any
 
 from edl_torch.testing.images import write_coco, write_image_folder, write_manifest, write_voc
 
-SIZES = '''
+SIZES = """
 def get_training_size():
     return 11
 
@@ -21,7 +21,7 @@ def get_evaluation_size():
 
 def get_prediction_size():
     return 7
-'''
+"""
 
 
 @dataclass(frozen=True)

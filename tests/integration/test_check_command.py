@@ -49,9 +49,7 @@ def test_every_reader_is_checked_and_drawn(
     assert len(read_image(str(sheet))) > 100
 
 
-def test_another_mode_is_another_part_of_the_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_mode_is_another_part_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with made("voc", tmp_path) as data:
         assert json.loads(run(capsys, data.data, "--mode", "prediction", "--json")[1])["records"] == 2
 

@@ -53,7 +53,9 @@ BOXES = {"boxes": np.array([[1, 2, 9, 9.5], [0, 0, 4, 4]], np.float32), "labels"
 def test_what_is_shown_of_a_record(record: Any, lines: list[str]) -> None:
     shown = view(record, Classes)
     assert list(shown.lines) == lines
-    assert (shown.image is not None) == (record is IMAGE or (isinstance(record, tuple) and record[0] is IMAGE))
+    assert (shown.image is not None) == (
+        record is IMAGE or (isinstance(record, tuple) and record[0] is IMAGE)
+    )
 
 
 def test_boxes_have_their_class() -> None:
@@ -61,7 +63,9 @@ def test_boxes_have_their_class() -> None:
 
 
 def test_a_sheet_shows_the_image_itself_and_text_below() -> None:
-    plain, labelled = (draw([Cell(heading="0", view=View(image=IMAGE, lines=text))]) for text in ([], ["label"]))
+    plain, labelled = (
+        draw([Cell(heading="0", view=View(image=IMAGE, lines=text))]) for text in ([], ["label"])
+    )
     top, left = 20, 6
     height, width = 244 * 24 // 32, 244
     shown = plain[top : top + height, left : left + width]
