@@ -131,8 +131,11 @@ class ElasticDataLoader(DataLoader[Any]):
         own time, and one that finds the epoch over gets no batch, instead of the next epoch's. `epoch` counts
         from 0. The dataset needs its barrier between epochs.
         """
-        if not self.service.session.plan().spec.epoch_barrier:
+        spec = self.service.session.plan().spec
+        if not spec.epoch_barrier:
             raise InvalidArgument("through() needs epochs that end: not with epoch_barrier=False")
+        if spec.num_epochs:
+            epoch = min(epoch, spec.num_epochs - 1)
         while (running := self._running_epoch()) <= epoch:
             yield from self._iterate(running)
 
