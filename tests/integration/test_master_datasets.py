@@ -19,7 +19,7 @@ from edl_torch.testing import wait_until
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"training": TaskType.TRAINING, "evaluation": TaskType.EVALUATION, "prediction": TaskType.PREDICTION}
-OWN_READER = '''
+OWN_READER = """
 from edl_torch import AbstractDataReader
 
 
@@ -33,7 +33,7 @@ class Numbers(AbstractDataReader):
 
     def read_records(self, task):
         return (self.step * number for number in range(task.start, task.end))
-'''
+"""
 
 
 @contextmanager
