@@ -7,7 +7,6 @@ they come faster than answers. It does not know why something is acknowledged.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from edl_torch.audit.log import Audit
 from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
+from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, ReportAnswer, ReportCall
 from edl_torch.errors import EdlError, MasterUnavailable, SessionLost, StaleLease
 
@@ -63,6 +63,7 @@ class Reporter:
         on_answer: Callable[[ReportAnswer], None],
         on_lost: Callable[[Membership], None],
         audit: Audit | None = None,
+        threads: Threads = SYSTEM,
     ) -> None:
         self._membership = Membership()
         self._port = port
@@ -71,7 +72,8 @@ class Reporter:
         self._on_answer = on_answer
         self._on_lost = on_lost
         self._audit = audit or Audit()
-        self._changed = threading.Condition()
+        self._threads = threads
+        self._changed = threads.condition()
         self._outbox = Outbox()
         self._request = 0
         self._noted = 0  # reports noted
@@ -80,7 +82,7 @@ class Reporter:
         self._sending = False
         self._stalled = False  # the master did not answer: send again only when asked to
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def __repr__(self) -> str:
         return f"<Reporter request={self._request} unanswered={self._noted - self._answered}>"
@@ -117,7 +119,7 @@ class Reporter:
             with self._changed:
                 self._raise_error()
         elif self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="edl-reporter", daemon=True)
+            self._thread = self._threads.thread(self._run, "edl-reporter")
             self._thread.start()
 
     def wait_answered(self, lag: int, timeout_s: float | None = None) -> bool:
@@ -261,5 +263,5 @@ class Reporter:
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
-            if self._thread is not None and self._thread is not threading.current_thread():
+            if self._thread is not None:
                 self._thread.join(max(0.0, deadline - time.monotonic()))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from pathlib import Path
 
 from edl_torch.audit.log import Audit, AuditLog
@@ -22,6 +21,7 @@ from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
+from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
@@ -44,8 +44,9 @@ class Session:
         description: Description,
         lookahead: int,
         audit_dir: str | Path | None = None,
+        threads: Threads = SYSTEM,
     ) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = threads.new_id()
         self._audit = Audit() if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
         self.master = master
         self.description = description
@@ -61,8 +62,9 @@ class Session:
             on_gone=self._forget,
             on_member=self._follow,
             on_first=self._attend,
+            threads=threads,
         )
-        self._reporter = Reporter(master, self.id, name, self._on_answer, self._rejoin, self._audit)
+        self._reporter = Reporter(master, self.id, name, self._on_answer, self._rejoin, self._audit, threads)
         self._leases = LeaseSource(
             master,
             self.id,
@@ -71,6 +73,7 @@ class Session:
             on_unwanted=self._on_unwanted,
             on_lost=self._rejoin,
             holds=self._holds,
+            threads=threads,
         )
         self._confirmer = Confirmer(
             master, self.id, name, held=self._held, on_void=self._on_void, on_lost=self._rejoin

@@ -121,7 +121,8 @@ class Dispatcher:
         )
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
-        others = ledger.trainers - (call.session in self.sessions_of(ledger.spec.name))
+        member = self.members.get(call.session)
+        others = ledger.trainers - (member is not None and ledger.spec.name in member.datasets)
         spec = reconcile(ledger.spec, call.registration, alone=others == 0)
         if spec != ledger.spec:
             ledger.respecify(spec)
