@@ -265,6 +265,12 @@ class Dispatcher:
         hungry = self._hungry.get(dataset, {})
         return any(other != session and now - since <= HUNGRY_S for other, since in hungry.items())
 
+    def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
+        """The sessions that hold leases while another trainer waits: they may have drawn nothing of some."""
+        ledger = self._ledger(dataset)
+        holders = (member.session for member in self.members if ledger.holds(member.session))
+        return tuple(session for session in holders if self.wanted(dataset, session, now))
+
     def report(self, call: ReportCall, now: float) -> ReportAnswer:
         """Apply outcomes and give-backs; leases that are not the session's any more are listed as stale.
 

@@ -44,9 +44,9 @@ class Options:
     faults: int
     restores: int = 0
     weather: Weather = field(default_factory=lambda: Weather(0.002, 0.002, 0.002, 0.0005))
-    lease_timeout_s: float = 30.0
+    lease_timeout_s: float = 10.0
     grace_s: float = 1.0
-    progress_timeout_s: float = 60.0
+    progress_timeout_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +199,8 @@ class Cluster:
             kind = self.chance.choices(list(ALL_FAULTS), list(ALL_FAULTS.values()))[0]
         self.counts[kind] += 1
         self.model.note(self.hub.now, kind)
+        if not self.trainers:
+            self._start()
         getattr(self, f"_{kind}")(self.chance.choice(self.trainers))
         self.hub.after(self.chance.expovariate(1 / self._pace_s), self._fault)
 
@@ -211,15 +213,19 @@ class Cluster:
 
     def _duration(self) -> float:
         """Of a stop or a cut: shorter than the timeout, or longer."""
-        timeout_s = self.options.lease_timeout_s
-        return self.chance.choice((self.chance.uniform(0.1, 0.6), self.chance.uniform(1.1, 3.0))) * timeout_s
+        parts = self.chance.uniform(0.1, 0.6), self.chance.uniform(1.1, 2.0)
+        return self.chance.choice(parts) * self._timeout_s
+
+    @property
+    def _timeout_s(self) -> float:
+        return self.options.lease_timeout_s
 
     def _after(self, seconds: float, trainer: Trainer, action: Callable[[], None]) -> None:
         self.hub.after(seconds, lambda: None if trainer.process.dead else action())
 
     def _kill(self, trainer: Trainer) -> None:
         self._end(trainer)
-        self.hub.after(self.chance.choice((0.0, self.chance.uniform(0, 60))), self._start)
+        self.hub.after(self.chance.choice((0.0, self.chance.uniform(0, self._timeout_s))), self._start)
 
     def _stop(self, trainer: Trainer) -> None:
         self.excuses += 1
@@ -245,11 +251,11 @@ class Cluster:
 
     def _hang(self, trainer: Trainer) -> None:
         self.excuses += 1
-        trainer.hang_s = self.options.progress_timeout_s * self.chance.uniform(0.5, 3.0)
+        trainer.hang_s = self.options.progress_timeout_s * self.chance.uniform(0.5, 2.0)
 
     def _master(self, _: Trainer) -> None:
         self.master.kill()
-        self.hub.after(self.chance.uniform(0.0, 40.0), self.master.start)
+        self.hub.after(self.chance.uniform(0.0, 1.5 * self._timeout_s), self.master.start)
 
     def _join(self, _: Trainer) -> None:
         self._start()

@@ -282,9 +282,9 @@ class SimMaster:
         if now - self._called_back < CALL_BACK_S:
             return
         self._called_back = now
-        for session, stream in self._streams.items():
-            if self.dispatcher.wanted(dataset, session, now):
-                stream.wanted(dataset)
+        for session in self.dispatcher.asked_back(dataset, now):
+            if session in self._streams:
+                self._streams[session].wanted(dataset)
 
     def _reap(self, life: int) -> None:
         """What the reaper does at each deadline, at short intervals."""

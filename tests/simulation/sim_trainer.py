@@ -40,7 +40,7 @@ class Job:
     bad_every: int = 0  # of so many positions one cannot be read
     breaks: float = 0.0  # how likely it is that a loop breaks after a batch
     saves: float = 0.0  # how likely it is that it takes a token
-    step_s: float = 0.2
+    step_s: float = 0.5
 
     def description(self) -> Description:
         """As a service describes it."""
