@@ -1,8 +1,8 @@
 """A whole cluster on one thread: real sessions, the real dispatcher, random faults, every promise watched.
 
-    python tests/simulation/run.py                                            # twenty small jobs, then a larger one
+    python tests/simulation/run.py     # twenty small jobs, then a larger one
     python tests/simulation/run.py --trainers 10000 --shards 1000000 --seed 3
-    python tests/simulation/run.py --trainers 12 --shards 3000 --seed 7 --faults 300 --restores 3   # one again
+    python tests/simulation/run.py --trainers 12 --shards 3000 --seed 7 --faults 300 --restores 3
 
 A seed and the numbers beside it fix every event; `digest` is of all of them. Time is the cluster's own.
 """

@@ -165,7 +165,7 @@ class Cluster:
         if over:
             self._left = 0
 
-    def _start(self, token: str | None | bool = False) -> None:
+    def _start(self, token: str | bool | None = False) -> None:
         self._lives += 1
         self.trainers.append(
             Trainer(
@@ -264,7 +264,7 @@ class Cluster:
         trainer.leave = True
 
     def _forge(self, trainer: Trainer) -> None:
-        """A late or misled outcome: another's lease, another attempt, one that is over. It must be refused."""
+        """A late or misled outcome: another's lease, or another attempt. It must be refused."""
         leases = self.model.leases
         if not leases or not self.master.up:
             return

@@ -1,7 +1,7 @@
 """One system thread plays a whole cluster: a clock, what is due, and processes whose threads are greenlets.
 
-The code of a session runs as it is. Where it would wait, its greenlet parks and the hub goes on to what is due
-next. Nothing here knows a master or a trainer, and nothing happens but by the hub: a seed fixes it all.
+The code of a session runs as it is. Where it would wait, its greenlet parks and the hub goes on to what is
+due next. Nothing here knows a master or a trainer, and nothing happens but by the hub: a seed fixes it all.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ DATASET = "training"
 
 
 class SimMaster:
-    """`limits` are the dispatcher's timeouts. Answers leave when all that they could have seen is committed."""
+    """`limits` are the dispatcher's. An answer leaves once all that it could have seen is committed."""
 
     def __init__(self, hub: Hub, model: Model, **limits: float) -> None:
         self.hub = hub

@@ -112,9 +112,7 @@ class Model:
             raise BrokenPromise(f"lent again while lent or done: {grant} {bytes(records[first:after])!r}")
         records[first:after] = bytes((LENT,)) * cut.limit
         self.lent += cut.limit
-        self.leases[grant.task] = Held(
-            session, grant.attempt, cut.epoch, cut.shard, base, cut.skip, cut.stop
-        )
+        self.leases[grant.task] = Held(session, grant.attempt, cut.epoch, cut.shard, base, cut.skip, cut.stop)
         self._by_session[session].add(grant.task)
         self._trained[grant.task] = cut.skip
 
@@ -211,7 +209,7 @@ class Model:
             self._finished_by[task] = held.session
 
     def released(self, lost: Iterable[Released]) -> None:
-        """Sessions died, left or stalled: what comes back must be what had no outcome, no more and no less."""
+        """Sessions died, left or stalled: what had no outcome comes back, no more and no less."""
         for item in lost:
             mine = [self.leases.pop(task) for task in sorted(self._by_session.pop(item.session, ()))]
             expected = {piece for held in mine for piece in held.pieces()}

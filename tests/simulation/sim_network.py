@@ -284,9 +284,7 @@ class Attendance:
         """The master heard a heartbeat."""
         if not self._port.cut:
             action = self.presence.answered if known else self._lost
-            self._port.hub.after(
-                self._port.network.latency(), self._port.process.deliver, action, asked_at
-            )
+            self._port.hub.after(self._port.network.latency(), self._port.process.deliver, action, asked_at)
 
     def _lost(self, _: float) -> None:
         self.presence.lost()

@@ -1,7 +1,7 @@
 """A trainer process in the simulation: a real session, and a training loop around it.
 
-The loop does what `data.loader` and a `DataLoader` with its workers do with a session's elastic passes, without
-the records: it draws positions, makes tickets, hands batches, trains, breaks, saves and restores.
+The loop does what `data.loader` and a `DataLoader` with its workers do with a session's elastic passes,
+without the records: it draws positions, makes tickets, hands batches, trains, breaks, saves and restores.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Trainer:
         network: Network,
         master: SimMaster,
         model: Model,
-        token: str | None | bool = False,
+        token: str | bool | None = False,
     ) -> None:
         self.number = number
         self.session = f"s{number}"
