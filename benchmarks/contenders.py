@@ -72,7 +72,7 @@ class Elastic:
                 self.service, reader, shuffle=shuffle, transform=transform, seed_transforms=seeded
             )
         )
-        size = {"batch_size": None} if columnar else {}
+        size: dict[str, Any] = {"batch_size": None} if columnar else {}
         self._loader = ElasticDataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **size)
 
     def __call__(self) -> int:

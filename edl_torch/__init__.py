@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from edl_torch.client.service import DataShardService as DataShardService
     from edl_torch.client.transport import MasterClient as MasterClient
     from edl_torch.client.transport import build_channel as build_channel
+    from edl_torch.data.checkpoint import load_checkpoint as load_checkpoint
+    from edl_torch.data.checkpoint import save_checkpoint as save_checkpoint
     from edl_torch.data.dataset import ImageDataset as ImageDataset
     from edl_torch.data.dataset import ShardedDataset as ShardedDataset
     from edl_torch.data.loader import ElasticDataLoader as ElasticDataLoader
@@ -35,6 +37,8 @@ _HOMES = {
     "Task": "edl_torch.shard",
     "TaskType": "edl_torch.shard",
     "build_channel": "edl_torch.client.transport",
+    "load_checkpoint": "edl_torch.data.checkpoint",
+    "save_checkpoint": "edl_torch.data.checkpoint",
 }
 
 __all__ = [
@@ -49,6 +53,8 @@ __all__ = [
     "Task",
     "TaskType",
     "build_channel",
+    "load_checkpoint",
+    "save_checkpoint",
 ]
 
 

@@ -59,6 +59,14 @@ class MasterUnavailable(EdlError, ConnectionError):
     """The master did not answer within `master_timeout_s`. It is never an end of the data."""
 
 
+class PeerFailed(EdlError, RuntimeError):
+    """Another synchronous rank cannot go on, or is gone: all start again from a checkpoint."""
+
+
+class CheckpointError(EdlError):
+    """A checkpoint cannot be written or read."""
+
+
 class MasterStartError(EdlError):
     """The master cannot start: port in use, bad address, unusable state folder."""
 

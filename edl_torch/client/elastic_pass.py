@@ -13,6 +13,7 @@ from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
 from edl_torch.client.tickets import Book, Ticket
+from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, ConcurrentIteration
 
 
@@ -48,8 +49,8 @@ class ElasticPasses:
 
     # Beginning and end ------------------------------------------------------------------------------------
 
-    def open(self) -> int:
-        """Begin a pass whose end the master decides. Returns its number."""
+    def open(self, epoch: int = NEW_PASS) -> int:
+        """Begin a pass over `epoch`, or the one that runs; the master ends it. Returns its number."""
         if self._leases.is_open and self._leases.mode is Mode.ELASTIC:
             raise ConcurrentIteration(
                 f"dataset {self._dataset!r} is being iterated already: finish, break out of or "
@@ -62,7 +63,7 @@ class ElasticPasses:
         self.batch_requested()
         self._exhausted = False
         self._broken.clear()
-        return self._leases.open(Mode.ELASTIC)
+        return self._leases.open(Mode.ELASTIC, epoch)
 
     @property
     def epoch(self) -> int:
@@ -81,8 +82,22 @@ class ElasticPasses:
         more = self._leases.wait_for_more()
         self._exhausted = not more
         if not more:
-            self._check_stuck()
+            self.check_stuck()
         return more
+
+    def look_for_more(self, wait_s: float = 0.0) -> bool:
+        """With every batch handed out: ask the master once, and wait for `wait_s` at most."""
+        self._exhausted = True
+        self._give_back_undelivered()
+        self._reporter.flush()
+        more = self._leases.look_for_more(wait_s)
+        self._exhausted = not more
+        return more
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the master has said that the epoch is over."""
+        return self._leases.is_over
 
     def _give_back_undelivered(self) -> None:
         """Return what loader workers drew and no batch brought."""
@@ -90,7 +105,7 @@ class ElasticPasses:
             self._reporter.note(give_backs=self._book.give_back_undelivered())
         self._reporter.send()
 
-    def _check_stuck(self) -> None:
+    def check_stuck(self) -> None:
         """Records that only this trainer can finish would make `while not service.finished` spin for ever."""
         if self._leases.is_open and self._leases.read_nothing and self._book:
             raise AccountingError(
@@ -120,16 +135,34 @@ class ElasticPasses:
 
         Whatever happens to this trainer from now on, this batch is all that another may have to repeat.
         """
+        if not self.promise(ticket):
+            return False
+        if self.deliver(ticket):
+            return True
+        with self._book.lock:
+            self._reporter.note(give_backs=self._book.discard(ticket))
+        self._reporter.send()
+        return False
+
+    def promise(self, ticket: Ticket) -> bool:
+        """Make sure that a batch is this trainer's before it goes to the loop. False: it was thrown away."""
         self._reporter.flush()
         self._confirmer.moved_on()
         self._confirmer.ensure()
         with self._book.lock:
-            if self._book.hand(ticket):
-                self._steps.handed()
+            if self._book.is_mine(ticket):
                 return True
             self._reporter.note(give_backs=self._book.discard(ticket))
         self._reporter.send()
         return False
+
+    def deliver(self, ticket: Ticket) -> bool:
+        """A batch that was promised goes to the loop. False when it was lost meanwhile."""
+        with self._book.lock:
+            handed = self._book.hand(ticket)
+            if handed:
+                self._steps.handed()
+        return handed
 
     def crumble(self, ticket: Ticket) -> None:
         """A partial batch is not to be trained: back to the master, until it fills one."""

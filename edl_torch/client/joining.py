@@ -98,6 +98,16 @@ class Joining:
         """This trainer took the dataset back to a token, which opened `lineage`."""
         self._follow(self._membership.ledger, lineage)
 
+    def move(self, lineage: int) -> None:
+        """Another rank of this trainer's job took the dataset back to a token, which opened `lineage`."""
+        self.follow(lineage)
+        self._audit.joined(
+            self.plan().spec,
+            ledger=self._membership.ledger,
+            lineage=lineage,
+            batch_size=self._description.batch_size,
+        )
+
     def _follow(self, ledger: str, lineage: int) -> None:
         number = self._membership.number + 1
         self._membership = Membership(ledger=ledger, lineage=lineage, number=number)

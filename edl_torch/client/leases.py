@@ -58,6 +58,7 @@ class LeaseSource:
         self._open = False
         self._mode = Mode.PLAIN
         self._epoch = NEW_PASS
+        self._joins = True  # whichever epoch runs
         self._state = PassState.OPEN
         self._granted = 0  # leases of this pass
         self._asking = False
@@ -115,13 +116,17 @@ class LeaseSource:
 
     # Passes ---------------------------------------------------------------------------------------------
 
-    def open(self, mode: Mode) -> int:
-        """Begin a pass; one that is open is closed first. Returns its number."""
+    def open(self, mode: Mode, epoch: int = NEW_PASS) -> int:
+        """Begin a pass; one that is open is closed first. Returns its number.
+
+        With an `epoch` it is over when that epoch is, though nothing of it was read.
+        """
         self.close_pass()
         with self._changed:
             self._pass += 1
             self._open, self._mode = True, mode
-            self._epoch, self._state, self._granted = NEW_PASS, PassState.OPEN, 0
+            self._epoch, self._state, self._granted = epoch, PassState.OPEN, 0
+            self._joins = epoch == NEW_PASS
             self._ahead = not self._port.in_process
             self._error = None
             self._streams.clear()
@@ -174,13 +179,32 @@ class LeaseSource:
                     return False
         return False
 
+    def look_for_more(self, wait_s: float = 0.0) -> bool:
+        """With no batch left to hand out, ask the master once, and wait for `wait_s` at most.
+
+        True when there is more to read.
+        """
+        with self._changed:
+            if self._ready or self._is_over() or not self._open:
+                return bool(self._ready)
+            mine = self._begin_ask()
+        if mine:
+            self._ask(wait_s, drained=True)
+        return bool(self._ready)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the master has said that the pass's epoch is over, or all of them."""
+        with self._changed:
+            return self._is_over()
+
     def _waits_for_itself(self) -> bool:
         """Whether there is no pass to be had, and this trainer holds records that others may wait for."""
         no_pass = self._epoch == NEW_PASS and self._state is PassState.OPEN
         return no_pass and not self._ready and self._holds()
 
     def _is_over(self) -> bool:
-        if self._state is PassState.EPOCH_OVER and not self._granted:
+        if self._joins and self._state is PassState.EPOCH_OVER and not self._granted:
             # Nothing was read: join the epoch that runs now.
             self._epoch, self._state = NEW_PASS, PassState.OPEN
         return self._state is not PassState.OPEN

@@ -52,7 +52,7 @@ class Reporter:
     """One dataset's reports. A report that no master answered is kept, and sent again with the next one.
 
     `on_answer` hears every answer; `on_lost` is called when the master does not know the session any more,
-    which makes what was reported void.
+    which makes what was reported void. `on_refused` hears of tasks whose acknowledgements came too late.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Reporter:
         on_answer: Callable[[ReportAnswer], None],
         on_lost: Callable[[Membership], None],
         audit: Audit | None = None,
+        on_refused: Callable[[tuple[int, ...]], None] | None = None,
         threads: Threads = SYSTEM,
     ) -> None:
         self._membership = Membership()
@@ -72,6 +73,7 @@ class Reporter:
         self._on_answer = on_answer
         self._on_lost = on_lost
         self._audit = audit or Audit()
+        self._on_refused = on_refused
         self._threads = threads
         self._changed = threads.condition()
         self._outbox = Outbox()
@@ -198,6 +200,7 @@ class Reporter:
             answer = self._port.report(call)
         except SessionLost:
             self._audit.lost()
+            self._refused(tuple(outbox.acknowledgements))
             if not self._closed:
                 self._on_lost(membership)
         except MasterUnavailable:
@@ -211,7 +214,12 @@ class Reporter:
             raise
         else:
             self._audit.answered(answer.stale)
+            self._refused(tuple(task for task in answer.stale if task in outbox.acknowledgements))
             self._on_answer(answer)
+
+    def _refused(self, tasks: tuple[int, ...]) -> None:
+        if tasks and self._on_refused is not None:
+            self._on_refused(tasks)
 
     def _take(self, *, wait: bool) -> tuple[Outbox, int, Membership] | None:
         with self._changed:

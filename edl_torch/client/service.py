@@ -166,7 +166,10 @@ class DataShardService:
         """Whether every record of every epoch has an outcome, here and on every other trainer.
 
         Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer.
+        On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer.
         """
+        if self.session.lockstep is not None:
+            return self.session.lockstep.finished
         progress = self.progress()
         if progress.failure:
             raise TooManyBadRecords(progress.failure)

@@ -15,7 +15,9 @@ from edl_torch.client.description import Description
 from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource, Mode
+from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.membership import Membership
+from edl_torch.client.peers import Peers, together
 from edl_torch.client.plain_pass import PlainPasses
 from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
@@ -26,6 +28,7 @@ from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
+from edl_torch.errors import InvalidArgument
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -54,6 +57,7 @@ class Session:
         self.book = Book()
         self.closed = False
         name = description.name
+        self.lockstep: Lockstep | None = None
         self._joining = Joining(
             master,
             self.id,
@@ -64,7 +68,11 @@ class Session:
             on_first=self._attend,
             threads=threads,
         )
-        self._reporter = Reporter(master, self.id, name, self._on_answer, self._rejoin, self._audit, threads)
+        self._reporter = Reporter(
+            *(master, self.id, name, self._on_answer, self._rejoin, self._audit),
+            on_refused=self._on_refused,
+            threads=threads,
+        )
         self._leases = LeaseSource(
             master,
             self.id,
@@ -109,6 +117,11 @@ class Session:
         """Whether the dataset is registered."""
         return self._joining.joined
 
+    @property
+    def lineage(self) -> int:
+        """The lineage that it takes part in; 0 before it joined."""
+        return self._joining.membership.lineage
+
     def plan(self) -> Plan:
         """The dataset as registered; registers it at first use."""
         return self._joining.plan()
@@ -125,6 +138,8 @@ class Session:
     def _forget(self) -> None:
         """All that was held is void."""
         with self.book.lock:
+            if self.lockstep is not None and self.book.batches:
+                self.lockstep.lost(f"{self.book.batches} batch(es)")
             self.book.clear()
             self.steps.clear()
             self._plain.forget()
@@ -170,10 +185,16 @@ class Session:
         """The master took leases back; their batches are thrown away where they arrive."""
         log.warning("dataset %s: %d lease(s) were taken back", self.description.name, len(tasks))
         with self.book.lock:
+            if self.lockstep is not None and (batches := self.book.handed_of(tasks)):
+                self.lockstep.lost(f"{batches} batch(es)")
             self.book.void(tasks)
         self._leases.void(tasks)
         if not self.in_elastic_mode:
             self._leases.close_pass()  # for the reason that `_rejoin` has
+
+    def _on_refused(self, tasks: tuple[int, ...]) -> None:
+        if self.lockstep is not None:
+            self.lockstep.lost(f"batches of {len(tasks)} lease(s)")
 
     def _on_wanted(self, dataset: str) -> None:
         if dataset == self.description.name:
@@ -244,25 +265,82 @@ class Session:
     # Tokens, and the end ----------------------------------------------------------------------------------
 
     def snapshot(self) -> str:
-        """Acknowledge what the loop is done with, the batch in hand included, and take the token."""
+        """Acknowledge what the loop is done with, the batch in hand included, and take the token.
+
+        Synchronous ranks do it together, and get one token.
+        """
+        if self.lockstep is None:
+            self._settle()
+            return self._take_token()
+        return together(self.lockstep.peers, self._settle, self._take_token)
+
+    def _settle(self) -> None:
         self.plan()
         self.elastic.settle_in_hand()
         self.flush()
+        if self.lockstep is not None:
+            self.lockstep.check()
+
+    def _take_token(self) -> str:
         token = self.master.snapshot(self.description.name)
         self._audit.snapshot(token)
         return token
 
     def restore(self, token: str | None) -> None:
-        """Go back to a token; what is in flight is thrown away."""
+        """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
+        if self.lockstep is not None:
+            self._restore_together(self.lockstep, token)
+            return
+        self._prepare_restore(token)
+        self._joining.follow(self._take_back_to(token))
+        self._plain.restored()
+
+    def _prepare_restore(self, token: str | None) -> None:
         if token is not None and not self.joined:
             self.description.follow(Token.decode(token))
         self.plan()
         self._leases.close_pass()
         self.flush()
+
+    def _take_back_to(self, token: str | None) -> int:
         lineage = self.master.restore(self.description.name, token)
         self._audit.restored(token, lineage=lineage)
-        self._joining.follow(lineage)
+        return lineage
+
+    def _restore_together(self, lockstep: Lockstep, token: str | None) -> None:
+        lockstep.same_on_all(token or "", "the token")
+        lineage = int(
+            together(
+                lockstep.peers,
+                lambda: self._prepare_restore(token),
+                lambda: str(self._take_back_to(token)),
+            )
+        )
+        follow = self._joining.follow if lockstep.peers.rank == 0 else self._joining.move
+        follow(lineage)
         self._plain.restored()
+        lockstep.restarted()
+        self.agree_on_end(lockstep)
+
+    def agree_on_end(self, lockstep: Lockstep) -> None:
+        """All ranks learn whether the master has every record of every epoch accounted for."""
+
+        def ask() -> str:
+            return str(int(self.master.dataset_status(self.description.name).finished))
+
+        def settle() -> None:
+            self.flush()
+            lockstep.check()
+
+        lockstep.agreed(finished=together(lockstep.peers, settle, ask) == "1")
+
+    def synchronise(self, peers: Peers) -> None:
+        """From now on this session steps, saves and goes back together with `peers`."""
+        if self.lockstep is not None and self.lockstep.peers is not peers:
+            raise InvalidArgument(
+                "a DataShardService serves one synchronous loader: make one service for each"
+            )
+        self.lockstep = Lockstep(peers, self.description.name)
 
     def close(self) -> None:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""

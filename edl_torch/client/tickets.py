@@ -133,12 +133,16 @@ class Book:
 
     def hand(self, ticket: Ticket) -> bool:
         """A batch goes to the loop. False when one of its leases is void: then it must be discarded."""
-        if any(self._is_void(task, after) for task, _, after in ticket):
+        if not self.is_mine(ticket):
             return False
         for task, first, after in ticket:
             self._advance(task, first, after)
         self._batches.append(ticket)
         return True
+
+    def is_mine(self, ticket: Ticket) -> bool:
+        """Whether all leases of a batch are held."""
+        return not any(self._is_void(task, after) for task, _, after in ticket)
 
     def _is_void(self, task: int, after: int) -> bool:
         holding = self._holdings.get(task)
@@ -251,6 +255,11 @@ class Book:
         holding.handed = max(holding.handed, holding.done)  # a hole at the front is no batch's
         if holding.done >= holding.stop:
             del self._holdings[task]
+
+    def handed_of(self, tasks: Iterable[int]) -> int:
+        """How many of the batches that the loop has not finished with hold records of these leases."""
+        wanted = set(tasks)
+        return sum(any(task in wanted for task, _, _ in ticket) for ticket in self._batches)
 
     def void(self, tasks: Iterable[int]) -> None:
         """The master took these leases back: forget them."""

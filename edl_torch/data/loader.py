@@ -6,22 +6,28 @@ records and does not speak to the master; the session does.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate, default_convert
 
+from edl_torch.client.peers import Peers
 from edl_torch.client.service import DataShardService
-from edl_torch.client.session import Session
-from edl_torch.client.tickets import ticket_size
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.dataset import Feed, ShardedDataset
-from edl_torch.errors import ConcurrentIteration, InvalidArgument, LoaderWorkerDied, ServiceClosed
+from edl_torch.data.loader_pass import LoaderPass
+from edl_torch.data.lockstep_pass import LockstepPass
+from edl_torch.data.process_group import ProcessGroupPeers
+from edl_torch.data.stand_in import StandIn, freeze_statistics
+from edl_torch.data.weights import Weights
+from edl_torch.errors import ConcurrentIteration, InvalidArgument
 
-WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 _FROM_SERVICE: Any = object()
 _ELSEWHERE = {
     "shuffle": "order is set by shuffle= at the dataset and shuffle_shards=, shuffle= at the service",
@@ -37,14 +43,35 @@ class ElasticDataLoader(DataLoader[Any]):
     Batches arrive as `collate_fn` made them. With `batch_size=None` the reader makes the batches where it
     has `read_batch`, of the service's `batch_size` records each; else samples arrive one by one.
 
-    `len(loader)` is the epoch's records over the batch size; an estimate where several trainers share them.
+    With `synchronous=True` all ranks of a `torch.distributed` job step together, for models whose gradients
+    are reduced over them (DDP, FSDP): every rank gets the same number of batches. One that has none while
+    others have gets a batch seen before to stand in, with `weight` 0. Every rank makes the loader, calls
+    `load_state_dict` and iterates at the same points. Backpropagate `loader.weigh(mean_loss)` and call
+    `loader.scale_gradients(optimizer)` before each step: gradients are then those of the mean over all
+    records of all ranks since the last step.
+
+    `len(loader)` is the epoch's records over the batch size (and the ranks, where they are synchronous); an
+    estimate where several trainers share them.
+
+    Args:
+        dataset: what to read.
+        batch_size: left out, or None for batches that the reader makes.
+        synchronous: step together with the other ranks of the process group (or with these peers).
+        process_group: the ranks that train one model on different data; default: all.
+        kwargs: those of `torch.utils.data.DataLoader`.
 
     Raises:
         InvalidArgument: an argument that decides the order, or a `batch_size` other than the service's.
     """
 
     def __init__(
-        self, dataset: ShardedDataset, batch_size: int | None = _FROM_SERVICE, **kwargs: Any
+        self,
+        dataset: ShardedDataset,
+        batch_size: int | None = _FROM_SERVICE,
+        *,
+        synchronous: bool | Peers = False,
+        process_group: ProcessGroup | None = None,
+        **kwargs: Any,
     ) -> None:
         if not isinstance(dataset, ShardedDataset):
             raise InvalidArgument(
@@ -63,7 +90,14 @@ class ElasticDataLoader(DataLoader[Any]):
         self._arguments = kwargs
         self._inner: DataLoader[Any] | None = None
         self._feed: Feed | None = None
-        self._live: weakref.ref[_Pass] | None = None
+        self._live: weakref.ref[LoaderPass] | None = None
+        self._peers = _peers_of(synchronous, process_group)
+        self._ranks = 1 if self._peers is None else self._peers.size
+        self._stand_in = StandIn()
+        self._weights = Weights(self._ranks)
+        self._lineage = 0
+        if self._peers is not None:
+            service.session.synchronise(self._peers)
 
     @property
     def service(self) -> DataShardService:
@@ -86,16 +120,51 @@ class ElasticDataLoader(DataLoader[Any]):
                 "an iterator over this loader is alive: finish it, break out of its loop, or call "
                 "loader.close()"
             )
-        iterator = _Pass(self, self.service.session)
+        iterator = self._begin()
         self._live = weakref.ref(iterator)
         return iterator
+
+    def _begin(self) -> LoaderPass:
+        session = self.service.session
+        session.plan()  # joins
+        whole_batch = self.batch_size if self.drop_last else None
+        if session.lineage != self._lineage:
+            self._lineage = session.lineage
+            self._weights.restart()
+        if self._peers is None:
+            return LoaderPass(self, session, whole_batch, self._weights)
+        return LockstepPass(self, session, whole_batch, self._weights, self._stand_in)
 
     def __len__(self) -> int:
         size = self.service.size
         if self.batch_size is None and not self._columnar:
             return size
-        batch = self.service.batch_size
+        batch = self.service.batch_size * self._ranks
         return size // batch if self.drop_last else -(-size // batch)
+
+    @property
+    def weight(self) -> int:
+        """Records in the batch in hand; 0 for one that stands in."""
+        return self._weights.own
+
+    def weigh(self, mean_loss: torch.Tensor) -> torch.Tensor:
+        """What to backpropagate: a batch's mean loss as the sum over its records.
+
+        Of a batch that stands in it is 0, whatever the loss was. Any shape; dtype and shape are kept.
+        """
+        return self._weights.weigh(mean_loss)
+
+    def scale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradients those of the mean over all records of all ranks since the last call.
+
+        Call it once before each `optimizer.step()`: before clipping, and with a `GradScaler` after
+        `unscale_(optimizer)`. Needs weighed losses and a wrapper that averages over the ranks, as DDP does.
+        """
+        self._weights.scale([p for group in optimizer.param_groups for p in group["params"]])
+
+    def freeze_statistics(self, model: torch.nn.Module) -> None:
+        """Let batches that stand in leave running statistics (batch norms) as they are."""
+        freeze_statistics(model, lambda: self._peers is not None and not self._weights.own)
 
     @property
     def _columnar(self) -> bool:
@@ -132,101 +201,15 @@ class ElasticDataLoader(DataLoader[Any]):
         return default_convert if self.batch_size is None else default_collate
 
 
+def _peers_of(synchronous: bool | Peers, group: ProcessGroup | None) -> Peers | None:
+    if not isinstance(synchronous, bool):
+        return synchronous
+    if group is not None and not synchronous:
+        raise InvalidArgument("process_group is for synchronous ranks: give synchronous=True too")
+    return ProcessGroupPeers(group) if synchronous else None
+
+
 def _check_arguments(kwargs: dict[str, Any]) -> None:
     for name, why in _ELSEWHERE.items():
         if kwargs.pop(name, None) not in (None, False):
             raise InvalidArgument(f"ElasticDataLoader takes no {name}: {why}")
-
-
-class _Pass(Iterator[Any]):
-    """One iteration over the loader: inner passes until the master says that the epoch is over."""
-
-    _closed = True
-
-    def __init__(self, loader: ElasticDataLoader, session: Session) -> None:
-        self._loader = loader
-        self._session = session
-        self._passes = session.elastic
-        self._batch_size = loader.batch_size if loader.drop_last else None
-        self._inner: Iterator[Envelope] | None = None
-        self._pid = os.getpid()
-        self._number = self._passes.open()
-        self._closed = False  # last: without a pass there is nothing to close
-
-    @property
-    def going_on(self) -> bool:
-        """Whether it may still hand out batches: not closed, and no token was loaded meanwhile."""
-        return not self._closed and self._passes.is_open(self._number)
-
-    def __next__(self) -> Any:
-        if not self.going_on:
-            self._end_early()
-        going_on = False
-        try:
-            self._passes.batch_requested()
-            envelope = self._next_envelope()
-            going_on = envelope is not None
-        except RuntimeError as exc:
-            if str(exc).startswith(WORKER_DIED):
-                raise self._name_records(exc) from exc
-            raise
-        finally:
-            if not going_on:
-                self.close()
-        if envelope is None:
-            raise StopIteration
-        return envelope.batch
-
-    def _end_early(self) -> NoReturn:
-        closed, self._closed = self._closed, True
-        self._let_go()
-        if self._session.closed and not closed:
-            raise ServiceClosed("the DataShardService was closed while its loader was being iterated")
-        raise StopIteration
-
-    def _next_envelope(self) -> Envelope | None:
-        while True:
-            if self._inner is None:
-                if not self._passes.more_to_read():
-                    return None
-                self._inner = self._loader.read()
-            for envelope in self._inner:
-                if self._is_crumb(envelope):
-                    self._passes.crumble(envelope.ticket)
-                elif self._passes.hand(envelope.ticket):
-                    return envelope
-            self._inner = None
-
-    def _name_records(self, exc: RuntimeError) -> LoaderWorkerDied:
-        broken = self._session.broken_streams(timeout_s=1.0)
-        where = "; ".join(f"{stream} was at {records}" for stream, records in sorted(broken.items()))
-        return LoaderWorkerDied(
-            f"{str(exc).rstrip('. ')}. {where or 'It held no record'}. Nothing was put in quarantine: those "
-            f"records go back to the master and are read again"
-        )
-
-    def _is_crumb(self, envelope: Envelope) -> bool:
-        return self._batch_size is not None and ticket_size(envelope.ticket) < self._batch_size
-
-    def close(self) -> None:
-        """End the pass; a batch in hand that is not finished with goes back."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._passes.close(self._number)  # first: workers that wait for a lease hear of it
-        finally:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """End the workers now: where the loop raised, its traceback would keep them, and the garbage
-        collector can take 5 s for each."""
-        inner, self._inner = self._inner, None
-        shut_down = getattr(inner, "_shutdown_workers", None)
-        if shut_down is not None and not self._loader.persistent_workers:
-            shut_down()
-
-    def __del__(self) -> None:
-        # A forked child has a copy of this object, and no business with the trainer's pass.
-        if not self._closed and self._pid == os.getpid():
-            self.close()

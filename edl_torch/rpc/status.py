@@ -32,6 +32,8 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.ConcurrentIteration: _Code.FAILED_PRECONDITION,
     errors.ServiceClosed: _Code.FAILED_PRECONDITION,
     errors.MasterUnavailable: _Code.UNAVAILABLE,
+    errors.PeerFailed: _Code.ABORTED,
+    errors.CheckpointError: _Code.FAILED_PRECONDITION,
     errors.MasterStartError: _Code.FAILED_PRECONDITION,
     errors.JournalError: _Code.UNAVAILABLE,
     errors.ReaderError: _Code.FAILED_PRECONDITION,

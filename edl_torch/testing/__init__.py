@@ -10,6 +10,7 @@ from edl_torch.testing.clock import FakeClock
 from edl_torch.testing.fake_master import FakeConnection, FakeMaster
 from edl_torch.testing.faults import Fault, Faults
 from edl_torch.testing.outcomes import Outcomes
+from edl_torch.testing.peers import ThreadPeers
 from edl_torch.testing.wait import wait_until
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Fault",
     "Faults",
     "Outcomes",
+    "ThreadPeers",
     "check_reader",
     "wait_until",
 ]

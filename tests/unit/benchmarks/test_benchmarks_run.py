@@ -69,3 +69,10 @@ def test_dispatch_benchmark_meets_the_targets_for_a_huge_dataset(tmp_path: Path)
     assert all(finding["met"] for finding in huge)
     assert "over grpc" in printed
     assert "with journal / without" in printed
+
+
+def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path) -> None:
+    printed, body = run("synchronous.py", tmp_path, "--ranks", "2")
+    (result,) = body["synchronous"]
+    assert result["title"] in printed
+    assert set(result["throughputs"]) == {"steps agreed on", "steps not agreed on"}

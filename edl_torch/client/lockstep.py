@@ -1,0 +1,69 @@
+"""What one rank of a synchronous job knows: where all ranks stand, and whether it may still step with them.
+
+Ranks that step together hold copies of one model, so what one of them trains on is in all. It decides nothing
+about batches, and does not know torch.
+"""
+
+from __future__ import annotations
+
+from edl_torch.client.peers import Peers, together
+from edl_torch.errors import InvalidArgument, StaleLease
+
+
+class Lockstep:
+    """The state that a session shares with its `peers`."""
+
+    def __init__(self, peers: Peers, dataset: str) -> None:
+        self.peers = peers
+        self._dataset = dataset
+        self._finished: bool | None = None
+        self._lost = ""
+
+    def __repr__(self) -> str:
+        return f"<Lockstep rank={self.peers.rank}/{self.peers.size} finished={self._finished}>"
+
+    @property
+    def finished(self) -> bool:
+        """Whether every record of every epoch has its outcome, as the ranks last agreed.
+
+        The same on every rank, and no call: who leaves the loop over epochs must not leave it alone. Raises
+        InvalidArgument before a checkpoint, or the beginning, was loaded.
+        """
+        if self._finished is None:
+            raise InvalidArgument(
+                f"synchronous ranks begin where their model does, and dataset {self._dataset!r} may be "
+                "anywhere: call load_state_dict() on every rank, after the loader is made and before the "
+                "first pass, with what was saved with the model, or with None for the beginning of the data"
+            )
+        return self._finished
+
+    def agreed(self, *, finished: bool) -> None:
+        """The ranks have agreed on this."""
+        self._finished = finished
+
+    def lost(self, what: str) -> None:
+        """Records that the model has learnt from are not counted: they will come again."""
+        self._lost = self._lost or (
+            f"{what} of dataset {self._dataset!r}: this rank was cut off from the master for too long, and "
+            "other trainers get those records again, though the model has learnt from them. Start all ranks "
+            "again from the last checkpoint"
+        )
+
+    def restarted(self) -> None:
+        """The data went back to a checkpoint: what was lost is of no account."""
+        self._lost = ""
+
+    def check(self) -> None:
+        """Raise StaleLease if the model and the count of what it was trained on have parted."""
+        if self._lost:
+            raise StaleLease(self._lost)
+
+    def same_on_all(self, text: str, what: str) -> None:
+        """Raise InvalidArgument, on every rank that differs, unless `text` is the same on every rank."""
+        first = self.peers.share(text)
+
+        def compare() -> None:
+            if text != first:
+                raise InvalidArgument(f"{what} of rank {self.peers.rank} differs from that of rank 0")
+
+        together(self.peers, compare, str)

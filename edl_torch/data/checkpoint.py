@@ -1,0 +1,177 @@
+"""Model, optimizer and data position as one checkpoint, at the same step on every rank.
+
+Written by `torch.distributed.checkpoint`, so that a job of another size can load it. A checkpoint is there
+whole or not at all. It must not know what a token holds.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from edl_torch.client.peers import together
+from edl_torch.client.service import DataShardService
+from edl_torch.errors import CheckpointError
+
+_NAME = re.compile(r"\d{8}")
+_PARTIAL = ".partial"
+
+
+def save_checkpoint(
+    directory: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    service: DataShardService,
+    *,
+    keep: int = 2,
+    **extra: Any,
+) -> Path:
+    """Save a checkpoint into a new folder of `directory`; all ranks of a job call it at the same step.
+
+    The batch in hand counts as trained on, unless an attached optimizer has not stepped on it yet.
+
+    Args:
+        directory: of this job's checkpoints; the same for all ranks, on a file system that they share.
+        model: plain, or wrapped in DDP or FSDP.
+        optimizer: the model's.
+        service: gives the data position; more services can be had with `state_dict()` in `extra`.
+        keep: how many of the newest checkpoints are kept.
+        extra: what else belongs to it, as `torch.load(weights_only=True)` takes it: numbers, strings,
+            tensors, lists and dicts of them, such as a scheduler's `state_dict()`.
+
+    Returns the folder, `directory/00000001` and so on. Raises CheckpointError where it cannot be written;
+    earlier checkpoints are then untouched.
+    """
+    folder = Path(directory)
+    data = service.state_dict()
+    name = _on_first(service, lambda: _prepare(folder))
+    partial = folder / (name + _PARTIAL)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    beside = {"data": data, "extra": _pickled(extra)}
+    try:
+        with _alone_or_not() as alone:
+            save(
+                {"model": model_state, "optimizer": optimizer_state} | beside,
+                checkpoint_id=partial,
+                no_dist=alone,
+            )
+    except (OSError, CheckpointException) as exc:
+        raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {exc}") from exc
+    _on_first(service, lambda: _finish(partial, folder / name, keep))
+    return folder / name
+
+
+def load_checkpoint(
+    directory: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    service: DataShardService,
+) -> dict[str, Any] | None:
+    """Load the newest checkpoint of `directory`, or begin at the beginning where there is none.
+
+    All ranks call it before the first pass, after the synchronous loader is made; their number need not be
+    that of the job that saved. Returns what was saved as `extra`; None where there was no checkpoint. Raises
+    CheckpointError for one that cannot be read, TokenError for one of another dataset.
+    """
+    name = _on_first(service, lambda: _newest(Path(directory)))
+    if not name:
+        service.load_state_dict(None)
+        return None
+    folder = Path(directory) / name
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+    beside: dict[str, Any] = {"data": {"token": ""}, "extra": b""}
+    try:
+        with _alone_or_not() as alone:
+            load(whole := state | beside, checkpoint_id=folder, no_dist=alone)
+    except (OSError, CheckpointException) as exc:
+        raise CheckpointError(
+            f"the checkpoint '{folder}' cannot be read: {exc}. Remove it to go on from the one before"
+        ) from exc
+    set_state_dict(*(model, optimizer), model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    service.load_state_dict(whole["data"])
+    extra: dict[str, Any] = torch.load(io.BytesIO(whole["extra"]), weights_only=True)
+    return extra
+
+
+def _on_first(service: DataShardService, ask: Callable[[], str]) -> str:
+    """What rank 0 finds, on every rank."""
+    lockstep = service.session.lockstep
+    return ask() if lockstep is None else together(lockstep.peers, lambda: None, ask)
+
+
+@contextmanager
+def _alone_or_not() -> Iterator[bool]:
+    """Whether this process saves alone; torch warns of that, though it was asked for."""
+    alone = not (dist.is_available() and dist.is_initialized())
+    with warnings.catch_warnings():
+        if alone:
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield alone
+
+
+def _pickled(extra: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save(extra, file)
+    return file.getvalue()
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if _NAME.fullmatch(entry.name))
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise CheckpointError(f"the checkpoints in '{folder}' cannot be listed: {exc.strerror}") from exc
+
+
+def _newest(folder: Path) -> str:
+    return max(_checkpoints(folder), default="")
+
+
+def _prepare(folder: Path) -> str:
+    """The name of the next checkpoint. What a job that died has left half written is removed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("*" + _PARTIAL):
+            shutil.rmtree(left)
+    except OSError as exc:
+        raise CheckpointError(f"checkpoints cannot be written to '{folder}': {exc.strerror}") from exc
+    return f"{int(_newest(folder) or 0) + 1:08d}"
+
+
+def _finish(partial: Path, whole: Path, keep: int) -> str:
+    """From here on it counts; only then may older ones go."""
+    try:
+        for path in (*partial.iterdir(), partial):
+            _sync(path)
+        os.rename(partial, whole)
+        _sync(whole.parent)
+        for old in _checkpoints(whole.parent)[: -max(1, keep)]:
+            shutil.rmtree(whole.parent / old)
+    except OSError as exc:
+        raise CheckpointError(f"the checkpoint '{whole}' cannot be written: {exc.strerror}") from exc
+    return ""
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,134 @@
+"""One iteration over an `ElasticDataLoader`: inner passes until the master says that the epoch is over.
+
+It carries batches from torch's loader to the training loop and tells the session about each; it does not read
+records and does not speak to the master.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol
+
+from edl_torch.client.session import Session
+from edl_torch.client.tickets import Ticket, ticket_size
+from edl_torch.data.collate import Envelope
+from edl_torch.data.weights import Weights
+from edl_torch.errors import LoaderWorkerDied, ServiceClosed
+
+WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
+
+
+class Source(Protocol):
+    """What a pass needs of its loader."""
+
+    persistent_workers: bool
+
+    def read(self) -> Iterator[Envelope]:
+        """Begin to read what the session has leases for."""
+        ...
+
+
+class LoaderPass(Iterator[Any]):
+    """The iterator. Batches of less than `whole_batch` records, where that is given, are not handed out."""
+
+    _closed = True
+
+    def __init__(self, loader: Source, session: Session, whole_batch: int | None, weights: Weights) -> None:
+        self._loader = loader
+        self._session = session
+        self._passes = session.elastic
+        self._whole_batch = whole_batch
+        self._weights = weights
+        self._inner: Iterator[Envelope] | None = None
+        self._pid = os.getpid()
+        self._number = self._open()
+        self._closed = False  # last: without a pass there is nothing to close
+
+    def _open(self) -> int:
+        return self._passes.open()
+
+    @property
+    def going_on(self) -> bool:
+        """Whether it may still hand out batches: not closed, and no token was loaded meanwhile."""
+        return not self._closed and self._passes.is_open(self._number)
+
+    def __next__(self) -> Any:
+        if not self.going_on:
+            self._end_early()
+        going_on = False
+        try:
+            self._passes.batch_requested()
+            envelope = self._next_envelope()
+            going_on = envelope is not None
+        finally:
+            if not going_on:
+                self.close()
+        if envelope is None:
+            raise StopIteration
+        records = ticket_size(envelope.ticket)
+        self._weights.step(records, records)
+        return envelope.batch
+
+    def _end_early(self) -> NoReturn:
+        closed, self._closed = self._closed, True
+        self._let_go()
+        if self._session.closed and not closed:
+            raise ServiceClosed("the DataShardService was closed while its loader was being iterated")
+        raise StopIteration
+
+    def _next_envelope(self) -> Envelope | None:
+        return self._pull(self._passes.more_to_read, self._passes.hand)
+
+    def _pull(self, more: Callable[[], bool], take: Callable[[Ticket], bool]) -> Envelope | None:
+        """The next batch that `take` agrees to; None when there is no `more` to read."""
+        try:
+            while True:
+                if self._inner is None:
+                    if not more():
+                        return None
+                    self._inner = self._loader.read()
+                for envelope in self._inner:
+                    if self._is_crumb(envelope):
+                        self._passes.crumble(envelope.ticket)
+                    elif take(envelope.ticket):
+                        return envelope
+                self._inner = None
+        except RuntimeError as exc:
+            if str(exc).startswith(WORKER_DIED):
+                raise self._name_records(exc) from exc
+            raise
+
+    def _name_records(self, exc: RuntimeError) -> LoaderWorkerDied:
+        broken = self._session.broken_streams(timeout_s=1.0)
+        where = "; ".join(f"{stream} was at {records}" for stream, records in sorted(broken.items()))
+        return LoaderWorkerDied(
+            f"{str(exc).rstrip('. ')}. {where or 'It held no record'}. Nothing was put in quarantine: those "
+            f"records go back to the master and are read again"
+        )
+
+    def _is_crumb(self, envelope: Envelope) -> bool:
+        return self._whole_batch is not None and ticket_size(envelope.ticket) < self._whole_batch
+
+    def close(self) -> None:
+        """End the pass; a batch in hand that is not finished with goes back."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._passes.close(self._number)  # first: workers that wait for a lease hear of it
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """End the workers now: where the loop raised, its traceback would keep them, and the garbage
+        collector can take 5 s for each."""
+        inner, self._inner = self._inner, None
+        shut_down = getattr(inner, "_shutdown_workers", None)
+        if shut_down is not None and not self._loader.persistent_workers:
+            shut_down()
+
+    def __del__(self) -> None:
+        # A forked child has a copy of this object, and no business with the trainer's pass.
+        if not self._closed and self._pid == os.getpid():
+            self.close()

@@ -1,0 +1,157 @@
+"""One epoch of a synchronous rank: every step is taken by all ranks, or by none.
+
+The vote on a step is cast before the step ahead of it is computed, so that it costs no time. Nothing here
+waits for the master while any rank has a batch; it does not know how votes travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from edl_torch.client.lockstep import Lockstep
+from edl_torch.client.peers import Ballot, Peers, Vote, check_peers, together
+from edl_torch.client.session import Session
+from edl_torch.client.tickets import ticket_size
+from edl_torch.data.collate import Envelope
+from edl_torch.data.loader_pass import LoaderPass, Source
+from edl_torch.data.stand_in import StandIn
+from edl_torch.data.weights import Weights
+from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
+
+PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not over
+
+
+class LockstepPass(LoaderPass):
+    """The iterator. `stand_in` and `weights` are the loader's and outlive it."""
+
+    def __init__(
+        self,
+        loader: Source,
+        session: Session,
+        whole_batch: int | None,
+        weights: Weights,
+        stand_in: StandIn,
+    ) -> None:
+        if session.lockstep is None:
+            raise InvalidArgument("the session has no peers: make the loader with synchronous=True")
+        self._lockstep: Lockstep = session.lockstep
+        self._peers: Peers = session.lockstep.peers
+        self._stand_in = stand_in
+        self._pulled: Envelope | None = None
+        self._error: Exception | None = None
+        self._vote: Vote | None = None
+        self._steps = 0
+        super().__init__(loader, session, whole_batch, weights)
+
+    def _open(self) -> int:
+        """All ranks read the epoch that rank 0 sees."""
+
+        def ask() -> str:
+            return str(self._session.master.dataset_status(self._session.description.name).epoch)
+
+        epoch = together(self._peers, lambda: self._lockstep.finished, ask)
+        return self._passes.open(int(epoch))
+
+    def __next__(self) -> Any:
+        if not self.going_on:
+            self._end_early()
+        going_on = False
+        try:
+            self._passes.batch_requested()
+            if self._vote is None:
+                self._cast()
+            count = self._agree()
+            if count is not None:
+                batch = self._take(count)
+                self._cast()
+                going_on = True
+                return batch
+        finally:
+            if not going_on:
+                self.close()
+        raise StopIteration
+
+    def _cast(self, wait_s: float = 0.0) -> None:
+        """Vote on the next step: has this rank a batch? Waits for its own decoding only."""
+        self._pulled = self._error = None
+        try:
+            if not self._lockstep.finished:
+                self._pulled = self._pull(self._look(wait_s), self._passes.promise)
+            self._lockstep.check()
+        except Exception as exc:  # noqa: BLE001  raised in the next step, when all ranks know of it
+            self._error = exc
+        mine = self._pulled
+        self._vote = self._peers.vote(
+            Ballot(
+                batches=int(mine is not None),
+                records=0 if mine is None else ticket_size(mine.ticket),
+                bare=int(mine is None and not self._stand_in.made),
+                failed=int(self._error is not None),
+                verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._passes.is_over)),
+            )
+        )
+
+    def _look(self, wait_s: float) -> Callable[[], bool]:
+        return lambda: self._passes.look_for_more(wait_s)
+
+    def _agree(self) -> Ballot | None:
+        """The votes on the step that is due; None when the epoch is over."""
+        while True:
+            count = self._counted()
+            if self._error is not None:
+                raise self._error
+            check_peers(count)
+            if count.batches:
+                return count
+            if count.verdict:
+                self._end()
+                return None
+            # All have told the master what they trained on, and none has a batch: rank 0 waits for its word.
+            self._cast(PATIENCE_S if self._peers.rank == 0 else 0.0)
+
+    def _counted(self) -> Ballot:
+        vote, self._vote = self._vote, None
+        if vote is None:
+            raise InvalidArgument("no vote is under way")
+        return vote.wait()
+
+    def _end(self) -> None:
+        if not self._steps:
+            together(self._peers, self._passes.check_stuck, str)
+        self._session.agree_on_end(self._lockstep)
+
+    def _take(self, count: Ballot) -> Any:
+        """This rank's batch of the step, or what stands in for it."""
+        mine = self._pulled
+        if mine is not None:
+            self._stand_in.keep(mine.batch)
+        if count.bare:
+            lent = self._peers.lend(None if mine is None else mine.batch)
+            self._stand_in.keep(lent)
+        self._steps += 1
+        self._weights.step(0 if mine is None else ticket_size(mine.ticket), count.records)
+        if mine is None:
+            return self._stand_in.batch()
+        if not self._passes.deliver(mine.ticket):
+            raise StaleLease(
+                "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "
+                "cut off from the master. Start all ranks again from the last checkpoint"
+            )
+        return mine.batch
+
+    def close(self) -> None:
+        """End the pass. The vote under way is counted first: the other ranks have cast theirs."""
+        vote, self._vote = self._vote, None
+        try:
+            super().close()
+        finally:
+            if vote is not None:
+                _drain(vote)
+
+
+def _drain(vote: Vote) -> None:
+    try:
+        vote.wait()
+    except PeerFailed:
+        return  # whoever votes next hears of it

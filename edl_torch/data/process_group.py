@@ -1,0 +1,118 @@
+"""The ranks of a `torch.distributed` job as `Peers`: votes over gloo connections of their own.
+
+Votes never wait behind the model's collectives, and need no accelerator. It must not know what is voted on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from edl_torch.client.peers import Ballot
+from edl_torch.errors import InvalidArgument, PeerFailed
+
+TIMEOUT_S = 1800.0  # as torch's own default for gloo: a rank may decode, or wait for its master, for long
+
+
+class ProcessGroupPeers:
+    """The ranks of a process group; every rank of it makes one, at the same point of its program.
+
+    Args:
+        group: the ranks that train one model on different data; default: all. With model parallelism that
+            is the data-parallel group.
+        timeout_s: how long a rank may let the others wait.
+
+    Raises InvalidArgument where `torch.distributed` is not initialised, PeerFailed where a rank is missing.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise InvalidArgument(
+                "synchronous=True needs torch.distributed: call torch.distributed.init_process_group() "
+                "first, or leave synchronous out where one process trains alone"
+            )
+        ranks = dist.get_process_group_ranks(group)
+        self.rank = dist.get_rank(group)
+        self.size = len(ranks)
+        self._gloo = _connect(ranks, self.rank, timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroupPeers rank={self.rank}/{self.size}>"
+
+    def vote(self, ballot: Ballot) -> _Vote:
+        """Cast a ballot: one asynchronous all-reduce of five integers."""
+        numbers = torch.tensor(ballot.numbers, dtype=torch.int64)
+        with _peers_alive():
+            return _Vote(numbers, self._gloo.allreduce([numbers]))
+
+    def share(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+        return self._broadcast(text.encode(), 0).decode()
+
+    def lend(self, batch: Any) -> Any:
+        """A batch of the lowest rank that gives one (None is none), on every rank. It travels as a pickle
+        between the ranks, as in torch's own collectives for objects."""
+        lowest = torch.tensor([self.size if batch is None else self.rank], dtype=torch.int64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        with _peers_alive():
+            self._gloo.allreduce([lowest], options).wait()
+        source = int(lowest)
+        return pickle.loads(self._broadcast(pickle.dumps(batch) if source == self.rank else b"", source))
+
+    def _broadcast(self, data: bytes, source: int) -> bytes:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        size = torch.tensor([len(data)], dtype=torch.int64)
+        with _peers_alive():
+            self._gloo.broadcast([size], options).wait()
+            content = torch.zeros(int(size) + 1, dtype=torch.uint8)  # one more: never empty
+            if source == self.rank:
+                content[:-1] = torch.frombuffer(bytearray(data + b"\0"), dtype=torch.uint8)[:-1]
+            self._gloo.broadcast([content], options).wait()
+        return content[:-1].numpy().tobytes()
+
+
+def _connect(ranks: list[int], rank: int, timeout_s: float) -> Any:
+    """Connections between the ranks, which find each other through the job's store.
+
+    Not `new_group`: it needs the ranks outside of the group too; or else its groups' names differ where ranks
+    have made unequal numbers of groups before, and it waits for ever.
+    """
+    name = "edl_torch/" + hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+    store = _get_default_store()
+    number = store.add(f"{name}/made by {rank}", 1)
+    with _peers_alive():
+        return dist.ProcessGroupGloo(
+            PrefixStore(f"{name}/{number}", store), rank, len(ranks), timedelta(seconds=timeout_s)
+        )
+
+
+class _Vote:
+    def __init__(self, numbers: torch.Tensor, work: Any) -> None:
+        self._numbers = numbers
+        self._work = work
+
+    def wait(self) -> Ballot:
+        with _peers_alive():
+            self._work.wait()
+        return Ballot.of(self._numbers.tolist())
+
+
+@contextmanager
+def _peers_alive() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as exc:  # as gloo says that a connection is closed or a time is up
+        raise PeerFailed(
+            f"another rank of this job is gone or does not answer: {exc}. Start all ranks again from the "
+            "last checkpoint, as torchrun does by itself"
+        ) from exc

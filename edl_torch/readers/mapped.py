@@ -1,0 +1,156 @@
+"""Numpy arrays in one file, memory-mapped: all processes of a machine share one copy of a reader's index.
+
+The file is a line of JSON (what it is, then name, dtype, shape and offset of each array), padding and the
+arrays, each aligned to 64 bytes. It must not know what the arrays mean or where the file should live.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from edl_torch.errors import DataFormatError
+
+Array = npt.NDArray[Any]
+
+_MAGIC = "edl_torch arrays 1"
+_ALIGNMENT = 64
+_LONGEST_HEADER = 1 << 20
+
+
+class MappedArrays(Mapping[str, Array]):
+    """Read-only arrays by name, mapped when the first is asked for; pickles as its path.
+
+    Args:
+        path: A file that `write_arrays` made.
+        expected: The header that it must have, if any: a copy that maps the file later than its original
+            shall not take the index of other data for its own.
+
+    Raises DataFormatError, at the first access, for another file, and FileNotFoundError for none.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], expected: Mapping[str, Any] | None = None) -> None:
+        self.path = os.fspath(path)
+        self._expected = expected
+        self._opened: tuple[dict[str, Any], dict[str, Array]] | None = None
+        self._owner: weakref.finalize[Any, Any] | None = None
+
+    @classmethod
+    def spill(cls, arrays: Mapping[str, Array], *, label: str = "arrays") -> MappedArrays:
+        """Put arrays into a temporary file of this process, which goes with this object (or the process).
+
+        Copies in other processes must map it (by any access) before that. `TMPDIR` says where.
+        """
+        number, path = tempfile.mkstemp(prefix=f"edl_torch-{label}-", suffix=".arrays")
+        mapped = cls(path)
+        mapped._owner = weakref.finalize(mapped, _remove, path, os.getpid())
+        with os.fdopen(number, "wb") as file:
+            _write(file, arrays, {})
+        return mapped
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """What the writer noted beside the arrays."""
+        return self._open()[0]
+
+    def __getitem__(self, name: str) -> Array:
+        return self._open()[1][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._open()[1])
+
+    def __len__(self) -> int:
+        return len(self._open()[1])
+
+    def __reduce__(self) -> tuple[type[MappedArrays], tuple[str, Mapping[str, Any] | None]]:
+        return type(self), (self.path, self._expected)
+
+    def __repr__(self) -> str:
+        return f"<MappedArrays {self.path!r}>"
+
+    def _open(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        if self._opened is None:
+            header, arrays = _map(self.path)
+            if self._expected is not None and header != self._expected:
+                raise DataFormatError(
+                    f"the index '{self.path}' was made of other data than this reader's: the data has "
+                    "changed meanwhile; start the job again"
+                )
+            self._opened = header, arrays
+        return self._opened
+
+
+def write_arrays(
+    path: str | os.PathLike[str], arrays: Mapping[str, Array], header: Mapping[str, Any] | None = None
+) -> None:
+    """Write a file for `MappedArrays`, whole or not at all: readers of the path see the old file or the new.
+
+    Raises OSError of the file system (no space, no permission) and leaves no part of a file.
+    """
+    target = Path(path)
+    number, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(number, "wb") as file:
+            _write(file, arrays, dict(header or {}))
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _write(file: BinaryIO, arrays: Mapping[str, Array], header: dict[str, Any]) -> None:
+    rows, position = [], 0
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise TypeError(f"array {name!r} holds Python objects, which cannot be mapped")
+        rows.append([name, array.dtype.str, list(array.shape), position])
+        position = _aligned(position + array.nbytes)
+    described = {"what": _MAGIC, "header": header, "arrays": rows, "bytes": position}
+    file.write(json.dumps(described).encode() + b"\n")
+    for array in arrays.values():
+        file.write(bytes(_aligned(file.tell()) - file.tell()))
+        file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    file.write(bytes(_aligned(file.tell()) - file.tell()))
+
+
+def _map(path: str) -> tuple[dict[str, Any], dict[str, Array]]:
+    with open(path, "rb") as file:
+        first = file.readline(_LONGEST_HEADER)
+        described = _described(first, path)
+        start = _aligned(len(first))
+        if os.fstat(file.fileno()).st_size < start + described["bytes"]:
+            raise DataFormatError(f"the index '{path}' is cut short: remove it, it is built again")
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    arrays = {
+        name: np.ndarray(tuple(shape), dtype=dtype, buffer=whole, offset=start + offset)
+        for name, dtype, shape, offset in described["arrays"]
+    }
+    return described["header"], arrays
+
+
+def _described(line: bytes, path: str) -> dict[str, Any]:
+    try:
+        described = json.loads(line)
+    except ValueError:
+        described = None
+    if not isinstance(described, dict) or described.get("what") != _MAGIC:
+        raise DataFormatError(f"'{path}' is no index of this version: remove it, it is built again")
+    return described
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT
+
+
+def _remove(path: str, owner: int) -> None:
+    """Only the process that made the file removes it: a forked child that ends must not."""
+    if os.getpid() == owner:
+        Path(path).unlink(missing_ok=True)

@@ -1,0 +1,99 @@
+"""Synchronous ranks without `torch.distributed`: threads of one process that vote in memory.
+
+For tests of loops with `ElasticDataLoader(synchronous=…)`; a rank that is gone is an error, never a wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from edl_torch.client.peers import Ballot, Vote
+from edl_torch.errors import PeerFailed
+
+T = TypeVar("T")
+
+
+class ThreadPeers:
+    """One rank of `size`, each in a thread of its own; `ThreadPeers.group(size)` makes them all.
+
+    A rank that ends calls `leave()`: the others' votes then raise PeerFailed where they would wait for it.
+    """
+
+    def __init__(self, rank: int, size: int, hall: _Hall) -> None:
+        self.rank = rank
+        self.size = size
+        self._hall = hall
+        self._turn = 0
+
+    @classmethod
+    def group(cls, size: int, timeout_s: float = 60.0) -> list[ThreadPeers]:
+        """All ranks; a vote that lasts longer than `timeout_s` fails."""
+        hall = _Hall(size, timeout_s)
+        return [cls(rank, size, hall) for rank in range(size)]
+
+    def __repr__(self) -> str:
+        return f"<ThreadPeers rank={self.rank}/{self.size}>"
+
+    def vote(self, ballot: Ballot) -> Vote:
+        """Cast a ballot and go on."""
+        return _ThreadVote(self._put(ballot))
+
+    def share(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+        return str(self._put(text)()[0])
+
+    def lend(self, batch: Any) -> Any:
+        """The batch of the lowest rank that gives one."""
+        return next(lent for lent in self._put(batch)() if lent is not None)
+
+    def leave(self) -> None:
+        """This rank is gone."""
+        self._hall.leave(self.rank)
+
+    def _put(self, value: T) -> Callable[[], list[T]]:
+        self._turn += 1
+        return self._hall.put(self._turn, self.rank, value)
+
+
+class _ThreadVote:
+    def __init__(self, collect: Callable[[], list[Ballot]]) -> None:
+        self._collect = collect
+
+    def wait(self) -> Ballot:
+        columns = zip(*(ballot.numbers for ballot in self._collect()), strict=True)
+        return Ballot.of([sum(column) for column in columns])
+
+
+class _Hall:
+    """Where values meet: the n-th of each rank belong together."""
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        self._size = size
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._turns: dict[int, dict[int, Any]] = {}
+        self._gone: set[int] = set()
+
+    def put(self, turn: int, rank: int, value: Any) -> Callable[[], list[Any]]:
+        with self._changed:
+            values = self._turns.setdefault(turn, {})
+            values[rank] = value
+            self._changed.notify_all()
+        return lambda: self._collect(values)
+
+    def _collect(self, values: dict[int, Any]) -> list[Any]:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(values) == self._size or self._gone - values.keys(), self._timeout_s
+            )
+            if len(values) < self._size:
+                missing = sorted(set(range(self._size)) - values.keys())
+                raise PeerFailed(f"rank(s) {missing} are gone or do not answer")
+            return [values[rank] for rank in range(self._size)]
+
+    def leave(self, rank: int) -> None:
+        with self._changed:
+            self._gone.add(rank)
+            self._changed.notify_all()

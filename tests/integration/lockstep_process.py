@@ -1,0 +1,182 @@
+"""One rank of a gloo job, for `test_process_group.py`: trains with DDP or FSDP2 and compares each window's
+gradients with those of one process over the same union of batches. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
+
+FEATURES = 5
+
+
+class VectorReader(AbstractDataReader):
+    """Record `i` is `(i, x, y)`, made from `i`."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        return {"vectors": self.count}
+
+    def read_records(self, task: Any) -> Iterator[tuple[int, np.ndarray, float]]:
+        return (self.read_record(task.shard_name, index) for index in range(task.start, task.end))
+
+    def read_record(self, name: str, index: int) -> tuple[int, Any, float]:
+        values = np.random.default_rng(index).standard_normal(FEATURES + 1)
+        return index, values[:FEATURES], float(values[FEATURES])
+
+
+def new_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(model(x)[:, 0], y)
+
+
+def full_gradients(model: nn.Module) -> list[torch.Tensor]:
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [g.full_tensor() if isinstance(g, DTensor) else g.clone() for g in gradients if g is not None]
+
+
+def worst_difference(
+    model: nn.Module, reader: VectorReader, records: list[int], found: list[torch.Tensor]
+) -> float:
+    """How far `found` is from the gradients of the mean over `records`, relative to their norm."""
+    rows = [reader.read_record("", index) for index in records]
+    x = torch.from_numpy(np.stack([row[1] for row in rows]))
+    y = torch.tensor([row[2] for row in rows], dtype=torch.float64)
+    model.zero_grad()
+    loss_of(model, x, y).backward()
+    wanted = [parameter.grad for parameter in model.parameters()]
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True) if b is not None)
+
+
+def wrap(model: nn.Module, kind: str, group: dist.ProcessGroup) -> nn.Module:
+    if kind == "fsdp2":
+        mesh = dist.device_mesh.DeviceMesh.from_group(group, "cpu")
+        return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
+    return DistributedDataParallel(model, process_group=group)
+
+
+def train(options: argparse.Namespace, size: int, group: dist.ProcessGroup) -> dict[str, Any]:
+    """One job of the first `size` ranks; what it found."""
+    rank = dist.get_rank()
+    reader = VectorReader(options.records)
+    model = wrap(new_model(), options.wrap, group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", enabled=options.amp)
+    service = DataShardService(
+        3, reader=reader, dataset_name=f"size{size}", num_epochs=2, records_per_shard=7, shuffle_shards=True
+    )
+    worst, steps, trained = 0.0, 0, list[int]()
+    window: list[int] = []
+    compare = partial(update, model, optimizer, scaler, reference=new_model(), reader=reader, group=group)
+    with service:
+        service.attach(optimizer)
+        loader = ElasticDataLoader(
+            ShardedDataset(service, reader, shuffle=True), synchronous=True, process_group=group
+        )
+        service.load_state_dict(None)
+        while not service.finished:
+            for index, x, y in loader:
+                if rank == size - 1:
+                    time.sleep(options.slow_s)
+                steps += 1
+                closes = steps % options.accumulate == 0
+                hold = nullcontext if closes or options.wrap != "ddp" else model.no_sync
+                with hold():
+                    scaler.scale(loader.weigh(loss_of(model, x, y))).backward()
+                window += index.tolist() if loader.weight else []
+                trained += index.tolist() if loader.weight else []
+                if closes:
+                    worst = max(worst, compare(loader, window))
+            if window_is_open := steps % options.accumulate:
+                steps += options.accumulate - window_is_open
+                if options.wrap == "ddp":
+                    reduce_by_hand(model, group)
+                worst = max(worst, compare(loader, window))
+    return {"rank": rank, "size": size, "worst": worst, "steps": steps, "trained": trained}
+
+
+def reduce_by_hand(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """What DDP leaves undone where a window ends after `no_sync`."""
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= dist.get_world_size(group)
+
+
+def update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    loader: ElasticDataLoader,
+    window: list[int],
+    *,
+    reference: nn.Module,
+    reader: VectorReader,
+    group: dist.ProcessGroup,
+) -> float:
+    """Step, and compare with one process."""
+    scaler.unscale_(optimizer)
+    loader.scale_gradients(optimizer)
+    found = full_gradients(model)
+    union: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(union, window, group=group)
+    worst = worst_difference(reference, reader, [n for part in union for n in part], found)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for mine, theirs in zip(reference.parameters(), model.parameters(), strict=True):
+            mine.copy_(theirs.full_tensor() if isinstance(theirs, DTensor) else theirs)
+    window.clear()
+    return worst
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--world", type=int)
+    parser.add_argument("--records", type=int, default=47)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--slow_s", type=float, default=0.0)
+    parser.add_argument("--wrap", choices=["ddp", "fsdp2"], default="ddp")
+    parser.add_argument("--amp", action="store_true")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{options.store}", rank=options.rank, world_size=options.world
+    )
+    jobs: list[Callable[[], dict[str, Any]]] = []
+    for size in range(1, options.world + 1):
+        group = dist.new_group(list(range(size)))
+        if options.rank < size:
+            jobs.append(lambda size=size, group=group: train(options, size, group))
+    print(json.dumps([job() for job in jobs]), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

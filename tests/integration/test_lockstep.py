@@ -1,0 +1,301 @@
+"""Synchronous ranks: all step together, each record counts once, and nobody is left waiting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from loader_kit import UNEVEN, ColumnReader, NumberReader, PickingReader, all_records
+from lockstep_kit import Failed, Rank, run_ranks
+
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.errors import BadRecord, InvalidArgument, PeerFailed, StaleLease
+from edl_torch.testing import FakeMaster, ThreadPeers
+
+EPOCHS = 2
+
+
+def trained(ranks: list[Rank]) -> Counter[int]:
+    """How often each record was in a batch that counts, over all ranks."""
+    return Counter(number for rank in ranks for number in rank.seen.trained)
+
+
+def each(times: int) -> Counter[int]:
+    """Every record of UNEVEN so often."""
+    return Counter(dict.fromkeys(all_records(), times))
+
+
+def same_steps(ranks: list[Rank]) -> list[int]:
+    """Steps of each pass, which are the same on every rank."""
+    (steps,) = {tuple(rank.seen.steps) for rank in ranks}
+    return list(steps)
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 30])
+def test_all_ranks_take_the_same_steps_and_each_record_counts_once(size: int, in_process: bool) -> None:
+    fake = FakeMaster()
+    ranks = run_ranks(
+        fake, size, Rank.train, UNEVEN, num_epochs=EPOCHS, in_process=in_process, shuffle_shards=True
+    )
+    assert len(same_steps(ranks)) == EPOCHS
+    assert trained(ranks) == each(EPOCHS)
+    fake.outcomes["training"].check_complete(EPOCHS)
+
+
+def test_ranks_without_a_batch_get_a_real_one_that_does_not_count() -> None:
+    ranks = run_ranks(FakeMaster(), 7, Rank.train, {"a": 9}, num_epochs=EPOCHS)
+    assert sum(rank.seen.stand_ins for rank in ranks) > 0
+    records = set(range(9))
+    for rank in ranks:
+        for batches in rank.seen.passes:
+            assert batches
+            assert all(set(batch) <= records and batch for batch, _ in batches)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_loader_workers_read_for_ranks(size: int) -> None:
+    loader = {"num_workers": 2, "multiprocessing_context": "fork"}
+    fake = FakeMaster()
+    ranks = run_ranks(fake, size, Rank.train, UNEVEN, in_process=False, loader=loader)
+    assert trained(ranks) == each(1)
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_shuffled_and_columnar_data_too() -> None:
+    fake = FakeMaster()
+    ranks = run_ranks(fake, 3, Rank.train, PickingReader(UNEVEN), shuffle=True, num_epochs=EPOCHS)
+    assert trained(ranks) == each(EPOCHS)
+    fake = FakeMaster()
+    ranks = run_ranks(fake, 3, Rank.train, ColumnReader(UNEVEN), loader={"batch_size": None})
+    assert trained(ranks) == each(1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_with_drop_last_every_batch_is_whole_on_every_rank(size: int) -> None:
+    fake = FakeMaster()
+    ranks = run_ranks(fake, size, Rank.train, UNEVEN, loader={"drop_last": True}, num_epochs=EPOCHS)
+    assert len(same_steps(ranks)) == EPOCHS
+    sizes = {len(batch) for rank in ranks for batches in rank.seen.passes for batch, _ in batches}
+    assert sizes == {4}
+    assert sum(trained(ranks).values()) == EPOCHS * (len(all_records()) // 4) * 4
+    status = fake.dataset_status("training")
+    assert status.finished
+    assert status.dropped == EPOCHS * (len(all_records()) % 4)
+
+
+def test_len_is_of_a_rank() -> None:
+    def check(rank: Rank) -> None:
+        assert len(rank.loader) == -(-len(all_records()) // (4 * 2))
+
+    run_ranks(FakeMaster(), 2, check, UNEVEN)
+
+
+# What goes wrong ----------------------------------------------------------------------------------------
+
+
+def test_a_fresh_incarnation_says_where_it_begins() -> None:
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 2, lambda rank: list(rank.one_pass()), UNEVEN)
+    for error in failed.value.errors.values():
+        assert isinstance(error, InvalidArgument)
+        assert "load_state_dict" in str(error)
+
+
+def test_finished_asks_for_a_beginning_too() -> None:
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 1, lambda rank: rank.service.finished, UNEVEN)
+    assert "load_state_dict" in str(failed.value.errors[0])
+
+
+class BrokenReader(NumberReader):
+    """Record 7 cannot be read."""
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        for number in super().read_records(task):
+            if number == 7:
+                raise ValueError("no such record")
+            yield number
+
+
+def test_a_bad_record_on_one_rank_ends_the_job_on_all() -> None:
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 3, Rank.train, BrokenReader(UNEVEN))
+    kinds = Counter(type(error) for error in failed.value.errors.values())
+    assert kinds == {BadRecord: 1, PeerFailed: 2}
+
+
+def test_a_bad_record_that_is_quarantined_does_not() -> None:
+    fake = FakeMaster()
+    ranks = run_ranks(
+        *(fake, 3, Rank.train, BrokenReader(UNEVEN)),
+        dataset={"on_bad_record": "quarantine"},
+        max_bad_records=1,
+    )
+    assert trained(ranks) == each(1) - Counter([7])
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_a_rank_that_dies_leaves_nobody_waiting() -> None:
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if rank.peers.rank == 1 and step == 1:
+                raise KeyError("the model of rank 1")
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 3, work, UNEVEN)
+    assert isinstance(failed.value.errors[1], KeyError)
+    assert [type(failed.value.errors[rank]) for rank in (0, 2)] == [PeerFailed] * 2
+
+
+def test_ranks_that_load_different_tokens_are_stopped() -> None:
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for _ in islice(rank.one_pass(), 2):
+            pass
+        rank.loader.close()
+        token = rank.service.state_dict()
+        rank.service.load_state_dict(token if rank.peers.rank else None)
+
+    with pytest.raises(Failed, match="the token of rank 1 differs") as failed:
+        run_ranks(FakeMaster(), 2, work, UNEVEN)
+    assert isinstance(failed.value.errors[0], PeerFailed)
+
+
+def cut_off(fake: FakeMaster, rank: Rank) -> None:
+    """The master loses the session for longer than the grace."""
+    fake.break_stream(rank.service.session.id)
+    fake.clock.advance(2.0)
+    fake.expire()
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_a_rank_whose_trained_batch_goes_to_others_ends_the_job(in_process: bool) -> None:
+    fake = FakeMaster()
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if rank.peers.rank == 1 and step == 1:
+                cut_off(fake, rank)
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(fake, 2, work, UNEVEN, in_process=in_process)
+    assert isinstance(failed.value.errors[1], StaleLease)
+    assert isinstance(failed.value.errors[0], PeerFailed)
+
+
+def test_no_checkpoint_is_taken_of_a_model_that_learnt_what_is_not_counted() -> None:
+    fake = FakeMaster()
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if step == 1:
+                if rank.peers.rank == 1:
+                    cut_off(fake, rank)
+                rank.service.state_dict()
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(fake, 2, work, UNEVEN)
+    assert isinstance(failed.value.errors[1], StaleLease)
+    assert isinstance(failed.value.errors[0], PeerFailed)
+
+
+def test_one_service_serves_one_synchronous_loader() -> None:
+    def work(rank: Rank) -> None:
+        other = ThreadPeers.group(1)[0]
+        ElasticDataLoader(rank.loader.dataset, synchronous=other)  # type: ignore[arg-type]
+
+    with pytest.raises(Failed, match="one synchronous loader"):
+        run_ranks(FakeMaster(), 1, work, UNEVEN)
+
+
+def test_without_a_process_group_the_error_says_what_to_do() -> None:
+    reader = NumberReader(UNEVEN)
+    with DataShardService(4, FakeMaster(), reader=reader) as service:
+        dataset = ShardedDataset(service, reader)
+        with pytest.raises(InvalidArgument, match="init_process_group"):
+            ElasticDataLoader(dataset, synchronous=True)
+
+
+# Breaks and checkpoints ---------------------------------------------------------------------------------
+
+
+def test_all_ranks_may_break_at_one_step_and_go_on() -> None:
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            rank.service.report_batch_done()
+            if step == 1:
+                break
+        while not rank.service.finished:
+            list(rank.one_pass())
+
+    fake = FakeMaster()
+    ranks = run_ranks(fake, 3, work, UNEVEN)
+    assert same_steps(ranks)[0] == 2
+    assert trained(ranks) == each(1)
+    fake.outcomes["training"].check_complete(1)
+
+
+def stop_after(step: int, tokens: list[dict[str, str]]) -> Callable[[Rank], None]:
+    """Work that takes a token in step `step` and is killed."""
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        done = 0
+        while not rank.service.finished:
+            for _ in rank.one_pass():
+                done += 1
+                if done == step:
+                    tokens.append(rank.service.state_dict())
+                    return
+
+    return work
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (4, 2), (1, 3), (2, 2), (3, 7)])
+def test_a_token_continues_exactly_on_any_number_of_ranks(before: int, after: int, step: int) -> None:
+    fake, tokens = FakeMaster(), list[dict[str, str]]()
+    ranks = run_ranks(fake, before, stop_after(step, tokens), UNEVEN, num_epochs=EPOCHS)
+    assert len(tokens) == before
+    assert all(token == tokens[0] for token in tokens)
+
+    def resume(rank: Rank) -> None:
+        rank.service.load_state_dict(tokens[0])
+        while not rank.service.finished:
+            list(rank.one_pass())
+
+    others = run_ranks(fake, after, resume, UNEVEN, num_epochs=EPOCHS)
+    assert trained(ranks + others) == each(EPOCHS)
+
+
+def test_unstepped_batches_at_the_end_of_an_epoch_are_stepped_in_the_next() -> None:
+    """Gradients gathered over three batches, across the ends of epochs."""
+
+    def work(rank: Rank) -> None:
+        weight = torch.nn.Parameter(torch.zeros(()))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        rank.service.attach(optimizer)
+        rank.service.load_state_dict(None)
+        steps = 0
+        while not rank.service.finished:
+            for _ in rank.one_pass():
+                steps += 1
+                if steps % 3 == 0:
+                    optimizer.step()
+            if rank.service.epoch >= EPOCHS - 1 and len(rank.seen.passes) >= EPOCHS:
+                optimizer.step()
+
+    fake = FakeMaster()
+    ranks = run_ranks(fake, 2, work, UNEVEN, num_epochs=EPOCHS)
+    same_steps(ranks)
+    assert trained(ranks) == each(EPOCHS)
+    fake.outcomes["training"].check_complete(EPOCHS)

@@ -1,0 +1,86 @@
+"""Real ranks over gloo: the gradients are those of one process over the same records."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edl_torch.testing import wait_until
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RECORDS, EPOCHS = 47, 2
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    """A master process; its address."""
+    address_file = tmp_path / "address"
+    arguments = ["--addr", "127.0.0.1:0", "--address-file", str(address_file)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edl_torch", "master", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    try:
+        wait_until(lambda: address_file.exists() or process.poll() is not None, timeout_s=30)
+        yield address_file.read_text().strip()
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def run(master: str, tmp_path: Path, world: int, *arguments: str) -> dict[int, list[dict[str, object]]]:
+    """Jobs of 1 … `world` ranks; what each rank printed of each, by size."""
+    environment = {**os.environ, "EDL_MASTER_ADDR": master, "PYTHONPATH": str(ROOT)}
+    script = [sys.executable, "-W", "ignore", str(HERE / "lockstep_process.py")]
+    common = ["--store", str(tmp_path / "store"), "--world", str(world), "--records", str(RECORDS)]
+    ranks = [
+        subprocess.Popen(
+            [*script, *common, "--rank", str(rank), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        for rank in range(world)
+    ]
+    found: dict[int, list[dict[str, object]]] = {}
+    try:
+        for rank in ranks:
+            out, errors = rank.communicate(timeout=150)
+            assert rank.returncode == 0, errors.decode()
+            for job in json.loads(out):
+                found.setdefault(job["size"], []).append(job)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "arguments"),
+    [
+        (4, ["--slow_s", "0.01"]),
+        (4, ["--accumulate", "3", "--amp"]),
+        (2, ["--wrap", "fsdp2", "--accumulate", "2"]),
+    ],
+    ids=["ddp", "ddp-accumulate-amp", "fsdp2"],
+)
+def test_gradients_are_those_of_one_process(
+    master: str, tmp_path: Path, world: int, arguments: list[str]
+) -> None:
+    for size, jobs in run(master, tmp_path, world, *arguments).items():
+        assert len(jobs) == size
+        assert len({job["steps"] for job in jobs}) == 1
+        assert max(float(str(job["worst"])) for job in jobs) < 1e-6
+        counts = Counter(number for job in jobs for number in job["trained"])  # type: ignore[attr-defined]
+        assert counts == Counter(dict.fromkeys(range(RECORDS), EPOCHS))

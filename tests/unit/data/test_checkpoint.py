@@ -1,0 +1,142 @@
+"""Checkpoints are whole or not there, and continue where they were taken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
+from edl_torch.errors import CheckpointError, TokenError
+from edl_torch.testing import FakeMaster
+
+
+class Numbers(AbstractDataReader):
+    """Record i is i."""
+
+    def __init__(self, count: int = 24) -> None:
+        super().__init__()
+        self.count = count
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        return {"n": self.count}
+
+    def read_records(self, task: Any) -> Iterator[float]:
+        return (float(index) for index in range(task.start, task.end))
+
+
+class Job:
+    """A trainer of a tiny model."""
+
+    def __init__(self, count: int = 24) -> None:
+        torch.manual_seed(1)
+        reader = Numbers(count)
+        self.model = nn.Linear(1, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.service = DataShardService(
+            4, FakeMaster(), reader=reader, shuffle_shards=True, records_per_shard=4
+        )
+        self.service.attach(self.optimizer)
+        self.loader = ElasticDataLoader(ShardedDataset(self.service, reader))
+        self.seen: list[float] = []
+
+    def steps(self, most: int = 1000) -> Iterator[int]:
+        """Train; yields after each step."""
+        for step, batch in enumerate(self.loader, 1):
+            self.seen += batch.tolist()
+            loss = self.model(batch.float()[:, None] / 24).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            yield step
+            if step == most:
+                return
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.service.close()
+
+    def save(self, directory: Path, **extra: Any) -> Path:
+        return save_checkpoint(directory, self.model, self.optimizer, self.service, **extra)
+
+    def load(self, directory: Path) -> dict[str, Any] | None:
+        return load_checkpoint(directory, self.model, self.optimizer, self.service)
+
+
+NewJob = Callable[..., Job]
+
+
+@pytest.fixture
+def new_job() -> Iterator[NewJob]:
+    """Makes jobs; closes them."""
+    with ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(Job(*arguments))
+
+
+def test_a_resumed_job_ends_with_the_weights_of_one_never_interrupted(
+    tmp_path: Path, new_job: NewJob
+) -> None:
+    whole = new_job()
+    assert whole.load(tmp_path / "none") is None
+    list(whole.steps())
+    first = new_job()
+    for step in first.steps(3):
+        if step == 2:
+            first.save(tmp_path, step=step, schedule={"lr": [0.1, torch.ones(2)]})
+    second = new_job()
+    extra = second.load(tmp_path)
+    assert extra is not None
+    assert extra["step"] == 2
+    assert torch.equal(extra["schedule"]["lr"][1], torch.ones(2))
+    list(second.steps())
+    assert first.seen[:8] + second.seen == whole.seen
+    assert torch.equal(second.model.weight, whole.model.weight)
+
+
+def test_the_newest_are_kept(tmp_path: Path, new_job: NewJob) -> None:
+    job = new_job()
+    for step in job.steps():
+        assert job.save(tmp_path, keep=2).name == f"{step:08d}"
+    assert sorted(os.listdir(tmp_path)) == ["00000005", "00000006"]
+
+
+def test_what_was_half_written_is_ignored_and_removed(tmp_path: Path, new_job: NewJob) -> None:
+    job = new_job()
+    next(job.steps())
+    job.save(tmp_path)
+    half = tmp_path / "00000002.partial"
+    half.mkdir()
+    (half / "__0_0.distcp").write_bytes(b"cut")
+    assert new_job().load(tmp_path) == {}
+    job.save(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["00000001", "00000002"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, new_job: NewJob) -> None:
+    (tmp_path / "file").write_text("")
+    job = new_job()
+    with pytest.raises(CheckpointError, match="file/checkpoints"):
+        job.save(tmp_path / "file" / "checkpoints")
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, new_job: NewJob) -> None:
+    job = new_job()
+    folder = job.save(tmp_path)
+    (folder / ".metadata").unlink()
+    with pytest.raises(CheckpointError, match=f"{folder}.*cannot be read"):
+        new_job().load(tmp_path)
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, new_job: NewJob) -> None:
+    new_job().save(tmp_path)
+    with pytest.raises(TokenError, match="25"):
+        new_job(25).load(tmp_path)

@@ -1,0 +1,116 @@
+"""Kept indexes: built once for one state of a file, and never used for another."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edl_torch.errors import DataFormatError
+from edl_torch.readers.index_cache import BESIDE, FileStamp, cached_index
+from edl_torch.readers.mapped import Array
+
+
+class Builder:
+    """Counts how often an index was built."""
+
+    def __init__(self) -> None:
+        self.built = 0
+
+    def __call__(self) -> Mapping[str, Array]:
+        self.built += 1
+        return {"n": np.full(3, self.built)}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data" / "x.bin"
+    path.parent.mkdir()
+    path.write_bytes(b"12345")
+    return path
+
+
+def test_an_index_is_built_once(data: Path, tmp_path: Path) -> None:
+    build = Builder()
+    for _ in range(2):
+        index = cached_index(FileStamp.of(data), "kind1", build, index_dir=tmp_path / "away" / "deep")
+        assert index["n"].tolist() == [1, 1, 1]
+    assert build.built == 1
+    assert os.listdir(data.parent) == ["x.bin"]
+
+
+def test_the_environment_names_the_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDL_INDEX_DIR", str(tmp_path / "env"))
+    index = cached_index(FileStamp.of(data), "kind1", Builder())
+    assert Path(index.path).parent == tmp_path / "env"
+    monkeypatch.delenv("EDL_INDEX_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    index = cached_index(FileStamp.of(data), "kind1", Builder())
+    assert Path(index.path).parent == tmp_path / "cache" / "edl_torch"
+
+
+def test_an_index_may_lie_beside_its_data(data: Path) -> None:
+    index = cached_index(FileStamp.of(data), "kind1", Builder(), index_dir=BESIDE)
+    assert index.path == f"{data}.kind1.edl-index"
+
+
+@pytest.mark.parametrize("change", ["size", "time", "kind", "options"])
+def test_another_file_kind_or_option_builds_anew(data: Path, tmp_path: Path, change: str) -> None:
+    build = Builder()
+    cached_index(FileStamp.of(data), "kind1", build, index_dir=tmp_path / "i", options="a")
+    if change == "size":
+        data.write_bytes(b"123456")
+    elif change == "time":
+        os.utime(data, ns=(1, 1))
+    kind = "kind2" if change == "kind" else "kind1"
+    options = "b" if change == "options" else "a"
+    index = cached_index(FileStamp.of(data), kind, build, index_dir=tmp_path / "i", options=options)
+    assert index["n"].tolist() == [2, 2, 2]
+
+
+def test_two_files_of_one_name_have_two_indexes(data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "x.bin"
+    other.write_bytes(b"12345")
+    build = Builder()
+    indexes = [cached_index(FileStamp.of(p), "kind1", build, index_dir=tmp_path / "i") for p in (data, other)]
+    assert [index["n"][0] for index in indexes] == [1, 2]
+
+
+def test_a_broken_index_is_built_again(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build = Builder()
+    index = cached_index(FileStamp.of(data), "kind1", build, index_dir=tmp_path / "i")
+    Path(index.path).write_bytes(Path(index.path).read_bytes()[:-40])
+    assert cached_index(FileStamp.of(data), "kind1", build, index_dir=tmp_path / "i")["n"][0] == 2
+    assert "cut short" in caplog.text
+
+
+def test_without_a_folder_to_write_in_the_index_is_temporary(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with caplog.at_level(logging.WARNING):
+        index = cached_index(FileStamp.of(data), "kind1", Builder(), index_dir=tmp_path / "file" / "i")
+    assert index["n"].tolist() == [1, 1, 1]
+    assert "EDL_INDEX_DIR" in caplog.text
+
+
+def test_data_that_changes_while_it_is_indexed_is_refused(data: Path, tmp_path: Path) -> None:
+    def build() -> Mapping[str, Array]:
+        data.write_bytes(b"changed under us")
+        return {"n": np.zeros(1)}
+
+    with pytest.raises(DataFormatError, match="has changed"):
+        cached_index(FileStamp.of(data), "kind1", build, index_dir=tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+
+
+def test_a_stamp_tells_that_its_file_is_gone(data: Path) -> None:
+    stamp = FileStamp.of(data)
+    stamp.check()
+    data.unlink()
+    with pytest.raises(DataFormatError, match="is gone"):
+        stamp.check()
