@@ -33,7 +33,7 @@ from proxy import Proxy
 from edl_torch.testing import wait_until
 
 ORPHAN_S = 15.0  # torch's workers look for their trainer every 5 s
-END_S = 60.0  # from the last fault to the end of the job, on a busy machine
+END_S = 120.0  # from the last fault to the end of the job, on a busy machine
 
 
 @dataclass(slots=True)

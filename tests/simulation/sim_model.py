@@ -118,6 +118,14 @@ class Model:
 
     # Training -------------------------------------------------------------------------------------------
 
+    def handed(self, session: str, ticket: Ticket) -> None:
+        """A batch goes to a training loop: its leases must be the session's, whatever it slept through."""
+        if self.lineage == 1:  # after a restore others may train on until they hear of it
+            for task, _, after in ticket:
+                held = self.leases.get(task)
+                mine = held is not None and held.session == session and after <= held.stop
+                self._expect(mine, "a batch of a lost lease was handed out", session, task, held)
+
     def trained(self, ticket: Ticket) -> None:
         """A training loop is done with a batch."""
         for task, first, after in ticket:

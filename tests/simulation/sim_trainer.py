@@ -119,6 +119,7 @@ class Trainer:
         number = passes.open()
         try:
             for ticket in self._batches(session, number):
+                self._model.handed(self.session, ticket)
                 self._in_loop.append(ticket)
                 self._hub.sleep(self._step_s + self.hang_s)
                 self.hang_s = 0.0

@@ -20,6 +20,7 @@ from run import options
 from sim_cluster import Cluster
 from sim_model import BrokenPromise
 
+from edl_torch.client.confirming import Confirmer
 from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.tickets import Ticket
 from edl_torch.core.changes import Changes, Mark
@@ -144,6 +145,11 @@ def broken_tickets(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ElasticPasses, "hand", eager)
 
 
+def broken_confirming(patch: pytest.MonkeyPatch) -> None:
+    """A trainer that was cut off does not ask what is still its own."""
+    patch.setattr(Confirmer, "ensure", lambda self: None)
+
+
 @pytest.mark.parametrize(
     ("break_it", "promise"),
     [
@@ -154,6 +160,7 @@ def broken_tickets(patch: pytest.MonkeyPatch) -> None:
         (broken_lineage, "another lineage was answered"),
         (broken_expiry, "stuck"),
         (broken_journal, "lost or doubled|lent again"),
+        (broken_confirming, "lost lease was handed out"),
         (broken_tickets, "acknowledged, not trained"),
     ],
 )
@@ -161,5 +168,7 @@ def test_code_that_breaks_a_promise_is_found_out(
     monkeypatch: pytest.MonkeyPatch, break_it: Any, promise: str
 ) -> None:
     break_it(monkeypatch)
+    # Where nobody restores, what a trainer is handed can be judged to the end.
+    seed, restores = (6, 0) if break_it is broken_confirming else (9, BROKEN["restores"])
     with pytest.raises(BrokenPromise, match=promise):
-        Cluster(options(9, **BROKEN)).run()
+        Cluster(options(seed, **BROKEN | {"restores": restores})).run()
