@@ -7,7 +7,6 @@ they come faster than answers. It does not know why something is acknowledged.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -262,7 +261,7 @@ class Reporter:
     def close(self, timeout_s: float) -> None:
         """Send what is left and end the thread, within `timeout_s`. What a master does not answer it takes
         back by itself when the session ends."""
-        deadline = time.monotonic() + timeout_s
+        deadline = self._threads.clock() + timeout_s
         try:
             self.flush(timeout_s)
         except (MasterUnavailable, StaleLease):
@@ -272,4 +271,4 @@ class Reporter:
                 self._closed = True
                 self._changed.notify_all()
             if self._thread is not None:
-                self._thread.join(max(0.0, deadline - time.monotonic()))
+                self._thread.join(max(0.0, deadline - self._threads.clock()))

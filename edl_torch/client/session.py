@@ -6,7 +6,6 @@ It decides nothing about samples or batches; it does not know torch.
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 
 from edl_torch.audit.log import Audit, AuditLog
@@ -50,6 +49,7 @@ class Session:
         threads: Threads = SYSTEM,
     ) -> None:
         self.id = threads.new_id()
+        self._threads = threads
         self._audit = Audit() if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
         self.master = master
         self.description = description
@@ -344,14 +344,14 @@ class Session:
 
     def close(self) -> None:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        deadline = self._threads.clock() + CLOSE_TIMEOUT_S
         self.closed = True
         self._broken.close()
         try:
             self._leases.close(CLOSE_TIMEOUT_S)
             with self.book.lock:
                 self._reporter.note(give_backs=self.book.give_back_unacknowledged())
-            self._reporter.close(max(0.0, deadline - time.monotonic()))
+            self._reporter.close(max(0.0, deadline - self._threads.clock()))
         finally:
             self._audit.close()
             if self.joined:

@@ -1,4 +1,4 @@
-"""Where a session's locks, threads and random id come from: the system, or a simulator that plays it.
+"""Where a session's locks, threads, clock and id come from: the system, or a simulator that plays it.
 
 What waits is kept apart from what is decided: a session never makes a lock or a thread by itself. It must not
 know what they are for.
@@ -7,6 +7,7 @@ know what they are for.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -52,6 +53,10 @@ class Threads(Protocol):
         """A session id that nobody else has."""
         ...
 
+    def clock(self) -> float:
+        """Seconds, for how long to wait."""
+        ...
+
     def lock(self) -> AbstractContextManager[Any]:
         """A lock that may be held while a call to the master is on its way."""
         ...
@@ -91,6 +96,10 @@ class SystemThreads:
     def new_id(self) -> str:
         """Random, and new in every process."""
         return uuid.uuid4().hex
+
+    def clock(self) -> float:
+        """Monotonic."""
+        return time.monotonic()
 
     def lock(self) -> AbstractContextManager[Any]:
         """A lock."""

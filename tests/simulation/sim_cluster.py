@@ -103,6 +103,7 @@ class Cluster:
         self.excuses = 0  # disturbances that may cost a batch each
         self.trainers: list[Trainer] = []
         self._lives = 0
+        self._spared_until = 0.0
         self._left = options.faults
         self._restores = options.restores
 
@@ -115,12 +116,14 @@ class Cluster:
             self.hub.after(self.chance.uniform(0, 5), self._start)
         self.hub.after(10, self._fault)
         self.hub.after(LOOK_S, self._look)
-        gc.collect()
-        gc.freeze()
+        self.hub.after(10, gc.freeze)  # by then all trainers are there, and stay for long
+        thresholds = gc.get_threshold()
+        gc.set_threshold(100_000, 50, 50)
         try:
             self.hub.run(lambda: bool(self.trainers) and self._over())
         finally:
             gc.unfreeze()
+            gc.set_threshold(*thresholds)
             for trainer in self.trainers:
                 trainer.process.kill()
         self.model.finished(self.master.ledger)
@@ -196,7 +199,8 @@ class Cluster:
             self._restores -= 1
             kind = "restore"
         else:
-            kind = self.chance.choices(list(ALL_FAULTS), list(ALL_FAULTS.values()))[0]
+            kinds = [kind for kind in ALL_FAULTS if kind != "master" or self.hub.now > self._spared_until]
+            kind = self.chance.choices(kinds, [ALL_FAULTS[kind] for kind in kinds])[0]
         self.counts[kind] += 1
         self.model.note(self.hub.now, kind)
         if not self.trainers:
@@ -254,8 +258,11 @@ class Cluster:
         trainer.hang_s = self.options.progress_timeout_s * self.chance.uniform(0.5, 2.0)
 
     def _master(self, _: Trainer) -> None:
+        """It comes back, and is left in peace for a while: with thousands of trainers faults come fast."""
+        away_s = self.chance.uniform(0.0, 1.5 * self._timeout_s)
+        self._spared_until = self.hub.now + away_s + 2 * self._timeout_s
         self.master.kill()
-        self.hub.after(self.chance.uniform(0.0, 1.5 * self._timeout_s), self.master.start)
+        self.hub.after(away_s, self.master.start)
 
     def _join(self, _: Trainer) -> None:
         self._start()

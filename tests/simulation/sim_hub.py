@@ -235,6 +235,10 @@ class SimThreads:
         """The one that was planned."""
         return self._session
 
+    def clock(self) -> float:
+        """The hub's."""
+        return self._process.hub.now
+
     def lock(self) -> SimLock:
         """A lock that may be held while its task waits."""
         return SimLock(self._process.hub)
