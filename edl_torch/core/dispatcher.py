@@ -279,7 +279,8 @@ class Dispatcher:
         member = self.members.heard(call.session, now)
         ledger = self._fenced(call)
         ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
-        if call.request > member.reports.get(call.dataset, 0):
+        takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
+        if takes_part and call.request > member.reports.get(call.dataset, 0):
             ledger.confirm(call.session)
             member.reports[call.dataset] = call.request
             self._mark("report", call.dataset, call.session)

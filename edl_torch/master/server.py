@@ -19,6 +19,8 @@ import grpc.aio
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStartError
 from edl_torch.master.commits import GroupCommit
+from edl_torch.master.elasticdl import ElasticDLServicer
+from edl_torch.master.elasticdl_desk import Desk, DeskOptions
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
@@ -40,11 +42,14 @@ class MasterServer:
         *,
         insecure: bool = False,
         commits: GroupCommit | None = None,
+        elasticdl: DeskOptions | None = None,
     ) -> None:
         self._wanted = checked_address(address, insecure=insecure)
         self._host = MasterHost(dispatcher, commits=commits)
         self._server = grpc.aio.server(options=server_options(dispatcher.members.lease_timeout_s))
         pb_grpc.add_MasterServicer_to_server(MasterServicer(self._host), self._server)  # type: ignore[no-untyped-call]
+        self._elasticdl = ElasticDLServicer(self._host, Desk(dispatcher, elasticdl))
+        self._server.add_generic_rpc_handlers((self._elasticdl.handlers(),))
 
     async def start(self) -> HostPort:
         """Bind and serve. Returns the address with its real port; raises MasterStartError."""
@@ -54,6 +59,7 @@ class MasterServer:
         except RuntimeError as exc:
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}") from exc
         self._host.start()
+        self._elasticdl.start()
         await self._host.committed()  # datasets of the command line
         await self._server.start()
         return HostPort(self._wanted.host, port)
@@ -62,6 +68,7 @@ class MasterServer:
         """Take no new calls, answer those that are here, commit, stop."""
         self._host.drain()
         await self._server.stop(grace_s)
+        await self._elasticdl.close()
         await self._host.close()
 
     async def stop(self) -> None:
@@ -88,6 +95,7 @@ async def serve(
     insecure: bool = False,
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
+    elasticdl: DeskOptions | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once.
 
@@ -97,7 +105,13 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     commits = None if make_commits is None else make_commits()
-    server = MasterServer(dispatcher, address, insecure=insecure, commits=commits)
+    server = MasterServer(
+        dispatcher,
+        address,
+        insecure=insecure,
+        commits=commits,
+        elasticdl=elasticdl,
+    )
     try:
         on_ready(await server.start())
     except EdlError as error:
