@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check format bench stubs clean
+.PHONY: help demo test chaos simulate check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -26,6 +26,10 @@ test: $(STAMP)  ## all tests
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
+
+simulate: $(STAMP)  ## the same in simulated time: small jobs, a thousand trainers, then 10,000 with a million shards
+	$(BIN)/python tests/simulation/run.py
+	$(BIN)/python tests/simulation/run.py --trainers 10000 --shards 1000000 --seed 3
 
 check: $(STAMP)  ## lint, format and types
 	$(BIN)/ruff check .
