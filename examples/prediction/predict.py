@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from results import ResultLog
+from result_log import ResultLog
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset, TaskType
 from edl_torch.readers import open_reader

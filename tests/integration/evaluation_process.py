@@ -3,7 +3,8 @@
     python evaluation_process.py TRAIN EVAL OUT --delays 0 0.02 --dies 1:1:2
 
 One trainer for each delay, forked before anything runs. Each writes one line to OUT.<number> for each record
-that its loop was done with: dataset, epoch, record. `--dies TRAINER:EPOCH:BATCHES` kills one in that evaluation.
+that its loop was done with: dataset, epoch, record. `--dies TRAINER:EPOCH:BATCHES` kills one in
+that evaluation.
 """
 
 from __future__ import annotations

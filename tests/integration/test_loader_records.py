@@ -195,8 +195,15 @@ def test_through_is_one_iterator_among_the_others() -> None:
 
 def test_through_needs_epochs_that_end() -> None:
     with trainer(FakeMaster(), epoch_barrier=False, num_epochs=2) as (_, dataset):
+        loader = elastic(dataset)
         with pytest.raises(InvalidArgument, match="epoch_barrier"):
-            next(elastic(dataset).through(0))
+            next(loader.through(0))
+
+
+def test_endless_epochs_are_gone_through_one_by_one() -> None:
+    with trainer(FakeMaster(), {"a": 6}, num_epochs=0) as (_, dataset):
+        loader = elastic(dataset)
+        assert [sorted(flat(map(numbers, loader.through(turn)))) for turn in range(3)] == [list(range(6))] * 3
 
 
 def test_synchronous_ranks_go_through_the_same_epochs() -> None:

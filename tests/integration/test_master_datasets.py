@@ -60,7 +60,7 @@ def master(folder: Path, *arguments: str, environment: Mapping[str, str] | None 
 
 
 def drain(address: str, name: str, reader: Any) -> tuple[list[tuple[int, str, int]], Any]:
-    """All of a dataset by one trainer that knows its name and how to read: (epoch, source, record), status."""
+    """All of a dataset by a trainer that knows its name and how to read: (epoch, source, record), status."""
     client = MasterClient(address, "test", master_timeout_s=10)
     seen = []
     try:

@@ -20,15 +20,15 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "prediction"
 sys.path.insert(0, str(EXAMPLE))
 
 import predict  # noqa: E402
-import results  # noqa: E402
+import result_log  # noqa: E402
 
 COUNT, BATCH = 60, 4
 
 # Dies at its third batch: after the results are on the disk, or before.
 VICTIM = """
 import os, signal, sys
-import results
-write = results.ResultLog.write
+import result_log
+write = result_log.ResultLog.write
 def until_killed(log, records, values, batches=[]):
     batches.append(1)
     if len(batches) == 3 and sys.argv[1] == "before":
@@ -36,7 +36,7 @@ def until_killed(log, records, values, batches=[]):
     write(log, records, values)
     if len(batches) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-results.ResultLog.write = until_killed
+result_log.ResultLog.write = until_killed
 import predict
 predict.main(sys.argv[2:])
 """
@@ -78,34 +78,34 @@ def test_each_record_has_one_result_though_trainers_are_killed(tmp_path: Path, p
         client.close()
     assert status.finished
     assert (status.acknowledged, status.quarantined, status.dropped) == (COUNT, 0, 0)
-    merged = results.merge(out)
+    merged = result_log.merge(out)
     assert list(merged) == [(photos, index) for index in range(COUNT)]
     written = lines(out)
     assert len(written) == COUNT + BATCH  # one batch was written, and not acknowledged
 
     alone = tmp_path / "alone"
     assert predict.main([photos, str(alone)]) == 0
-    assert results.merge(alone) == merged
+    assert result_log.merge(alone) == merged
 
 
 def test_results_are_merged_by_record_and_a_torn_line_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for values in ((1, 2), (5, 2)):
-        with results.ResultLog(tmp_path) as log:
+        with result_log.ResultLog(tmp_path) as log:
             log.write([("a", 10), ("a", 9)], values)
     with open(log.path, "a", encoding="ascii") as file:
         file.write('{"name": "a", "index": 11, "val')
-    merged = results.merge(tmp_path)
+    merged = result_log.merge(tmp_path)
     assert list(merged) == [("a", 9), ("a", 10)]
     assert merged["a", 9] == 2
-    assert results.main([str(tmp_path), "--expect", "2"]) == 0
+    assert result_log.main([str(tmp_path), "--expect", "2"]) == 0
     assert capsys.readouterr().out.count("\n") == 2
-    assert results.main([str(tmp_path), "--expect", "3"]) == 1
+    assert result_log.main([str(tmp_path), "--expect", "3"]) == 1
     assert "2 results, expected 3" in capsys.readouterr().err
 
 
 def test_images_with_labels_are_predicted_too(tmp_path: Path) -> None:
     with made("coco_detection", tmp_path / "data") as data:
         assert predict.main([data.data, str(tmp_path / "out"), "--batch-size", "3"]) == 0
-    assert len(results.merge(tmp_path / "out")) == data.counts[0]
+    assert len(result_log.merge(tmp_path / "out")) == data.counts[0]

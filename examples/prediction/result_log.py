@@ -1,9 +1,10 @@
 """Predictions on disk: each trainer appends to a file of its own, and `merge` makes one table of all.
 
-A batch is written, and synced to the disk, before it is acknowledged. A trainer that dies between the two leaves
-results of a batch that somebody else is given again: each line is keyed by (name, index), so `merge` has it once.
+A batch is written, and synced to the disk, before it is acknowledged. A trainer that dies between the two
+leaves results of a batch that somebody else is given again: lines have the key (name, index), and `merge` has
+each key once.
 
-    python results.py predictions/ --expect 1000 > predictions.jsonl
+    python result_log.py predictions/ --expect 1000 > predictions.jsonl
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ResultLog:
 
 
 def merge(folder: str | os.PathLike[str]) -> dict[Key, Any]:
-    """One result for each record, by storage and number. A last line that was cut off was never acknowledged."""
+    """One result for each record, by storage and number. A line that was cut off was never acknowledged."""
     results: dict[Key, Any] = {}
     for path in sorted(Path(folder).glob("part-*.jsonl")):
         for line in path.read_text(encoding="ascii").splitlines(keepends=True):
