@@ -167,6 +167,17 @@ def test_a_voc_list_with_a_double_name(tmp_path: Path) -> None:
     assert bad(checked(VocReader(root)), "duplicate") == [(3, 4)]
 
 
+def test_a_reader_of_ones_own_may_list_files(tmp_path: Path) -> None:
+    class Listing(Numbers):
+        def listed_files(self) -> list[str]:
+            return [f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/./a", f"{tmp_path}/c"]
+
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    report = checked(Listing(100), limit=5)
+    assert (bad(report, "duplicate"), bad(report, "missing")) == ([(2, 3)], [(3, 4)])
+
+
 # Findings -------------------------------------------------------------------------------------------------
 
 
