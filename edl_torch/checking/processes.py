@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -119,6 +120,7 @@ class _Worker:
         self.at = 0
         self.alive = False  # it has said something
         # Ctrl-C reaches the whole group; blocked from the first instruction on, it is the parent's alone.
+        resource_tracker.ensure_running()  # first: to start it lets the signal through again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
