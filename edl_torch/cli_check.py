@@ -78,10 +78,10 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
 
 
 def _workers(options: argparse.Namespace, records: int) -> int:
-    """By default one for each core, but none for what is read sooner than a process starts."""
+    """By default one for each core, but few for few records; never none, as a record may kill its process."""
     if options.workers is not None:
         return int(options.workers)
-    return min(len(os.sched_getaffinity(0)), records // 64)
+    return min(len(os.sched_getaffinity(0)), max(1, records // 64))
 
 
 def _draw(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from every_reader import KINDS, made
 
 from edl_torch import cli
-from edl_torch.readers import read_image
+from edl_torch.readers import RecordIOWriter, read_image
 from edl_torch.testing import wait_until
 from edl_torch.testing.images import write_image_folder, write_manifest
 
@@ -146,6 +147,34 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_a_record_that_kills_does_not_kill_the_command(tmp_path: Path) -> None:
+    options = ("--custom_data_reader_params", "count=8; bad=(5,)", "--sample", str(tmp_path / "sheet.png"))
+    process = start(tmp_path, "Lethal", *options, stdout=subprocess.PIPE)
+    out = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 1
+    assert "record 5 of 'n': the process that read it was killed by SIGKILL" in out
+    assert "8 record(s) drawn" in out
+
+
+def test_damage_inside_a_recordio_file_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.recordio"
+    with RecordIOWriter(path, max_chunk_bytes=100) as writer:
+        for number in range(40):
+            writer.write(b"record %02d" % number)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0xFF
+    path.write_bytes(content)
+    status, out, _ = run(capsys, path)
+    assert status == 1
+    assert re.search(r"records 3\d to 39 of '.*a\.recordio': .*chunk \d+ at offset", out)
+    path.write_bytes(content[:-5])
+    status, out, err = run(capsys, path)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert str(path) in err
 
 
 def blocks_sigint(pid: int) -> bool:
