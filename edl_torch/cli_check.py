@@ -19,7 +19,7 @@ from edl_torch.checking.samples import cells
 from edl_torch.checking.sheet import draw, save
 from edl_torch.cli_data import open_data
 from edl_torch.cli_progress import Progress
-from edl_torch.errors import EdlError, InvalidArgument
+from edl_torch.errors import EdlError, InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Source, TaskType
 
@@ -50,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> tuple[Report, int | None]:
     _refuse_nonsense(options)
     mode = TaskType[options.mode.upper()]
-    reader = open_data(options, options.data, mode)
-    sources = sources_to_check(reader, mode)
+    reader, sources = _open(options, mode)
     total = sum(source.count for source in sources)
     limit = None if options.limit is None else min(options.limit, total)
     with Progress(limit or total, "records") as progress:
@@ -66,6 +65,16 @@ def _check(options: argparse.Namespace) -> tuple[Report, int | None]:
     if options.sample is None:
         return report, None
     return report, _draw(options, reader, sources, mode, report)
+
+
+def _open(options: argparse.Namespace, mode: TaskType) -> tuple[AbstractDataReader, tuple[Source, ...]]:
+    try:
+        reader = open_data(options, options.data, mode)
+        return reader, sources_to_check(reader, mode)
+    except EdlError:
+        raise
+    except Exception as exc:
+        raise ReaderError(f"'{options.data}' cannot be opened: {type(exc).__name__}: {exc}") from exc
 
 
 def _refuse_nonsense(options: argparse.Namespace) -> None:

@@ -80,3 +80,24 @@ class Slow(Numbers):
             out.write(f"{os.getpid()}\n")
         signal.pause()
         yield 0
+
+
+class Unmade(AbstractDataReader):
+    """Wants a parameter that nobody gave."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.folder = kwargs["data_dir"]
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        return {}
+
+    def read_records(self, task: Any) -> Any:
+        return ()
+
+
+class Shardless(Numbers):
+    """Does not get to its sources."""
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        raise OSError("no disk")
