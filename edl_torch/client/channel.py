@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
+from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.address import HostPort, parse_address
+from edl_torch.rpc.credentials import METADATA_KEY, Credentials, Token
 
 MESSAGE_BYTES = 64 << 20
 
@@ -40,13 +42,67 @@ class MasterChannel:
         return f"<MasterChannel {self.address}>"
 
 
-def build_channel(address: str) -> MasterChannel:
+def build_channel(address: str, credentials: Credentials | None = None) -> MasterChannel:
     """A channel to the master at `host:port`; connects at its first call.
 
-    Raises InvalidArgument for anything but `host:port` with a port of 1 or more.
+    Without `credentials` those that the environment names are used (`Credentials.from_env`). Raises
+    InvalidArgument for anything but `host:port` with a port of 1 or more, for files that cannot be used, and
+    for a token that would cross a network in the clear.
     """
     where = parse_address(address, least_port=1)
-    return MasterChannel(grpc.insecure_channel(str(where), options=channel_options(where)), where)
+    given = Credentials.from_env() if credentials is None else credentials
+    if given.token is not None and not (given.tls or given.insecure or _is_loopback(where.host)):
+        raise InvalidArgument(
+            f"whoever listens on the way to {where} could read the token: use TLS (EDL_MASTER_TLS_CA=PATH "
+            "or EDL_MASTER_TLS=1), or EDL_MASTER_INSECURE=1 if the network is your own"
+        )
+    options = channel_options(where)
+    tls = given.channel_credentials()
+    channel = (
+        grpc.insecure_channel(str(where), options=options)
+        if tls is None
+        else grpc.secure_channel(str(where), tls, options=options)
+    )
+    if given.token is not None:
+        channel = grpc.intercept_channel(channel, _WithToken(given.token))
+    return MasterChannel(channel, where)
+
+
+class _WithToken(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+):
+    """Puts the token on every call."""
+
+    def __init__(self, token: Token) -> None:
+        self._entry = (METADATA_KEY, token.header)
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._on(details), request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._on(details), request)
+
+    def _on(self, details: Any) -> _Details:
+        return _Details(
+            details.method,
+            details.timeout,
+            (*(details.metadata or ()), self._entry),
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )
+
+
+class _Details(NamedTuple):
+    """What `grpc.ClientCallDetails` asks for."""
+
+    method: str
+    timeout: float | None
+    metadata: tuple[tuple[str, str], ...]
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: Any
 
 
 def channel_options(address: HostPort) -> list[tuple[str, int]]:

@@ -27,6 +27,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.changes import Changes, unrecorded
 from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
 from edl_torch.core.registration import new_spec, option_differences, reconcile
 from edl_torch.core.token import Token
@@ -61,12 +62,14 @@ class Dispatcher:
         grace_s: float = 1.0,
         progress_timeout_s: float = 0.0,
         changes: Changes | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.ledger_id = ledger_id
         self.durable = changes is not None
         self.members = Members(
             lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
         )
+        self._limits = limits or Limits()
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
         self._ledgers: dict[str, ShardLedger] = {}
@@ -108,6 +111,11 @@ class Dispatcher:
         if call.batch_size < 1:
             raise InvalidArgument(f"batch_size must be 1 or more, not {call.batch_size}")
         name = call.registration.name
+        self._limits.check_register(
+            call,
+            datasets=len(self._ledgers) + (name not in self._ledgers),
+            sessions=len(self.members) + (self.members.get(call.session) is None),
+        )
         ledger = self._ledgers.get(name)
         if ledger is None:
             ledger = self._make(call.registration, call.batch_size)
@@ -247,6 +255,7 @@ class Dispatcher:
         ledger = self._fenced(call)
         if call.count < 1:
             raise InvalidArgument(f"a lease call asks for 1 slice or more, not {call.count}")
+        self._limits.check_lease(call)
         member = self.members.find(call.session)
         if call.drained or not self._holds(member):
             member.progressed = now  # its loop waits for the master
@@ -271,6 +280,8 @@ class Dispatcher:
         """
         member = self.members.heard(call.session, now)
         ledger = self._fenced(call)
+        if call.failures:
+            self._limits.check_failures(call.dataset, len(ledger.quarantine), call.failures)
         ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
         if call.request > member.reports.get(call.dataset, 0):
             ledger.confirm(call.session)
@@ -288,7 +299,8 @@ class Dispatcher:
         session = call.session
         for failure in call.failures:
             try:
-                ledger.fail(session, failure.task, failure.attempt, failure.position, failure.reason)
+                reason = self._limits.shorten(failure.reason)
+                ledger.fail(session, failure.task, failure.attempt, failure.position, reason)
             except StaleLease:
                 stale.append(failure.task)
         for done in call.acknowledgements:

@@ -19,10 +19,12 @@ import grpc.aio
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStartError
 from edl_torch.master.commits import GroupCommit
+from edl_torch.master.gate import Gate
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
 from edl_torch.rpc.address import HostPort, parse_address
+from edl_torch.rpc.credentials import Door
 
 log = logging.getLogger("edl_torch.master")
 
@@ -39,24 +41,37 @@ class MasterServer:
         address: str,
         *,
         insecure: bool = False,
+        door: Door | None = None,
         commits: GroupCommit | None = None,
     ) -> None:
-        self._wanted = checked_address(address, insecure=insecure)
+        self._door = door or Door()
+        self._wanted = checked_address(address, insecure=insecure, door=self._door)
         self._host = MasterHost(dispatcher, commits=commits)
-        self._server = grpc.aio.server(options=server_options(dispatcher.members.lease_timeout_s))
+        token = self._door.token
+        self._server = grpc.aio.server(
+            interceptors=[] if token is None else [Gate(token)],
+            options=server_options(dispatcher.members.lease_timeout_s),
+        )
         pb_grpc.add_MasterServicer_to_server(MasterServicer(self._host), self._server)  # type: ignore[no-untyped-call]
 
     async def start(self) -> HostPort:
         """Bind and serve. Returns the address with its real port; raises MasterStartError."""
         check_free(self._wanted)
         try:
-            port = self._server.add_insecure_port(str(self._wanted))
-        except RuntimeError as exc:
-            raise MasterStartError(f"cannot listen on {self._wanted}: {exc}") from exc
+            port = self._bind()
+        except (RuntimeError, ValueError) as exc:
+            hint = "; do the certificate and its key belong together?" if self._door.encrypted else ""
+            raise MasterStartError(f"cannot listen on {self._wanted}: {exc}{hint}") from exc
         self._host.start()
         await self._host.committed()  # datasets of the command line
         await self._server.start()
         return HostPort(self._wanted.host, port)
+
+    def _bind(self) -> int:
+        tls = self._door.server_credentials()
+        if tls is None:
+            return self._server.add_insecure_port(str(self._wanted))
+        return self._server.add_secure_port(str(self._wanted), tls)
 
     async def drain(self, grace_s: float = DRAIN_S) -> None:
         """Take no new calls, answer those that are here, commit, stop."""
@@ -86,6 +101,7 @@ async def serve(
     address: str,
     *,
     insecure: bool = False,
+    door: Door | None = None,
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
 ) -> None:
@@ -97,7 +113,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     commits = None if make_commits is None else make_commits()
-    server = MasterServer(dispatcher, address, insecure=insecure, commits=commits)
+    server = MasterServer(dispatcher, address, insecure=insecure, door=door, commits=commits)
     try:
         on_ready(await server.start())
     except EdlError as error:
@@ -150,7 +166,7 @@ def server_options(lease_timeout_s: float) -> list[tuple[str, int]]:
     ]
 
 
-def checked_address(text: str, *, insecure: bool) -> HostPort:
+def checked_address(text: str, *, insecure: bool, door: Door) -> HostPort:
     """Where to listen. Raises MasterStartError for what cannot be, or must not be without being asked for."""
     try:
         address = parse_address(text)
@@ -160,14 +176,24 @@ def checked_address(text: str, *, insecure: bool) -> HostPort:
     except OSError as exc:
         raise MasterStartError(f"cannot listen on {text}: host {address.host!r} is unknown: {exc}") from exc
     exposed = sorted(str(ip) for ip in found if not ip.is_loopback)
-    if exposed and not insecure:
+    if not exposed or door.closed:
+        return address
+    if not insecure:
         raise MasterStartError(
-            f"{text} can be reached from other machines ({', '.join(exposed)}), and whoever reaches it may "
-            f"use it: listen on 127.0.0.1, or pass --insecure if the network is your own"
+            f"{text} can be reached from other machines ({', '.join(exposed)}), and {_ajar(door)}: give "
+            "--tls-cert, --tls-key and --token-file (or --tls-client-ca), listen on 127.0.0.1, or pass "
+            "--insecure if the network is your own"
         )
-    if exposed:
-        log.warning("listening on %s without encryption and without a password (--insecure)", text)
+    log.warning("listening on %s though %s (--insecure)", text, _ajar(door))
     return address
+
+
+def _ajar(door: Door) -> str:
+    if door.encrypted:
+        return "whoever reaches it may use it"
+    if door.token is not None:
+        return "whoever listens there can read the token"
+    return "whoever reaches it may use it, unencrypted"
 
 
 def check_free(address: HostPort) -> None:

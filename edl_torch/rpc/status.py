@@ -22,6 +22,8 @@ _Code = grpc.StatusCode
 STATUS: dict[type[EdlError], grpc.StatusCode] = {
     EdlError: _Code.INTERNAL,
     errors.InvalidArgument: _Code.INVALID_ARGUMENT,
+    errors.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
+    errors.AccessDenied: _Code.UNAUTHENTICATED,
     errors.UnknownDataset: _Code.NOT_FOUND,
     errors.DatasetConflict: _Code.ALREADY_EXISTS,
     errors.StaleLease: _Code.ABORTED,
@@ -45,6 +47,8 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
 }
 _BY_NAME = {cls.__name__: cls for cls in STATUS}
 
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+
 # Without a class of ours: the master is away, or on its way out, and the same call may succeed later.
 _AWAY = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED})
 
@@ -61,6 +65,11 @@ def from_status(error: grpc.RpcError, address: str) -> EdlError:
     cls = _BY_NAME.get(_error_name(error))
     if cls is not None:
         return cls(details)
+    if code is _Code.UNAVAILABLE and _UNTRUSTED in details:
+        return errors.AccessDenied(
+            f"the certificate of the master at {address} is not trusted: give the authority that signed it, "
+            f"EDL_MASTER_TLS_CA=PATH, and call the master by a name that is in it. {details}"
+        )
     if code in _AWAY:
         return MasterUnavailable(f"the master at {address} does not answer ({code.name}: {details})")
     if code is _Code.UNIMPLEMENTED:
