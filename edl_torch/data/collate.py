@@ -12,6 +12,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.client.tickets import Tally, Ticket, ticket_size
 from edl_torch.data.seeding import Generators
+from edl_torch.data.transport import packed, unpacked
 from edl_torch.errors import AccountingError
 
 
@@ -25,12 +26,16 @@ class Envelope:
         self.ticket = ticket
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Envelope, (self.batch, self.ticket)
+        return _opened, (packed(self.batch), self.ticket)
 
     def pin_memory(self, device: Any = None) -> Envelope:
         """What torch's pinning thread calls: the batch is pinned as torch would, the ticket kept."""
         self.batch = pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
         return self
+
+
+def _opened(message: bytes, ticket: Ticket) -> Envelope:
+    return Envelope(unpacked(message), ticket)
 
 
 class TicketedCollate:

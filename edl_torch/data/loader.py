@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.collate import default_collate, default_convert
 
 from edl_torch.client.peers import Peers
 from edl_torch.client.service import DataShardService
 from edl_torch.data.collate import Envelope, TicketedCollate
+from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.dataset import Feed, ShardedDataset
 from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.lockstep_pass import LockstepPass
@@ -198,7 +198,7 @@ class ElasticDataLoader(DataLoader[Any]):
         given: Callable[[Any], Any] | None = self._arguments.get("collate_fn")
         if given is not None:
             return given
-        return default_convert if self.batch_size is None else default_collate
+        return to_tensors if self.batch_size is None else to_batch
 
 
 def _peers_of(synchronous: bool | Peers, group: ProcessGroup | None) -> Peers | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edl_torch.readers.image_manifest import ImageManifestReader
     from edl_torch.readers.images import decode_image, read_image
     from edl_torch.readers.map_dataset import MapDatasetReader
+    from edl_torch.readers.parquet import ParquetReader
     from edl_torch.readers.python_custom import PythonCustomReader
     from edl_torch.readers.reader_params import parse_reader_params
     from edl_torch.readers.registry import load_reader, open_reader
@@ -27,6 +28,7 @@ _MODULES = {
     "ImageFolderReader": "image_folder",
     "ImageManifestReader": "image_manifest",
     "MapDatasetReader": "map_dataset",
+    "ParquetReader": "parquet",
     "PythonCustomReader": "python_custom",
     "VocReader": "voc",
     "decode_image": "images",
@@ -43,6 +45,7 @@ __all__ = [
     "ImageFolderReader",
     "ImageManifestReader",
     "MapDatasetReader",
+    "ParquetReader",
     "PythonCustomReader",
     "VocReader",
     "decode_image",

@@ -30,6 +30,7 @@ from edl_torch.readers.coco_index import (
 from edl_torch.readers.coco_masks import decode_segmentation
 from edl_torch.readers.images import Image, read_image
 from edl_torch.readers.indexed import IndexedReader
+from edl_torch.readers.shared_arrays import shared
 from edl_torch.readers.string_table import StringTable
 from edl_torch.shard import TaskType
 
@@ -67,9 +68,10 @@ class CocoCaptionsReader(IndexedReader):
         where = f"'{self.name}' annotations"
         unique_ids(coco.annotations, where)
         self._images = index_images(coco)
-        self._rows = index_rows(coco, self._images)
+        rows = index_rows(coco, self._images)
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
-        self._groups = Groups.of(self._rows, len(self._images)) if per == "image" else None
+        self._groups = Groups.of(rows, len(self._images)) if per == "image" else None
+        self._rows = shared({} if per == "image" else {"rows": rows}, "coco-rows")
 
     @property
     def count(self) -> int:
@@ -79,7 +81,7 @@ class CocoCaptionsReader(IndexedReader):
     def load(self, index: int) -> tuple[Image, str] | tuple[Image, list[str]]:
         """`(image, caption)` or `(image, [captions])`; image: uint8 [height, width, 3], RGB."""
         if self._groups is None:
-            return self._read(int(self._rows[index])), self._captions[index]
+            return self._read(int(self._rows["rows"][index])), self._captions[index]
         return self._read(index), [self._captions[number] for number in self._groups[index].tolist()]
 
     def _read(self, row: int) -> Image:
@@ -122,14 +124,14 @@ class CocoDetectionReader(IndexedReader):
         unique_ids(coco.annotations, where)
         self._images = index_images(coco)
         groups = Groups.of(index_rows(coco, self._images), len(self._images))
-        self._bounds = groups.bounds
+        self._groups = groups
         self.categories = _categories(coco)
         labels = np.fromiter(
             field(coco.annotations, "category_id", int, where), np.int64, len(coco.annotations)
         )
         self._check_labels(labels, where)
         columns = _columns(coco.annotations, where) | {"labels": labels}
-        self._columns = {key: column[groups.order] for key, column in columns.items()}
+        self._columns = shared({key: column[groups.order] for key, column in columns.items()}, "coco")
         ordered = (coco.annotations[number] for number in groups.order.tolist())
         self._segmentations = StringTable(map(_segmentation, ordered)) if masks else None
 
@@ -142,7 +144,7 @@ class CocoDetectionReader(IndexedReader):
         """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
         path = os.path.join(self.images, self._images.files[index])
         image = read_image(path)
-        own = slice(int(self._bounds[index]), int(self._bounds[index + 1]))
+        own = self._groups.span(index)
         target: dict[str, Any] = {"image_id": int(self._images.ids[index])}
         target |= {key: column[own].copy() for key, column in self._columns.items()}
         if self._segmentations is not None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.safe_paths import safe_relative_path
+from edl_torch.readers.shared_arrays import shared
 from edl_torch.readers.string_table import StringTable
 from edl_torch.shard import IndexArray
 
@@ -71,13 +72,17 @@ def _kind(value: object) -> str:
 class CocoImages:
     """The images in the file's order.
 
-    ids: int64 [n]; sizes: int64 [n, 2], height and width, 0 where the file does not say; files: paths below
-    the image folder.
+    arrays: `ids` int64 [n], `sizes` int64 [n, 2], height and width, 0 where the file does not say; files:
+    paths below the image folder.
     """
 
-    ids: IndexArray
-    sizes: IndexArray
+    arrays: Mapping[str, IndexArray]
     files: StringTable
+
+    @property
+    def ids(self) -> IndexArray:
+        """The ids, int64 [n]."""
+        return self.arrays["ids"]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -91,7 +96,8 @@ def index_images(coco: CocoFile) -> CocoImages:
     ids = unique_ids(coco.images, where)
     pairs = [(entry.get("height") or 0, entry.get("width") or 0) for entry in coco.images]
     sizes = numbers(pairs, np.int64, (2,), where, "height and width")
-    return CocoImages(ids=ids, sizes=sizes, files=StringTable(_files(coco.images, where)))
+    arrays = shared({"ids": ids, "sizes": sizes}, "coco-images")
+    return CocoImages(arrays=arrays, files=StringTable(_files(coco.images, where)))
 
 
 def _files(images: Sequence[Entry], where: str) -> Iterator[str]:
@@ -116,19 +122,32 @@ def index_rows(coco: CocoFile, images: CocoImages) -> IndexArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Annotations by image: those of image `r` are `order[bounds[r]:bounds[r + 1]]`, in the file's order."""
+    """Annotations by image: those of image `r` are `order[bounds[r]:bounds[r + 1]]`, in the file's order.
 
-    order: IndexArray
-    bounds: IndexArray
+    arrays: `order` and `bounds`, int64.
+    """
+
+    arrays: Mapping[str, IndexArray]
 
     @classmethod
     def of(cls, rows: IndexArray, n_images: int) -> Groups:
         """Group by row."""
         order = np.argsort(rows, kind="stable")
-        return cls(order=order, bounds=np.searchsorted(rows[order], np.arange(n_images + 1)))
+        bounds = np.searchsorted(rows[order], np.arange(n_images + 1))
+        return cls(arrays=shared({"order": order, "bounds": bounds}, "coco-groups"))
+
+    @property
+    def order(self) -> IndexArray:
+        """All annotations, one image's after the other's."""
+        return self.arrays["order"]
+
+    def span(self, row: int) -> slice:
+        """Where in `order` the annotations of image `row` stand."""
+        first, after = self.arrays["bounds"][row : row + 2].tolist()
+        return slice(first, after)
 
     def __getitem__(self, row: int) -> IndexArray:
-        return self.order[self.bounds[row] : self.bounds[row + 1]]
+        return self.order[self.span(row)]
 
 
 def field(entries: Sequence[Entry], key: str, kind: type, where: str) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.images import EXTENSIONS, Image, read_image
 from edl_torch.readers.indexed import IndexedReader
 from edl_torch.readers.safe_paths import safe_relative_path
+from edl_torch.readers.shared_arrays import shared
 from edl_torch.readers.string_table import StringTable
 from edl_torch.shard import IndexArray, TaskType
 
@@ -60,7 +61,8 @@ class ImageManifestReader(IndexedReader):
         self._files = StringTable(labels.split_off(rows))
         if not len(self._files):
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
-        self.classes, self._labels = labels.number(classes)
+        self.classes, numbers = labels.number(classes)
+        self._labels = shared({"labels": numbers}, "labels")
 
     @property
     def count(self) -> int:
@@ -75,7 +77,8 @@ class ImageManifestReader(IndexedReader):
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
         image = read_image(os.path.join(self.root, self._files[index]))
-        return (image, int(self._labels[index])) if len(self._labels) else image
+        labels = self._labels["labels"]
+        return (image, int(labels[index])) if len(labels) else image
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +32,9 @@ _LONGEST_HEADER = 1 << 20
 class MappedArrays(Mapping[str, Array]):
     """Read-only arrays by name, mapped when the first is asked for; pickles as its path.
 
+    One made by `spill` has no path that others could open: a process that is being started inherits the file,
+    any other pickle holds the arrays themselves.
+
     Args:
         path: A file that `write_arrays` made.
         expected: The header that it must have, if any: a copy that maps the file later than its original
@@ -42,19 +47,27 @@ class MappedArrays(Mapping[str, Array]):
         self.path = os.fspath(path)
         self._expected = expected
         self._opened: tuple[dict[str, Any], dict[str, Array]] | None = None
-        self._owner: weakref.finalize[Any, Any] | None = None
+        self._label = ""
+        self._descriptor: int | None = None
 
     @classmethod
     def spill(cls, arrays: Mapping[str, Array], *, label: str = "arrays") -> MappedArrays:
-        """Put arrays into a temporary file of this process, which goes with this object (or the process).
+        """Put arrays into a temporary file without a name, in the folder that `TMPDIR` says.
 
-        Copies in other processes must map it (by any access) before that. `TMPDIR` says where.
+        It goes with the last process that maps it, even if all of them are killed. Raises OSError where there
+        is no room.
         """
-        number, path = tempfile.mkstemp(prefix=f"edl_torch-{label}-", suffix=".arrays")
-        mapped = cls(path)
-        mapped._owner = weakref.finalize(mapped, _remove, path, os.getpid())
-        with os.fdopen(number, "wb") as file:
+        with tempfile.TemporaryFile(prefix=f"edl_torch-{label}-") as file:
             _write(file, arrays, {})
+            file.flush()
+            return cls._of_descriptor(os.dup(file.fileno()), label)
+
+    @classmethod
+    def _of_descriptor(cls, descriptor: int, label: str) -> MappedArrays:
+        mapped = cls(f"<temporary {label}>")
+        mapped._label, mapped._descriptor = label, descriptor
+        weakref.finalize(mapped, os.close, descriptor)
+        mapped._opened = _map(descriptor, mapped.path)
         return mapped
 
     @property
@@ -71,15 +84,20 @@ class MappedArrays(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self._open()[1])
 
-    def __reduce__(self) -> tuple[type[MappedArrays], tuple[str, Mapping[str, Any] | None]]:
-        return type(self), (self.path, self._expected)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._descriptor is None:
+            return type(self), (self.path, self._expected)
+        if get_spawning_popen() is None:
+            return _spilled, (dict(self), self._label)
+        return _inherited, (DupFd(self._descriptor), self._label)
 
     def __repr__(self) -> str:
         return f"<MappedArrays {self.path!r}>"
 
     def _open(self) -> tuple[dict[str, Any], dict[str, Array]]:
         if self._opened is None:
-            header, arrays = _map(self.path)
+            with open(self.path, "rb") as file:
+                header, arrays = _map(file.fileno(), self.path)
             if self._expected is not None and header != self._expected:
                 raise DataFormatError(
                     f"the index '{self.path}' was made of other data than this reader's: the data has "
@@ -121,14 +139,23 @@ def _write(file: BinaryIO, arrays: Mapping[str, Array], header: dict[str, Any]) 
     file.write(bytes(_aligned(file.tell()) - file.tell()))
 
 
-def _map(path: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    with open(path, "rb") as file:
-        first = file.readline(_LONGEST_HEADER)
-        described = _described(first, path)
-        start = _aligned(len(first))
-        if os.fstat(file.fileno()).st_size < start + described["bytes"]:
-            raise DataFormatError(f"the index '{path}' is cut short: remove it, it is built again")
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def _spilled(arrays: Mapping[str, Array], label: str) -> MappedArrays:
+    return MappedArrays.spill(arrays, label=label)
+
+
+def _inherited(duplicate: Any, label: str) -> MappedArrays:
+    return MappedArrays._of_descriptor(duplicate.detach(), label)
+
+
+def _map(descriptor: int, path: str) -> tuple[dict[str, Any], dict[str, Array]]:
+    # No read, no seek: processes that inherit a descriptor have one position between them.
+    size = os.fstat(descriptor).st_size
+    whole = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b""
+    header_bytes = whole.find(b"\n", 0, _LONGEST_HEADER) + 1
+    described = _described(whole[:header_bytes], path)
+    start = _aligned(header_bytes)
+    if size < start + described["bytes"]:
+        raise DataFormatError(f"the index '{path}' is cut short: remove it, it is built again")
     arrays = {
         name: np.ndarray(tuple(shape), dtype=dtype, buffer=whole, offset=start + offset)
         for name, dtype, shape, offset in described["arrays"]
@@ -148,9 +175,3 @@ def _described(line: bytes, path: str) -> dict[str, Any]:
 
 def _aligned(position: int) -> int:
     return -(-position // _ALIGNMENT) * _ALIGNMENT
-
-
-def _remove(path: str, owner: int) -> None:
-    """Only the process that made the file removes it: a forked child that ends must not."""
-    if os.getpid() == owner:
-        Path(path).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from typing import Any, cast
 from edl_torch.errors import InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.reader_params import parse_reader_params
+from edl_torch.readers.storage import is_url
 from edl_torch.shard import TaskType
 
 # Kind to class. `open_reader` asks in this order: readers of a special layout stand before general ones.
@@ -24,6 +25,7 @@ READERS: dict[str, str] = {
     "coco_captions": "edl_torch.readers.coco:CocoCaptionsReader",
     "coco_detection": "edl_torch.readers.coco:CocoDetectionReader",
     "voc": "edl_torch.readers.voc:VocReader",
+    "parquet": "edl_torch.readers.parquet:ParquetReader",
     "image_folder": "edl_torch.readers.image_folder:ImageFolderReader",
     "map_dataset": "edl_torch.readers.map_dataset:MapDatasetReader",
 }
@@ -35,23 +37,24 @@ def open_reader(
     """The reader for a path, chosen by what is there; `params` go to its constructor.
 
     A `.py` file, a `.csv` list of images, a COCO `.json` (or a folder with one in `annotations/`), a Pascal
-    VOC folder, a folder of images or of class folders. Raises ReaderError for data that no reader
-    knows, InvalidArgument for parameters that the chosen one does not take, and what its constructor raises.
+    VOC folder, Parquet (a file, folder, glob or URL), a folder of images or of class folders. Raises
+    ReaderError for data that no reader knows, InvalidArgument for parameters that the chosen one does not
+    take, and what its constructor raises.
     """
     path = os.fspath(data)
-    if not os.path.exists(path):
-        raise ReaderError(
-            f"the data '{path}' does not exist; check the path, or name a reader as module:Class"
-        )
     for target in READERS.values():
         reader = _load_class(target)
         arguments_for = getattr(reader, "arguments_for", None)
         arguments = None if arguments_for is None else arguments_for(path, mode, params)
         if arguments is not None:
             return _construct(reader, arguments | params)
+    if not os.path.exists(path) and not is_url(path):
+        raise ReaderError(
+            f"the data '{path}' does not exist; check the path, or name a reader as module:Class"
+        )
     raise ReaderError(
-        f"no reader knows '{path}': expected a .py file, a .csv list of images, a COCO .json, a Pascal VOC "
-        "folder or a folder of images; for other data write a reader and name it as module:Class"
+        f"no reader knows '{path}': expected a .py file, a .csv list of images, a COCO .json, Parquet, "
+        "a Pascal VOC folder or a folder of images; for other data write a reader and name it as module:Class"
     )
 
 

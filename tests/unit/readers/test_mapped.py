@@ -5,6 +5,8 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -80,23 +82,54 @@ def _last(mapped: MappedArrays) -> int:
     return int(mapped["offsets"][-1])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_spilled_file_serves_other_processes_and_outlives_them(method: str) -> None:
+def _answer(mapped: MappedArrays, answers: Connection) -> None:
+    answers.send((int(mapped["offsets"][-1]), _is_mapped("edl_torch-here-") or _is_mapped("(deleted)")))
+
+
+def _is_mapped(part: str) -> bool:
+    maps = Path("/proc/self/maps")
+    return not maps.exists() or part in maps.read_text()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_started_processes_map_a_spilled_file(method: str) -> None:
+    mapped = MappedArrays.spill(ARRAYS, label="here")
+    context = multiprocessing.get_context(method)
+    for _ in range(2):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_answer, args=(mapped, sender))
+        process.start()
+        assert receiver.poll(60)
+        assert receiver.recv() == (999, True)
+        process.join(timeout=30)
+        assert process.exitcode == 0
+    assert mapped["offsets"][999] == 999, "the child's end took nothing from its parent"
+
+
+def test_a_spilled_file_has_no_name_that_a_killed_process_could_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mapped = MappedArrays.spill(ARRAYS)
-    with multiprocessing.get_context(method).Pool(1) as pool:
-        assert pool.apply(_last, (mapped,)) == 999
-        pool.close()
-        pool.join()
-    assert os.path.exists(mapped.path), "a child must not remove its parent's file"
-    path = mapped.path
+    assert os.listdir(tmp_path) == []
+    assert mapped["offsets"][999] == 999
+
+
+def test_a_pickle_for_elsewhere_holds_the_arrays() -> None:
+    """A process that was not started by this one, on another machine perhaps."""
+    mapped = MappedArrays.spill(ARRAYS)
+    data = pickle.dumps(mapped)
     del mapped
-    assert not os.path.exists(path)
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer)['offsets'][-1])"
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
+    assert done.stdout.strip() == b"999"
 
 
-def test_a_spilled_file_goes_with_its_process() -> None:
-    code = (
-        "import numpy as np; from edl_torch.readers.mapped import MappedArrays\n"
-        "kept = MappedArrays.spill({'n': np.arange(3)}); print(kept.path)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not os.path.exists(done.stdout.strip())
+def test_the_descriptor_goes_with_the_object() -> None:
+    mapped = MappedArrays.spill(ARRAYS)
+    descriptor = mapped._descriptor
+    assert descriptor is not None
+    os.fstat(descriptor)
+    del mapped
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from parquet_kit import write, write_hive
 
 from edl_torch import readers
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.parquet_discovery import claims
 from edl_torch.readers.reader_params import parse_reader_params
 from edl_torch.readers.registry import READERS, load_reader, open_reader
 from edl_torch.shard import TaskType
@@ -48,6 +50,44 @@ def test_the_reader_is_chosen_by_what_is_there(tmp_path):
     }
     assert {path: type(open_reader(path)).__name__ for path in chosen} == chosen
     assert open_reader(captions).images == images
+
+
+def test_parquet_is_known_by_its_names(tmp_path):
+    root = write_hive(tmp_path / "hive")
+    file = write(tmp_path / "file.pq")
+    for data in (root, f"{root}/year=2024", file, f"{root}/*/*/*.parquet", f"file://{file}"):
+        assert type(open_reader(data)).__name__ == "ParquetReader", data
+    assert open_reader(file, columns=["id"]).columns == ["id"]
+    flat = write_image_folder(tmp_path / "images", ())
+    (Path(flat) / "deeper").mkdir()
+    write(Path(flat) / "deeper" / "x.parquet")
+    assert not claims(flat), "the first folder with files decides"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert not claims(str(empty))
+
+
+@pytest.mark.parametrize(
+    ("url", "ours"),
+    [
+        ("s3://bucket/table", True),
+        ("s3://bucket/table/", True),
+        ("s3://bucket/v1.2/x.parquet", True),
+        ("gs://bucket/*/x-*.pq", True),
+        ("simplecache::s3://bucket/x.parquet", True),
+        ("s3://bucket/rows.csv", False),
+        ("odps://project/tables/name", False),
+        ("no-such-file.parquet", False),
+        ("no-such-folder", False),
+    ],
+)
+def test_urls_of_parquet_are_told_from_others(url, ours):
+    assert claims(url) is ours
+
+
+def test_a_url_that_no_reader_knows_is_not_called_a_missing_path():
+    with pytest.raises(ReaderError, match=r"no reader knows 's3://bucket/rows\.csv'"):
+        open_reader("s3://bucket/rows.csv")
 
 
 def test_parameters_go_to_the_reader(tmp_path):

@@ -1,0 +1,52 @@
+"""Samples and columns to tensors, as torch does it, and in fewer steps where that is faster.
+
+It must not know where samples come from or where a batch goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data._utils import collate as torchs
+
+from edl_torch.data.transport import IN_MESSAGE_BYTES
+
+_HELD_BY_TORCH = frozenset("biufc")
+
+
+def to_batch(samples: list[Any]) -> Any:
+    """torch's `default_collate`, without the shared memory that it takes in a worker for small tensors."""
+    table: dict[Any, Any] = torchs.default_collate_fn_map
+    if table.get(torch.Tensor) is torchs.collate_tensor_fn:  # else a user has put his own there
+        table = {**table, torch.Tensor: _stacked}
+    return torchs.collate(samples, collate_fn_map=table)
+
+
+def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = tensors[0]
+    if first.layout is not torch.strided or first.is_nested or first.nbytes * len(tensors) > IN_MESSAGE_BYTES:
+        stacked: torch.Tensor = torchs.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+        return stacked
+    return torch.stack(tensors)
+
+
+def to_tensors(batch: Any) -> Any:
+    """torch's `default_convert`, but what it has no type for (dates, strings, objects) stays an array."""
+    if isinstance(batch, np.ndarray):
+        return _array(batch)
+    if type(batch) is dict:
+        return {key: to_tensors(value) for key, value in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(map(to_tensors, batch))
+    return torchs.default_convert(batch)  # type: ignore[no-untyped-call]
+
+
+def _array(array: npt.NDArray[Any]) -> Any:
+    if array.dtype.kind not in _HELD_BY_TORCH:
+        return array
+    if not (array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0):
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(array)

@@ -1,0 +1,56 @@
+"""How a batch travels from a loader worker to the loop: small tensors in the message itself.
+
+torch gives each tensor a shared-memory file and hands its descriptor over a socket, which costs more than to
+copy what is smaller than some 1 MB. It knows nothing of what a batch is, and leaves larger and unusual
+tensors to torch. Two small tensors over one storage arrive as two, with the same values.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+IN_MESSAGE_BYTES = 512 << 10
+
+
+def packed(batch: Any) -> bytes:
+    """The batch as a message to another process of this machine, which `unpacked` reads once."""
+    buffer = io.BytesIO()
+    _BatchPickler(buffer, 5).dump(batch)
+    return buffer.getvalue()
+
+
+def unpacked(message: bytes) -> Any:
+    """The batch; its tensors own their memory, or share it with the sender as torch has it."""
+    return pickle.loads(message)
+
+
+class _BatchPickler(ForkingPickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """Called for whatever is no plain Python value; the memo of `pickle` keeps one object one."""
+        if type(obj) is torch.Tensor and _is_small_and_plain(obj):
+            content = bytearray(obj.reshape(-1).view(torch.uint8).numpy())
+            return _tensor, (content, obj.dtype, tuple(obj.shape))
+        return NotImplemented
+
+
+def _is_small_and_plain(tensor: torch.Tensor) -> bool:
+    """Whether a copy cannot be told from it: no gradient, and no part of a storage that others may see."""
+    return (
+        tensor.layout is torch.strided  # first: other layouts have no answer to what follows
+        and not tensor.is_nested
+        and tensor.device.type == "cpu"
+        and 0 < tensor.nbytes <= IN_MESSAGE_BYTES
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and tensor.is_contiguous()
+        and tensor.untyped_storage().nbytes() == tensor.nbytes
+        and not tensor.untyped_storage().is_shared()
+    )
+
+
+def _tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(content, dtype=dtype).view(shape)

@@ -1,0 +1,124 @@
+"""Files on this machine and wherever fsspec reaches: opened, or named in one error when they cannot be.
+
+It must not know what is in a file. File systems are asked for anew at each use: fsspec keeps one per process,
+and what a forked child inherits of a connection or an event loop is dead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?:::|://)")
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+_REFUSED = re.compile(r"credential|forbidden|unauthori[sz]ed|access ?denied|token", re.IGNORECASE)
+
+
+def is_url(data: str) -> bool:
+    """Whether `data` names its file system (`s3://…`, `memory://…`, `simplecache::s3://…`)."""
+    return _URL.match(data) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A file that is open for reading at any place."""
+
+    handle: Any
+    size: int
+    remote: bool
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.handle.close()
+
+
+class Storage:
+    """Opens files by path or URL; `options` are fsspec's storage options (endpoint, credentials)."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self._options = dict(options or {})
+
+    def resolve(self, url: str) -> tuple[Any, str]:
+        """This process' file system and the path in it. Raises ReaderError, InvalidArgument."""
+        if _PASSWORD.search(url):
+            raise InvalidArgument(
+                "a URL with a password would be written down as the name of a source: leave user and "
+                "password out and pass storage_options={…}"
+            )
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as exc:
+            raise ReaderUnavailable(
+                f"'{url}' needs fsspec: pip install 'edl-torch[parquet]' (or fsspec)"
+            ) from exc
+        with reaching(url):
+            file_system, path = url_to_fs(url, **(self._options if is_url(url) else {}))
+        return file_system, str(path)
+
+    def forget_listings(self, url: str) -> None:
+        """What fsspec remembers of names and sizes may be older than the data."""
+        file_system, _ = self.resolve(url)
+        with reaching(url):
+            file_system.invalidate_cache()
+
+    def open(self, url: str) -> Opened:
+        """Open for reading, in this process alone. Raises ReaderError."""
+        file_system, path = self.resolve(url)
+        with reaching(url):
+            if _is_local(file_system):
+                return _open_local(path)
+            # Without a cache: who reads asks for the ranges that are needed, and no read-ahead doubles them.
+            handle = file_system.open(path, "rb", cache_type="none")
+            size = handle.size if getattr(handle, "size", None) is not None else handle.seek(0, 2)
+            return Opened(handle=handle, size=int(size), remote=True)
+
+    def __repr__(self) -> str:
+        return f"<Storage options={sorted(self._options)}>"  # the names alone: values may be secret
+
+
+def _is_local(file_system: Any) -> bool:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(file_system, LocalFileSystem)
+
+
+def _open_local(path: str) -> Opened:
+    import pyarrow as pa
+
+    handle = pa.OSFile(path)
+    return Opened(handle=handle, size=handle.size(), remote=False)
+
+
+@contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Turn what a file system raises into one error that names `url` and says what to do."""
+    try:
+        yield
+    except EdlError:
+        raise
+    except Exception as exc:
+        raise storage_error(exc, url) from exc
+
+
+def storage_error(exc: Exception, url: str) -> ReaderError:
+    """What a storage driver's error means. Each driver has a tree of its own, so names decide as well."""
+    said = f"{type(exc).__name__}: {exc}"
+    if isinstance(exc, FileNotFoundError | NotADirectoryError):
+        return ReaderError(f"'{url}' does not exist; check the path{' and the bucket' * is_url(url)} ({exc})")
+    if isinstance(exc, ImportError):
+        return ReaderUnavailable(f"'{url}' needs a package that is not installed: {exc}")
+    if isinstance(exc, PermissionError) or _REFUSED.search(said):
+        where = "storage_options={…} or the environment" if is_url(url) else "the file's permissions"
+        return ReaderError(f"access to '{url}' is refused ({said}); check the credentials in {where}")
+    if isinstance(exc, ValueError) and "rotocol" in str(exc):
+        return ReaderError(f"'{url}': fsspec knows no such protocol; check the part before '://' ({exc})")
+    if isinstance(exc, TypeError):
+        return ReaderError(f"'{url}': its file system does not take these storage_options ({exc})")
+    return ReaderError(
+        f"'{url}' cannot be reached ({said}); check the network, the endpoint and storage_options"
+    )

@@ -1,0 +1,113 @@
+"""Batches are those of torch's own collate and convert functions, but for what these cannot hold."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
+
+from edl_torch.data.convert import to_batch, to_tensors
+from edl_torch.data.transport import IN_MESSAGE_BYTES
+from edl_torch.testing.records_equal import records_equal
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+SAMPLES = {
+    "tensors": torch.arange(3.0),
+    "arrays": np.arange(3, dtype=np.float32),
+    "numbers": 5,
+    "floats": 0.5,
+    "tuple": (np.zeros(2), 3, "name"),
+    "namedtuple": Pair(torch.ones(2), 1.5),
+    "dict": {"a": [1, 2], "b": torch.tensor(True), "c": b"x"},
+    "large": torch.zeros(IN_MESSAGE_BYTES // 8),
+}
+
+
+class Constant(IterableDataset[Any]):
+    def __init__(self, sample: Any) -> None:
+        self.sample = sample
+
+    def __iter__(self) -> Any:
+        return iter([self.sample] * 4)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_batches_are_as_torch_makes_them(name):
+    samples = [SAMPLES[name]] * 3
+    ours, torchs = to_batch(samples), default_collate(samples)
+    assert type(ours) is type(torchs)
+    assert records_equal(ours, torchs)
+
+
+def test_small_batches_take_no_shared_memory_in_a_worker():
+    for size, shared in ((4, False), (IN_MESSAGE_BYTES, True)):
+        loader = DataLoader(
+            Constant(torch.ones(size)),
+            2,
+            num_workers=1,
+            collate_fn=_is_shared,
+            multiprocessing_context="fork",
+        )
+        assert list(loader) == [shared] * 2
+
+
+def _is_shared(samples: list[Any]) -> bool:
+    return bool(to_batch(samples).is_shared())
+
+
+def test_a_users_own_entry_in_torchs_table_is_kept(monkeypatch):
+    from torch.utils.data._utils import collate
+
+    monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: "own")
+    monkeypatch.setitem(collate.default_collate_fn_map, complex, lambda batch, *, collate_fn_map: sum(batch))
+    assert to_batch([torch.ones(2)]) == "own"
+    assert to_batch([1j, 2j]) == 3j
+
+
+@pytest.mark.parametrize("kind", ["?", "u1", "u2", "u4", "u8", "i2", "f2", "f4", "f8", "c8", ">i4", ">f8"])
+def test_columns_of_numbers_become_tensors(kind):
+    array = np.array([[0, 1], [1, 0]]).astype(kind)
+    found = to_tensors({"x": array, "y": (array, [array])})
+    for tensor in (found["x"], found["y"][0], found["y"][1][0]):
+        assert tensor.numpy().dtype == array.dtype.newbyteorder("=")
+        assert tensor.tolist() == array.tolist()
+
+
+def test_columns_are_not_copied():
+    array = np.zeros(3)
+    to_tensors([array])[0][1] = 5
+    assert array[1] == 5
+
+
+def test_read_only_and_reversed_columns_are_copied_in_silence():
+    array = np.arange(3)
+    array.flags.writeable = False
+    to_tensors(array)[0] = 9
+    assert array[0] == 0
+    assert to_tensors(np.arange(4)[::-1]).tolist() == [3, 2, 1, 0]
+
+
+def test_what_torch_cannot_hold_stays_an_array():
+    batch = {
+        "date": np.array(["2024-02-29"], "M8[D]"),
+        "span": np.array([3], "m8[s]"),
+        "text": np.array(["a", None], dtype=object),
+        "fixed": np.array(["ab"]),
+    }
+    found = to_tensors(batch)
+    assert all(found[name] is batch[name] for name in batch)
+
+
+def test_the_rest_is_converted_as_torch_does_it():
+    pair = Pair(np.ones(2), "x")
+    assert records_equal(to_tensors(pair), default_convert(pair))
+    assert to_tensors("x") == "x"
+    assert type(to_tensors(np.float32(3))) is type(default_convert(np.float32(3)))

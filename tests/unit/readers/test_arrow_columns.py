@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import datetime as dt
+import warnings
+from decimal import Decimal
+
+import numpy as np
+import pytest
+import torch
+
+from edl_torch.errors import BadRecord, DataFormatError
+from edl_torch.readers.arrow_columns import numpy_columns, rows
+from edl_torch.testing.records_equal import batch_row_equals
+
+pa = pytest.importorskip("pyarrow")
+
+
+def column(values, kind, **options):
+    return numpy_columns(pa.table({"x": pa.array(values, kind)}), **options)["x"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *((getattr(pa, f"{u}int{n}")(), f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)),
+        (pa.float16(), "float16"),
+        (pa.float32(), "float32"),
+        (pa.float64(), "float64"),
+        (pa.bool_(), "bool"),
+    ],
+)
+def test_numbers_keep_their_width_and_become_tensors_that_may_be_written_to(kind, dtype):
+    found = numpy_columns(pa.table({"x": pa.array([1, 0, 1]).cast(kind)}))["x"]
+    assert found.dtype == dtype
+    assert found.tolist() == [1, 0, 1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.as_tensor(found)[0] = 0
+    assert found.tolist() == [0, 0, 1]
+
+
+def test_the_arrays_are_not_the_tables_own():
+    source = pa.array([1, 2, 3])
+    numpy_columns(pa.table({"x": source}))["x"][:] = 0
+    assert source.to_pylist() == [1, 2, 3]
+
+
+def test_chunks_and_slices_are_read_as_one():
+    parts = ({"x": [1, 2], "s": ["a", "b"]}, {"x": [3], "s": pa.array([None], pa.string())})
+    table = pa.concat_tables(map(pa.table, parts))
+    found = numpy_columns(table.slice(1))
+    assert found["x"].tolist() == [2, 3]
+    assert found["s"].tolist() == ["b", None]
+
+
+def test_an_empty_table_keeps_its_types():
+    schema = pa.schema([("i", pa.int32()), ("s", pa.string()), ("v", pa.list_(pa.float32(), 3))])
+    found = numpy_columns(schema.empty_table())
+    assert {name: (array.dtype.str, array.shape) for name, array in found.items()} == {
+        "i": ("<i4", (0,)),
+        "s": ("|O", (0,)),
+        "v": ("<f4", (0, 3)),
+    }
+
+
+def test_nulls_of_floats_are_nan_of_the_same_width():
+    found = column([1.5, None], pa.float32())
+    assert found.dtype == np.float32
+    assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint8(), pa.bool_()])
+def test_a_null_without_a_value_is_an_error_that_says_what_to_do(kind):
+    with pytest.raises(BadRecord, match=r"'x'.*has 1 NULL.*fill_nulls=\{'x'"):
+        numpy_columns(pa.table({"x": pa.array([1, None]).cast(kind)}))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "fill", "expected"),
+    [
+        ([1, None], pa.int16(), -1, [1, -1]),
+        ([True, None], pa.bool_(), False, [True, False]),
+        ([None, 2.0], pa.float64(), 0.0, [0.0, 2.0]),
+        (["a", None], pa.string(), "", ["a", ""]),
+        (["a", None], pa.dictionary(pa.int8(), pa.string()), "z", ["a", "z"]),
+    ],
+)
+def test_nulls_are_filled_with_what_was_named(values, kind, fill, expected):
+    found = column(values, kind, fill_nulls={"x": fill, "absent": 3})
+    assert found.tolist() == expected
+    assert found.dtype == column([value for value in values if value is not None], kind).dtype
+
+
+def test_a_fill_of_another_type_is_refused():
+    with pytest.raises(DataFormatError, match=r"fill_nulls\['x'\] = 'none' is no value.*int64"):
+        column([1, None], pa.int64(), fill_nulls={"x": "none"})
+
+
+def test_strings_bytes_decimals_and_times_are_objects():
+    assert column(["ä", None, ""], pa.string()).tolist() == ["ä", None, ""]
+    assert column(["ä", None], pa.large_string()).tolist() == ["ä", None]
+    assert column([b"\x00", None], pa.binary()).tolist() == [b"\x00", None]
+    assert column([Decimal("1.50"), None], pa.decimal128(10, 2)).tolist() == [Decimal("1.50"), None]
+    assert column([dt.time(1, 2), None], pa.time64("us")).tolist() == [dt.time(1, 2), None]
+    assert column([None, None], pa.null()).tolist() == [None, None]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_timestamps_keep_their_unit_and_count_in_utc(unit):
+    found = column([1, None], pa.timestamp(unit, tz="Asia/Shanghai"))
+    assert found.dtype == f"datetime64[{unit}]"
+    assert found[0] == np.datetime64(1, unit)
+    assert np.isnat(found[1])
+
+
+def test_dates_are_days():
+    found = column([dt.date(2024, 2, 29), None], pa.date32())
+    assert found.dtype == "datetime64[D]"
+    assert found[0] == np.datetime64("2024-02-29")
+
+
+def test_lists_of_a_fixed_size_are_a_matrix():
+    table = pa.table({"x": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32(), 2))})
+    assert numpy_columns(table.slice(1))["x"].tolist() == [[3, 4], [5, 6]]
+    assert numpy_columns(table)["x"].dtype == np.float32
+    with pytest.raises(BadRecord, match="NULL list"):
+        column([[1, 2], None], pa.list_(pa.float32(), 2))
+
+
+def test_lists_are_arrays_of_their_own_length():
+    table = pa.table({"x": pa.array([[9], [1, 2], None, [], [3]], pa.list_(pa.int32()))})
+    found = numpy_columns(table.slice(1))["x"]
+    assert [None if part is None else part.tolist() for part in found] == [[1, 2], None, [], [3]]
+    assert found[0].dtype == np.int32
+    assert column([["a"], [], None], pa.list_(pa.string())).tolist() == [["a"], [], None]
+    with pytest.raises(BadRecord, match="NULL"):
+        column([[1, None]], pa.list_(pa.int32()))
+
+
+def test_maps_and_structs_are_dicts():
+    assert column([[("a", 1)], None], pa.map_(pa.string(), pa.int32())).tolist() == [{"a": 1}, None]
+    assert column([{"a": 1}, None], pa.struct([("a", pa.int32())])).tolist() == [{"a": 1}, None]
+
+
+def test_two_columns_of_one_name_are_refused():
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    with pytest.raises(DataFormatError, match="the name x"):
+        numpy_columns(table)
+
+
+def test_rows_have_the_values_of_the_columns():
+    table = pa.table(
+        {
+            "i": pa.array([1, 2]),
+            "f": pa.array([None, 0.5]),
+            "s": pa.array(["a", None]),
+            "t": pa.array([5, None], pa.timestamp("ns")),
+            "v": pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)),
+        }
+    )
+    found, batch = list(rows(table)), numpy_columns(table)
+    assert [type(found[0][name]) for name in "ifs"] == [int, float, str]
+    assert found[0]["t"] == np.datetime64(5, "ns")
+    assert all(batch_row_equals(batch, at, row) for at, row in enumerate(found))
+
+
+def test_rows_before_a_null_without_a_value_are_delivered():
+    found = rows(pa.table({"i": [1, 2, None, 4]}))
+    assert [next(found), next(found)] == [{"i": 1}, {"i": 2}]
+    with pytest.raises(BadRecord, match="'i'"):
+        next(found)

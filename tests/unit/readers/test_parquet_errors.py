@@ -1,0 +1,215 @@
+"""What is wrong with the data or the arguments is said once, with the file, the place and what to do."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from parquet_kit import table, write
+
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.readers import ParquetReader
+
+
+def refusal(kind, *arguments, **options):
+    with pytest.raises(kind) as caught:
+        ParquetReader(*arguments, **options)
+    return str(caught.value)
+
+
+def test_what_does_not_exist(tmp_path):
+    said = refusal(ReaderError, tmp_path / "no.parquet")
+    assert f"'{tmp_path}/no.parquet' does not exist; check the path" in said
+    assert "matches no Parquet file" in refusal(DataFormatError, tmp_path / "*.parquet")
+    assert "pass a glob" in refusal(DataFormatError, tmp_path)
+    assert "list of Parquet files is empty" in refusal(InvalidArgument, [])
+    assert "does not exist" in refusal(ReaderError, "memory://nowhere/a.parquet")
+
+
+def test_unreadable_files_name_the_permissions(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet")
+    os.chmod(path, 0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    assert "permissions" in refusal(ReaderError, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty: it is no Parquet file"),
+        (b"hello, I am text and no columns", "is no Parquet file: it does not begin as one"),
+        (b"PAR1", "damaged Parquet file"),
+        (b"PAR1" + bytes(60) + b"\x10\0\0\0PAR1", "damaged Parquet file"),
+        (b"PAR1" + bytes(100), "is a truncated Parquet file: its footer is missing"),
+        (b"PARE" + bytes(100) + b"PARE", "is an encrypted Parquet file"),
+    ],
+)
+def test_files_that_are_not_whole_parquet(tmp_path, content, said):
+    (tmp_path / "a.parquet").write_bytes(content)
+    message = refusal(DataFormatError, tmp_path / "a.parquet")
+    assert f"'{tmp_path}/a.parquet' " in message
+    assert said in message
+
+
+def test_every_truncation_is_refused(tmp_path):
+    whole = Path(write(tmp_path / "a.parquet", (0, 30))).read_bytes()
+    for length in range(0, len(whole), 97):
+        (tmp_path / "a.parquet").write_bytes(whole[:length])
+        refusal(DataFormatError, tmp_path / "a.parquet")
+
+
+def test_columns_that_are_not_there(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    said = refusal(InvalidArgument, path, ["id", "colour"])
+    assert said == f"'{path}' has no column 'colour'; it has id, half, text, vector, many"
+    for columns in ("id", [], ["id", "id"]):
+        assert "list of different column names" in refusal(InvalidArgument, path, columns)
+
+
+def test_schemas_that_differ_name_the_file_and_the_column(tmp_path):
+    first = write(tmp_path / "1.parquet")
+    other = write(tmp_path / "2.parquet", table(0, 5).set_column(1, "half", pa.array(range(5))))
+    said = refusal(DataFormatError, tmp_path)
+    assert f"column 'half' is int64 in '{other}', but float in '{first}'" in said
+    assert "columns=[…]" in said
+    assert ParquetReader(tmp_path, ["id", "text"]).create_shards() == {first: 20, other: 5}
+    less = write(tmp_path / "2.parquet", table(0, 5).drop_columns(["text"]))
+    assert f"'{less}' has no column 'text', which '{first}' has" in refusal(DataFormatError, tmp_path)
+    more = write(tmp_path / "2.parquet", table(0, 5).append_column("new", pa.array(range(5))))
+    assert f"'{more}' has the column 'new', which '{first}' has not" in refusal(DataFormatError, tmp_path)
+    write(tmp_path / "2.parquet", table(0, 5).set_column(4, "many", pa.array([[0.5]] * 5)))
+    assert "column 'many' is list<element: double> in" in refusal(DataFormatError, tmp_path)
+
+
+def test_files_without_rows_may_have_any_schema(tmp_path):
+    write(tmp_path / "0.parquet", pa.table({"other": pa.array([], pa.null())}))
+    full = write(tmp_path / "1.parquet")
+    assert ParquetReader(tmp_path).create_shards() == {full: 20}
+    os.remove(full)
+    assert "no row in" in refusal(DataFormatError, tmp_path)
+
+
+def test_two_columns_of_one_name(tmp_path):
+    double = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "b"])
+    path = write(tmp_path / "a.parquet", double)
+    assert "several columns 'a'" in refusal(DataFormatError, path)
+    assert ParquetReader(path, ["b"]).read_record(path, 0) == {"b": 3}
+
+
+def test_folders_with_other_keys(tmp_path):
+    write(tmp_path / "a=1" / "b=1" / "x.parquet")
+    other = write(tmp_path / "a=2" / "x.parquet")
+    said = refusal(DataFormatError, tmp_path)
+    assert f"'{other}' is in a folder with the keys ['a'], but" in said
+    assert "partitions=False" in said
+    assert len(ParquetReader(tmp_path, partitions=False).create_shards()) == 2
+
+
+def test_fills_are_checked_before_anything_is_read(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    assert "fill_nulls names 'colour'" in refusal(InvalidArgument, path, fill_nulls={"colour": 0})
+    assert "is no value of type int64" in refusal(InvalidArgument, path, fill_nulls={"id": "none"})
+
+
+def damage(path: Path, group: int) -> None:
+    """Overwrite the pages of one row group."""
+    chunk = pq.read_metadata(path).row_group(group).column(0)
+    content = bytearray(path.read_bytes())
+    for place in range(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset + 20):
+        content[place] ^= 0xFF
+    path.write_bytes(content)
+
+
+def test_a_damaged_row_group_is_named_and_the_others_are_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, (0, 30), 10)
+    damage(path, 1)
+    reader = ParquetReader(path)
+    for _ in range(2):
+        with pytest.raises(BadRecord, match=rf"'{path}' row group 1 is damaged \(.+\); copy or write"):
+            reader.read_batch(str(path), np.array([12]))
+    assert reader.read_record(str(path), 9)["id"] == 9
+    assert reader.read_record(str(path), 20)["id"] == 20
+
+
+def test_a_damaged_row_group_is_decoded_once_for_all_its_records(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, (0, 30), 10)
+    whole = path.read_bytes()
+    damage(path, 1)
+    reader = ParquetReader(path)
+    with pytest.raises(BadRecord, match="row group 1"):
+        reader.read_record(str(path), 10)
+    path.write_bytes(whole)  # so that another look at it would find nothing wrong
+    for number in range(11, 20):
+        with pytest.raises(BadRecord, match="row group 1"):
+            reader.read_record(str(path), number)
+
+
+def test_a_flipped_bit_is_found_where_the_writer_left_checksums(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, (0, 1000), 1000, compression="none", use_dictionary=False, write_page_checksum=True)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.data_page_offset + chunk.total_compressed_size - 5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BadRecord, match="row group 0 is damaged"):
+        ParquetReader(path).read_record(str(path), 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "group", "said"),
+    [((0, 21), 7, "bytes then"), ((5, 20), 5, "has changed"), (None, 7, "does not exist")],
+)
+def test_a_file_that_changed_since_the_reader_was_made(tmp_path, rows, group, said):
+    path = write(tmp_path / "a.parquet")
+    reader = ParquetReader(path)
+    os.remove(path)
+    if rows is not None:
+        write(tmp_path / "a.parquet", rows, group)
+    with pytest.raises(ReaderError, match=said) as caught:
+        reader.read_record(path, 0)
+    assert not isinstance(caught.value, BadRecord), "not the record's fault"
+
+
+def test_same_size_other_rows_is_seen(tmp_path):
+    path = Path(write(tmp_path / "a.parquet", (0, 20), 20))
+    reader = ParquetReader(path)
+    size = path.stat().st_size
+    for filler in range(4000):  # a file of other rows, filled up to the old size
+        with pq.ParquetWriter(path, table(0, 19).schema, store_schema=False) as writer:
+            writer.write_table(table(0, 19))
+            writer.add_key_value_metadata({"filler": "x" * filler})
+        if path.stat().st_size == size:
+            break
+    else:
+        pytest.skip("no filler made the size")
+    with pytest.raises(DataFormatError, match="20 rows then, 19 now"):
+        reader.read_record(str(path), 0)
+
+
+def test_unknown_protocols_packages_and_passwords(monkeypatch):
+    assert "fsspec knows no such protocol" in refusal(ReaderError, "nosuch://a/b.parquet")
+    said = refusal(InvalidArgument, "ftp://me:hunter2@host/a.parquet")
+    assert "storage_options" in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "fsspec.core", "gcsfs"])
+def test_missing_packages_say_what_to_install(monkeypatch, package):
+    really = builtins.__import__
+
+    def without(name, *arguments, **options):
+        if name == package:
+            raise ImportError(f"No module named {name!r}")
+        return really(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    said = refusal(ReaderUnavailable, "gs://bucket/a.parquet")
+    assert ("install" in said) or package in said
