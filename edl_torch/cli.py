@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except EdlError as error:
-        print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2 if isinstance(error, InvalidArgument) else 1
 
 

@@ -9,7 +9,7 @@ import grpc
 
 from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.address import HostPort, parse_address
-from edl_torch.rpc.credentials import METADATA_KEY, Credentials, Token
+from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, Credentials
 
 MESSAGE_BYTES = 64 << 20
 
@@ -31,8 +31,9 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 class MasterChannel:
     """A grpc channel that knows its address. Answers everything that a `grpc.Channel` does."""
 
-    def __init__(self, channel: grpc.Channel, address: HostPort) -> None:
+    def __init__(self, channel: grpc.Channel, address: HostPort, credentials: Credentials) -> None:
         self.address = address
+        self.credentials = credentials
         self._channel = channel
 
     def __getattr__(self, name: str) -> Any:
@@ -65,7 +66,7 @@ def build_channel(address: str, credentials: Credentials | None = None) -> Maste
     )
     if given.token is not None:
         channel = grpc.intercept_channel(channel, _WithToken(given.token))
-    return MasterChannel(channel, where)
+    return MasterChannel(channel, where, given)
 
 
 class _WithToken(
@@ -74,7 +75,7 @@ class _WithToken(
 ):
     """Puts the token on every call."""
 
-    def __init__(self, token: Token) -> None:
+    def __init__(self, token: AccessToken) -> None:
         self._entry = (METADATA_KEY, token.header)
 
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:

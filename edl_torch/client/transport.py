@@ -18,6 +18,7 @@ import grpc
 
 from edl_torch.client.attendance import Attendance, backoff
 from edl_torch.client.channel import MasterChannel, build_channel
+from edl_torch.client.diagnosis import explain
 from edl_torch.client.environment import default_worker_id
 from edl_torch.client.forks import ForkGuard
 from edl_torch.client.presence import Presence
@@ -78,6 +79,7 @@ class MasterClient:
         self._guard = ForkGuard(self._channel.address)
         self._process = os.getpid()
         self._closing = threading.Event()
+        self._was_let_in = False  # then a master that ends connections is only away
         self._lock = threading.Lock()
         self._attendances: dict[str, Attendance] = {}
         atexit.register(self.close)
@@ -149,8 +151,12 @@ class MasterClient:
             left_s = give_up_at - time.monotonic()
             timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(ATTEMPT_S, left_s))
             try:
-                return self._attempt(rpc, request, timeout_s, wait_for_ready=first is not None)
+                answer = self._attempt(rpc, request, timeout_s, wait_for_ready=first is not None)
+                self._was_let_in = True
+                return answer
             except MasterUnavailable as error:
+                if first is None and not self._was_let_in:
+                    explain(self._channel.address, self._channel.credentials, left_s)
                 first = first or error
                 if time.monotonic() + pause_s >= give_up_at:
                     raise self._unavailable(first) from error

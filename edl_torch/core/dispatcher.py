@@ -69,7 +69,7 @@ class Dispatcher:
         self.members = Members(
             lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
         )
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
         self._ledgers: dict[str, ShardLedger] = {}
@@ -111,7 +111,7 @@ class Dispatcher:
         if call.batch_size < 1:
             raise InvalidArgument(f"batch_size must be 1 or more, not {call.batch_size}")
         name = call.registration.name
-        self._limits.check_register(
+        self.limits.check_register(
             call,
             datasets=len(self._ledgers) + (name not in self._ledgers),
             sessions=len(self.members) + (self.members.get(call.session) is None),
@@ -255,7 +255,7 @@ class Dispatcher:
         ledger = self._fenced(call)
         if call.count < 1:
             raise InvalidArgument(f"a lease call asks for 1 slice or more, not {call.count}")
-        self._limits.check_lease(call)
+        self.limits.check_lease(call)
         member = self.members.find(call.session)
         if call.drained or not self._holds(member):
             member.progressed = now  # its loop waits for the master
@@ -281,7 +281,9 @@ class Dispatcher:
         member = self.members.heard(call.session, now)
         ledger = self._fenced(call)
         if call.failures:
-            self._limits.check_failures(call.dataset, len(ledger.quarantine), call.failures)
+            new = ledger.count_new(call.session, call.failures)  # a repeated call adds none
+            if new:
+                self.limits.check_quarantine(call.dataset, len(ledger.quarantine) + new)
         ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
         if call.request > member.reports.get(call.dataset, 0):
             ledger.confirm(call.session)
@@ -299,7 +301,7 @@ class Dispatcher:
         session = call.session
         for failure in call.failures:
             try:
-                reason = self._limits.shorten(failure.reason)
+                reason = self.limits.shorten(failure.reason)
                 ledger.fail(session, failure.task, failure.attempt, failure.position, reason)
             except StaleLease:
                 stale.append(failure.task)
@@ -348,7 +350,11 @@ class Dispatcher:
     def restore(self, dataset: str, token: str | None) -> int:
         """Take the dataset back to a token (None: to the beginning). Returns the new lineage."""
         ledger = self._ledger(dataset)
-        ledger.restore(None if token is None else Token.decode(token))
+        position = None if token is None else Token.decode(token)
+        if position is not None:
+            self.limits.check_quarantine(dataset, len(position.quarantine))
+            self.limits.check_entries("slices", len(position.open) + len(position.crumbs))
+        ledger.restore(position)
         self._hungry.pop(dataset, None)
         for member in self.members:
             if member.answers.pop(dataset, None) is not None:

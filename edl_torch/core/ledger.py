@@ -346,6 +346,15 @@ class ShardLedger:
                 if reached < lease.stop:  # else it has ended by then, and there is nothing to give back
                     lease.check_give_back(back.start, reached)
 
+    def count_new(self, session: str, failures: Iterable[Failure]) -> int:
+        """How many records these would put into quarantine that are not there yet."""
+        new: set[tuple[int, int]] = set()
+        for failure in failures:
+            lease = self._live(session, failure.task, failure.attempt)
+            if lease is not None and lease.is_open(failure.position):
+                new.add((failure.task, failure.position))
+        return len(new)
+
     def acknowledge(self, session: str, task: int, attempt: int, upto: int) -> None:
         """Records of the lease below position `upto` were trained on. Monotone; may be repeated.
 

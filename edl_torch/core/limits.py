@@ -5,10 +5,9 @@ Numbers and their errors only; it must not know who calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edl_torch.core.calls import Failure, LeaseCall, RegisterCall
+from edl_torch.core.calls import LeaseCall, RegisterCall
 from edl_torch.errors import LimitExceeded
 
 
@@ -22,6 +21,7 @@ class Limits:
     name_bytes: int = 1_024
     source_name_bytes: int = 4_096
     leases_per_call: int = 4_096
+    entries_per_call: int = 100_000
     quarantine: int = 100_000
     reason_chars: int = 1_000
 
@@ -34,7 +34,7 @@ class Limits:
         _check("trainers", sessions, self.sessions, "stop those that are not needed")
         _check("datasets", datasets, self.datasets, "start a master for each job")
         sources = call.registration.sources or ()
-        _check("sources of a dataset", len(sources), self.sources, "join small files, or split the dataset")
+        self.check_sources(len(sources))
         longest = max((len(source.name.encode("utf-8", "replace")) for source in sources), default=0)
         _check("bytes of a source's name", longest, self.source_name_bytes, "use shorter paths")
 
@@ -42,11 +42,22 @@ class Limits:
         """Raise LimitExceeded for a call that asks for too many leases."""
         _check("leases a call", call.count, self.leases_per_call, "ask more often, for less")
 
-    def check_failures(self, dataset: str, kept: int, failures: Iterable[Failure]) -> None:
-        """Raise LimitExceeded where quarantine would outgrow its place."""
-        wanted = kept + sum(1 for _ in failures)
-        if wanted > self.quarantine:
-            _check(f"records of {dataset!r} in quarantine", wanted, self.quarantine, "repair the data")
+    def check_entries(self, what: str, entries: int) -> None:
+        """Raise LimitExceeded for a call with too many parts; asked before these are looked at."""
+        _check(f"{what} in one call", entries, self.entries_per_call, "send several calls")
+
+    def check_sources(self, sources: int) -> None:
+        """Raise LimitExceeded for a dataset of too many parts; asked before these are looked at."""
+        _check("sources of a dataset", sources, self.sources, "join small files, or split the dataset")
+
+    def check_stream(self, session: str, *, streams: int) -> None:
+        """Raise LimitExceeded for one stream too many; `streams` counts what there would be."""
+        self._check_names(session=session)
+        _check("trainers' streams", streams, self.sessions, "stop those that are not needed")
+
+    def check_quarantine(self, dataset: str, records: int) -> None:
+        """Raise LimitExceeded where quarantine would outgrow its place; `records` is what there would be."""
+        _check(f"records of {dataset!r} in quarantine", records, self.quarantine, "repair the data")
 
     def shorten(self, reason: str) -> str:
         """A reason as it is kept."""

@@ -1,7 +1,7 @@
-"""Turns away calls without the master's token, before a byte of them is read.
+"""Turns away calls without the master's token, before their message is read.
 
-It must not know what calls mean. Health checks of an orchestrator carry no token, and learn only that
-it serves.
+It must not know what calls mean. Health checks of an orchestrator carry no token, and learn only
+whether it serves.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import grpc
 import grpc.aio
 
 from edl_torch.errors import AccessDenied
-from edl_torch.rpc.credentials import METADATA_KEY, Token
+from edl_torch.master.health import SERVICE
+from edl_torch.rpc.credentials import METADATA_KEY, AccessToken
 from edl_torch.rpc.status import to_status
 
-_OPEN = "/grpc.health.v1.Health/"
+_OPEN = f"/{SERVICE}/"
 
 Details = grpc.HandlerCallDetails
 Continuation = Callable[[Details], Awaitable[Any]]
@@ -25,9 +26,10 @@ Continuation = Callable[[Details], Awaitable[Any]]
 class Gate(grpc.aio.ServerInterceptor):
     """Asks every call for the token."""
 
-    def __init__(self, token: Token) -> None:
+    def __init__(self, token: AccessToken) -> None:
         self._token = token
-        self._refusal: Any = grpc.unary_unary_rpc_method_handler(_refuse)
+        # As a stream, which is never read: the message of a stranger costs no memory.
+        self._refusal: Any = grpc.stream_stream_rpc_method_handler(_refuse)
 
     async def intercept_service(self, continuation: Continuation, details: Details) -> Any:
         """The call's own handler, or one that refuses it."""
@@ -40,7 +42,7 @@ class Gate(grpc.aio.ServerInterceptor):
         return len(given) == 1 and self._token.opens(given[0])
 
 
-async def _refuse(request: bytes, context: Any) -> None:
+async def _refuse(requests: Any, context: Any) -> None:
     refusal = AccessDenied(
         "the master wants the token that it was started with, and the call has not that one: "
         "give EDL_MASTER_TOKEN_FILE=PATH, or token_file= of Credentials.read()"

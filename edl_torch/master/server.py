@@ -20,8 +20,10 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStartError
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.gate import Gate
+from edl_torch.master.health import Health
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer
+from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
 from edl_torch.rpc.address import HostPort, parse_address
 from edl_torch.rpc.credentials import Door
@@ -53,6 +55,9 @@ class MasterServer:
             options=server_options(dispatcher.members.lease_timeout_s),
         )
         pb_grpc.add_MasterServicer_to_server(MasterServicer(self._host), self._server)  # type: ignore[no-untyped-call]
+        self.health = Health(*(service.full_name for service in pb.DESCRIPTOR.services_by_name.values()))
+        self.health.add_to(self._server)
+        self._sick: asyncio.Task[None] | None = None
 
     async def start(self) -> HostPort:
         """Bind and serve. Returns the address with its real port; raises MasterStartError."""
@@ -65,6 +70,7 @@ class MasterServer:
         self._host.start()
         await self._host.committed()  # datasets of the command line
         await self._server.start()
+        self._sick = asyncio.create_task(self._stop_health(), name="edl-health")
         return HostPort(self._wanted.host, port)
 
     def _bind(self) -> int:
@@ -73,8 +79,16 @@ class MasterServer:
             return self._server.add_insecure_port(str(self._wanted))
         return self._server.add_secure_port(str(self._wanted), tls)
 
+    async def _stop_health(self) -> None:
+        await self._host.failed()
+        self.health.stop()
+
     async def drain(self, grace_s: float = DRAIN_S) -> None:
-        """Take no new calls, answer those that are here, commit, stop."""
+        """Say that it stops, take no new calls, answer those that are here, commit, stop."""
+        self.health.stop()
+        if self._sick is not None:
+            self._sick.cancel()
+        await asyncio.sleep(0)  # who watches its health is told first
         self._host.drain()
         await self._server.stop(grace_s)
         await self._host.close()

@@ -45,9 +45,11 @@ class MasterServicer:
 
     def __init__(self, host: MasterHost) -> None:
         self._host = host
+        self._limits = host.dispatcher.limits
 
     @guarded
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        self._limits.check_sources(len(request.registration.sources.sources))
         answer = self._host.register(checked(convert.register_call_from_wire, request))
         return checked(convert.register_answer_to_wire, answer)
 
@@ -73,11 +75,14 @@ class MasterServicer:
 
     @guarded
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
+        parts = len(request.failures) + len(request.acknowledgements) + len(request.give_backs)
+        self._limits.check_entries("outcomes", parts)
         call = convert.report_call_from_wire(request)
         return convert.report_answer_to_wire(self._host.apply(lambda d, now: d.report(call, now)))
 
     @guarded
     async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
+        self._limits.check_entries("leases", len(request.leases))
         call = convert.confirm_call_from_wire(request)
         return convert.confirm_answer_to_wire(self._host.apply(lambda d, now: d.confirm(call, now)))
 

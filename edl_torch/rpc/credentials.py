@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hmac
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 import grpc
 
@@ -23,8 +24,8 @@ _Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    """A shared secret. Comparing takes the same time wherever the difference is."""
+class AccessToken:
+    """A shared secret. Comparing takes the same time wherever the difference is; it is never pickled."""
 
     _value: bytes = field(repr=False)
 
@@ -49,6 +50,9 @@ class Token:
         given = header.encode("utf-8", "replace") if isinstance(header, str) else header
         return hmac.compare_digest(given, self.header.encode())
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the master's token stays in the process that has read it")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
@@ -62,11 +66,11 @@ class Credentials:
         cert, key: PEM of the trainer's own certificate, where the master asks for one.
     """
 
-    token: Token | None = None
+    token: AccessToken | None = None
     tls: bool = False
     insecure: bool = False
-    ca: bytes | None = None
-    cert: bytes | None = None
+    ca: bytes | None = field(default=None, repr=False)
+    cert: bytes | None = field(default=None, repr=False)
     key: bytes | None = field(default=None, repr=False)
 
     @classmethod
@@ -83,8 +87,9 @@ class Credentials:
         """From files. Raises InvalidArgument that names the file, or the one that is missing."""
         if (tls_cert is None) != (tls_key is None):
             raise InvalidArgument("a TLS certificate and its key belong together: give both, or neither")
+        _check_files(tls_cert, tls_key, tls_ca)
         return cls(
-            token=None if token_file is None else Token.read(token_file),
+            token=None if token_file is None else AccessToken.read(token_file),
             insecure=insecure,
             tls=tls or tls_ca is not None or tls_cert is not None,
             ca=None if tls_ca is None else _read_pem(tls_ca, "CA certificate"),
@@ -134,10 +139,10 @@ class Door:
         client_ca: PEM of the authority whose certificates callers must have; None: any caller.
     """
 
-    token: Token | None = None
-    cert: bytes | None = None
+    token: AccessToken | None = None
+    cert: bytes | None = field(default=None, repr=False)
     key: bytes | None = field(default=None, repr=False)
-    client_ca: bytes | None = None
+    client_ca: bytes | None = field(default=None, repr=False)
 
     @classmethod
     def read(
@@ -153,8 +158,9 @@ class Door:
             raise InvalidArgument("--tls-cert and --tls-key belong together: give both, or neither")
         if tls_client_ca is not None and tls_cert is None:
             raise InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key")
+        _check_files(tls_cert, tls_key, tls_client_ca)
         return cls(
-            token=None if token_file is None else Token.read(token_file),
+            token=None if token_file is None else AccessToken.read(token_file),
             cert=None if tls_cert is None else _read_pem(tls_cert, "certificate"),
             key=None if tls_key is None else _read_pem(tls_key, "private key"),
             client_ca=None if tls_client_ca is None else _read_pem(tls_client_ca, "CA certificate"),
@@ -176,6 +182,37 @@ class Door:
             return None
         asks = self.client_ca is not None
         return grpc.ssl_server_credentials([(self.key, self.cert)], self.client_ca, require_client_auth=asks)
+
+
+def _check_files(cert: _Path | None, key: _Path | None, ca: _Path | None) -> None:
+    """Raise InvalidArgument that names the file which TLS cannot use: grpc would say so late, or nowhere."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca is not None:
+        _read_pem(ca, "CA certificate")
+        try:
+            context.load_verify_locations(ca)
+        except ssl.SSLError as exc:
+            raise InvalidArgument(f"the CA certificate file '{ca}' is damaged: {_reason(exc)}") from exc
+    if cert is not None and key is not None:
+        _read_pem(cert, "certificate")
+        _read_pem(key, "private key")
+        try:
+            context.load_cert_chain(cert, key, password=_no_password)
+        except ssl.SSLError as exc:
+            raise InvalidArgument(
+                f"the certificate '{cert}' and the private key '{key}' do not belong together, or one is "
+                f"damaged: {_reason(exc)}"
+            ) from exc
+
+
+def _no_password() -> str:
+    raise InvalidArgument(
+        "the private key is encrypted: give one without a pass phrase, in a file of yours alone"
+    )
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return error.reason or "it cannot be read"
 
 
 def _read(path: _Path, what: str) -> bytes:

@@ -38,9 +38,10 @@ ARROWS: dict[str, set[str]] = {
 FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": ("data",),
     "grpc": (
-        *("rpc", "master.server", "master.servicer", "master.host", "cli"),
+        *("rpc", "master.server", "master.servicer", "master.gate", "master.health", "cli"),
         *("client.transport", "client.channel", "client.attendance"),
     ),
+    "grpc_health": ("master.health",),
     "google": ("rpc", "master.servicer", "client.transport"),
     "cv2": ("readers", "testing.images"),
     "pycocotools": ("readers", "testing.images"),
