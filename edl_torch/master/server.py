@@ -22,9 +22,7 @@ from edl_torch.master.commits import GroupCommit
 from edl_torch.master.gate import Gate
 from edl_torch.master.health import Health
 from edl_torch.master.host import MasterHost
-from edl_torch.master.servicer import MasterServicer
-from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
+from edl_torch.master.servicer import SERVICE, MasterServicer
 from edl_torch.rpc.address import HostPort, parse_address
 from edl_torch.rpc.credentials import Door
 
@@ -54,8 +52,8 @@ class MasterServer:
             interceptors=[] if token is None else [Gate(token)],
             options=server_options(dispatcher.members.lease_timeout_s),
         )
-        pb_grpc.add_MasterServicer_to_server(MasterServicer(self._host), self._server)  # type: ignore[no-untyped-call]
-        self.health = Health(*(service.full_name for service in pb.DESCRIPTOR.services_by_name.values()))
+        MasterServicer(self._host).add_to(self._server)
+        self.health = Health(SERVICE)
         self.health.add_to(self._server)
         self._sick: asyncio.Task[None] | None = None
 

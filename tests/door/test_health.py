@@ -66,9 +66,14 @@ def test_other_names_are_unknown(start, probe):
     stream.cancel()
 
 
-def test_drain_is_told_to_who_watches_before_calls_end_and_before_the_commit(start, probe):
-    """Health first, then the calls that wait are answered, then the commit."""
+def test_drain_says_so_first_then_ends_calls_then_commits(start, probe):
     seen = []
+
+    class Noting(Dispatcher):
+        def answer(self, call, now):
+            if call.session == "b":
+                seen.append(("answer", master.server.health.serving))
+            return super().answer(call, now)
 
     class Commits(GroupCommit):
         async def close(self):
@@ -77,7 +82,7 @@ def test_drain_is_told_to_who_watches_before_calls_end_and_before_the_commit(sta
 
     changes = Changes()
     master = start(
-        dispatcher=Dispatcher(ledger_id="x", changes=changes),
+        dispatcher=Noting(ledger_id="x", changes=changes),
         commits=lambda: Commits(changes, lambda keys: lambda: None),
     )
     client = master.client()
@@ -86,23 +91,15 @@ def test_drain_is_told_to_who_watches_before_calls_end_and_before_the_commit(sta
     client.lease(lease(1, "a"))
     stream = probe(master).watch()
     assert next(stream).status == SERVING
-
-    def watch():
-        seen.extend(("health", event.status) for event in stream)
-
-    def wait():
-        answer = client.lease(lease(1, "b", epoch=0), 20)
-        seen.append(("call", answer.nothing_yet, master.server.health.serving))
-
-    threads = [threading.Thread(target=watch), threading.Thread(target=wait)]
-    for thread in threads:
-        thread.start()
+    waiting = threading.Thread(target=lambda: client.lease(lease(1, "b", epoch=0), 20))
+    waiting.start()
     wait_until(lambda: master.on_loop(lambda: "b" in master.dispatcher._hungry.get("d", {})))
+    assert seen == []
     master.stop_gently()
-    for thread in threads:
-        thread.join(10)
-    assert sorted(seen[:2]) == [("call", True, False), ("health", NOT_SERVING)]
-    assert seen[2:] == [("commit", False)]
+    assert seen == [("answer", False), ("commit", False)]
+    assert [event.status for event in stream] == [NOT_SERVING]
+    waiting.join(10)
+    assert not waiting.is_alive()
 
 
 def test_journal_that_cannot_be_written_ends_the_service(start, probe):
