@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -28,10 +30,15 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+_KINDS_OF_CALLS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
 class MasterChannel:
     """A grpc channel that knows its address. Answers everything that a `grpc.Channel` does."""
 
-    def __init__(self, channel: grpc.Channel, address: HostPort, credentials: Credentials) -> None:
+    def __init__(
+        self, channel: grpc.Channel | _WithToken, address: HostPort, credentials: Credentials
+    ) -> None:
         self.address = address
         self.credentials = credentials
         self._channel = channel
@@ -64,46 +71,45 @@ def build_channel(address: str, credentials: Credentials | None = None) -> Maste
         if tls is None
         else grpc.secure_channel(str(where), tls, options=options)
     )
-    if given.token is not None:
-        channel = grpc.intercept_channel(channel, _WithToken(given.token))
-    return MasterChannel(channel, where, given)
+    return MasterChannel(channel if given.token is None else _WithToken(channel, given.token), where, given)
 
 
-class _WithToken(
-    grpc.UnaryUnaryClientInterceptor,
-    grpc.UnaryStreamClientInterceptor,
-):
-    """Puts the token on every call."""
+class _WithToken:
+    """A channel that puts the token on every call; an interceptor of grpc would cost more."""
 
-    def __init__(self, token: AccessToken) -> None:
+    def __init__(self, channel: grpc.Channel, token: AccessToken) -> None:
+        self._channel = channel
         self._entry = (METADATA_KEY, token.header)
 
-    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return continuation(self._on(details), request)
+    def __getattr__(self, name: str) -> Any:
+        made = getattr(self._channel, name)
+        return functools.partial(self._make, made) if name in _KINDS_OF_CALLS else made
 
-    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-        return continuation(self._on(details), request)
-
-    def _on(self, details: Any) -> _Details:
-        return _Details(
-            details.method,
-            details.timeout,
-            (*(details.metadata or ()), self._entry),
-            details.credentials,
-            details.wait_for_ready,
-            details.compression,
-        )
+    def _make(self, make: Callable[..., Any], *arguments: Any, **options: Any) -> _Carrier:
+        return _Carrier(make(*arguments, **options), self._entry)
 
 
-class _Details(NamedTuple):
-    """What `grpc.ClientCallDetails` asks for."""
+class _Carrier:
+    """One call of a stub, with an entry of metadata added to the caller's own."""
 
-    method: str
-    timeout: float | None
-    metadata: tuple[tuple[str, str], ...]
-    credentials: grpc.CallCredentials | None
-    wait_for_ready: bool | None
-    compression: Any
+    def __init__(self, call: Any, entry: tuple[str, str]) -> None:
+        self._call = call
+        self._entry = entry
+
+    def __call__(self, request: Any, **options: Any) -> Any:
+        return self._call(request, **self._with_entry(options))
+
+    def with_call(self, request: Any, **options: Any) -> Any:
+        """As grpc has it."""
+        return self._call.with_call(request, **self._with_entry(options))
+
+    def future(self, request: Any, **options: Any) -> Any:
+        """As grpc has it."""
+        return self._call.future(request, **self._with_entry(options))
+
+    def _with_entry(self, options: dict[str, Any]) -> dict[str, Any]:
+        options["metadata"] = (*(options.get("metadata") or ()), self._entry)
+        return options
 
 
 def channel_options(address: HostPort) -> list[tuple[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import closing
 
 import pytest
 from door_kit import SECRET, credentials, door, token_file
@@ -163,6 +164,16 @@ def test_token_does_not_cross_a_network_in_the_clear(tmp_path, certificates, add
 @pytest.mark.parametrize("address", ["127.0.0.1:5", "localhost:5", "[::1]:5"])
 def test_token_may_stay_on_this_machine_without_tls(tmp_path, address):
     build_channel(address, credentials(token=token_file(tmp_path))).close()
+
+
+def test_token_joins_the_metadata_of_a_caller_with_any_stub(start, token):
+    master = start(door(token=token))
+    path = "/edl_torch.v1.Master/Status"
+    with closing(build_channel(master.address, credentials(token=token))) as channel:
+        ask = channel.unary_unary(path)
+        own = {"metadata": (("own", "entry"),), "timeout": 10}
+        assert ask(b"", **own) == ask.with_call(b"", **own)[0] == ask.future(b"", timeout=10).result()
+        assert list(channel.unary_stream(path)(b"", timeout=10)) == [ask(b"", timeout=10)]
 
 
 # Never shown ----------------------------------------------------------------------------------------------

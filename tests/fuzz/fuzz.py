@@ -2,9 +2,9 @@
 
     python tests/fuzz/fuzz.py calls|state [-max_total_time=60] [options of libFuzzer] [corpus folders]
 
-`calls` attacks the servicer, its conversion and the dispatcher between the calls of an honest trainer; `state`
-decodes damaged tokens and rows of a journal. A crash leaves a file `crash-…`, which given as an argument is run
-again.
+`calls` attacks the servicer, its conversion and the dispatcher between the calls of an honest trainer;
+`state` decodes damaged tokens and rows of a journal. A crash leaves a file `crash-…`, which given as an
+argument is run again.
 """
 
 from __future__ import annotations

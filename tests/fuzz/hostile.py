@@ -28,7 +28,19 @@ STEPS = 12  # of the event loop that a call gets before its connection breaks
 
 INTEGERS = (0, 1, 2, 3, 4, 8, -1, -2, 40, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63))
 DOUBLES = (0.0, 0.01, -1.0, float("nan"), float("inf"), float("-inf"), 1e308, -1e308, 5e-324)
-NAMES = ("h1", "h2", "d", "e")  # sessions of the hostile, and datasets
+LIKELY: dict[str, tuple[Any, ...]] = {  # what gets a call further than the first check
+    "session": ("h1", "h2"),
+    "dataset": ("d", "e"),
+    "name": ("d", "e", ""),
+    "ledger": ("", "ledger"),
+    "lineage": (1, 1, 1, 2),
+    "attempt": (1, 1, 2),
+    "epoch": (-1, 0),
+    "count": (1, 2, 4),
+    "batch_size": (1, 2, 3),
+    "task": tuple(range(1, 12)),
+    "start": (0, 1, 2, 3, 4, 9, 39),
+}
 TEXTS = (
     *(
         "",
@@ -88,25 +100,21 @@ def message(descriptor: Any, choices: Choices, tokens: list[str]) -> Any:
 
 
 def scalar(field: Any, choices: Choices, tokens: list[str]) -> Any:
+    if field.name in LIKELY and choices.below(6):
+        return pick(choices, LIKELY[field.name])
     match field.type:
-        case FieldDescriptor.TYPE_STRING if field.name == "token":
-            return pick(choices, tokens) if choices.below(2) else pick(choices, TEXTS)
-        case FieldDescriptor.TYPE_STRING if field.name == "ledger":
-            return pick(choices, ("", "ledger", *TEXTS[:3]))
+        case FieldDescriptor.TYPE_STRING if field.name == "token" and choices.below(4):
+            return pick(choices, tokens)
         case FieldDescriptor.TYPE_STRING:
-            return pick(choices, NAMES) if choices.below(3) else pick(choices, TEXTS)
+            return pick(choices, TEXTS)
         case FieldDescriptor.TYPE_BOOL:
             return bool(choices.below(2))
         case FieldDescriptor.TYPE_DOUBLE:
             return pick(choices, DOUBLES)
         case FieldDescriptor.TYPE_ENUM:
             return pick(choices, (0, 1, 2, 3, 4, 5, 77, -1))
-        case _ if field.name == "lineage" and choices.below(3):
-            return 1
-        case _ if choices.below(3):
-            return pick(choices, INTEGERS[:6])
         case _:
-            return pick(choices, INTEGERS)
+            return pick(choices, INTEGERS[:8] if choices.below(3) else INTEGERS)
 
 
 def damaged(value: Any, choices: Choices) -> Any:
@@ -236,6 +244,12 @@ class Honest:
         await self.tell("Heartbeat", pb.HeartbeatRequest(progress=self.request))
 
 
+def registration(dataset: str, batch_size: int) -> Any:
+    described = pb.Registration(name=dataset, records_per_shard=4, max_bad_records=1000)
+    described.sources.sources.add(name="", count=SIZE)
+    return pb.RegisterRequest(worker_id="w", batch_size=batch_size, registration=described)
+
+
 def check(master: Master) -> None:
     """Every record of "d" is in exactly one place, and the status can be told."""
     status = master.dispatcher.dataset_status("d")
@@ -252,6 +266,10 @@ async def attack(choices: Choices, moves: int) -> None:
     master = Master()
     honest = Honest(master)
     await honest.start()
+    for session, dataset, batch_size in (("h1", "d", 1), ("h2", "d", 3), ("h1", "e", 2)):
+        request = registration(dataset, batch_size)
+        request.session = session
+        await master.call("Register", request.SerializeToString())
     tokens = [master.dispatcher.snapshot("d")]
     for _ in range(moves):
         await move(master, honest, choices, tokens)
