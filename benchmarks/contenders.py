@@ -7,20 +7,16 @@ between rounds, so that starting them is not measured.
 from __future__ import annotations
 
 import multiprocessing
-import os
-import subprocess
-import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+import serving
 import torch
 from PIL import Image
 from records import SIDE, TinyRows, ToTensor
@@ -39,7 +35,6 @@ from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Shard, Task
 
 Transform = Callable[[Any], Any]
-READY_S = 60.0
 
 
 class Elastic:
@@ -245,29 +240,8 @@ def records_of(batch: Any) -> int:
 @contextmanager
 def loopback_master(*options: str) -> Iterator[MasterClient]:
     """A client of a master process of our own on this machine, started with `options`."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [sys.executable, "-m", "edl_torch", "master", "--addr", "127.0.0.1:0", *options]
-        master = subprocess.Popen(
-            arguments,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=folder,
-            env=environment_of_children(),
-        )
-        try:
-            assert master.stdout is not None
-            address = master.stdout.readline().split()[-1]
-            with MasterClient(address, master_timeout_s=READY_S) as client:
-                yield client
-        finally:
-            master.terminate()
-            master.wait(READY_S)
-
-
-def environment_of_children() -> dict[str, str]:
-    """Ours, with this checkout first on the path."""
-    import edl_torch
-
-    root = str(Path(edl_torch.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    with (
+        serving.master(*options) as server,
+        MasterClient(server.address, master_timeout_s=serving.READY_S) as client,
+    ):
+        yield client

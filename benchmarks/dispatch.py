@@ -1,26 +1,26 @@
 """The master alone: datasets of any size, leases and acknowledgements a second, what a journal costs.
 
 `python benchmarks/dispatch.py --json runs/dispatch.json`. One lease and one acknowledgement count as two.
+`--state-dir` is where the journal lies, on the disk that is meant.
 """
 
 from __future__ import annotations
 
-import json
-import resource
+import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
-from contenders import environment_of_children, loopback_master
+from dispatch_load import PEERS, Load, Rounds, contest, syncs_a_second
 from harness import parser, write_json
+from serving import Server, master, serving
 
 from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import (
@@ -48,8 +48,6 @@ GOAL_OVER_GRPC, GOAL_WITH_JOURNAL = 50_000.0, 25_000.0
 GOAL_P99_MS = 10.0
 GOAL_HALF, GOAL_OF_ECHO = 0.5, 0.8
 
-PEERS = Path(__file__).with_name("dispatch_peers.py")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -71,10 +69,13 @@ class Finding:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
-    options = parser("What the master alone can do.").parse_args(arguments)
-    rounds, calls, seconds = (2, 4, 0.2) if options.quick else (5, 60, 3.0)
+    made = parser("What the master alone can do.")
+    made.add_argument("--state-dir", type=Path, metavar="DIR", help="put the journal there, not in /tmp")
+    options = made.parse_args(arguments)
+    rounds, calls, seconds = (2, 4, 0.2) if options.quick else (15, 60, 0.8)
     findings = []
-    for finding in (*sizes(rounds), *in_process(rounds, calls), *over_grpc(rounds, seconds)):
+    stages = (sizes(rounds), in_process(rounds, calls), over_grpc(rounds, seconds, options.state_dir))
+    for finding in chain(others("before"), *stages, others("after")):
         print(describe(finding), flush=True)
         findings.append(finding)
     if options.json is not None:
@@ -83,6 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for f in findings
         ]
         write_json(options.json, {"quick": options.quick, "findings": rows})
+
+
+def others(when: str) -> Iterator[Finding]:
+    """How many processes of anybody wanted a processor in the last minute."""
+    yield Finding(what=f"load of the machine {when}", value=os.getloadavg()[0], unit="")
 
 
 def describe(finding: Finding) -> str:
@@ -111,8 +117,6 @@ def sizes(rounds: int) -> Iterator[Finding]:
             unit="MB",
             most=GOAL_MB if last else None,
         )
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    yield Finding(what="  resident at most, this whole benchmark with torch", value=resident, unit="MB")
 
 
 def _register_and_lease(size: int) -> None:
@@ -130,88 +134,84 @@ def in_process(rounds: int, calls: int) -> Iterator[Finding]:
     yield Finding(what=what, value=statistics.median(rates), unit="/s")
 
 
-def over_grpc(rounds: int, seconds: float) -> Iterator[Finding]:
-    """The same over grpc, and single round trips, with and without a journal, beside a bare echo."""
+def over_grpc(rounds: int, seconds: float, folder: Path | None) -> Iterator[Finding]:
+    """The same over grpc, and single round trips, with and without a journal, beside a bare grpc server."""
     with ExitStack() as stack:
-        state = Path(stack.enter_context(tempfile.TemporaryDirectory()), "state")
-        plain = stack.enter_context(loopback_master())
-        durable = stack.enter_context(loopback_master("--state", str(state)))
-        echo = stack.enter_context(_echo())
-        masters = plain.address, durable.address
-        batched = [[_peers("trainers", a, seconds, TRAINERS, A_CALL) for a in masters] for _ in range(rounds)]
-        paced = [
-            [_peers("trainers", a, seconds, CLIENTS, 1, OFFERED) for a in masters] for _ in range(rounds)
-        ]
-        closed = [
-            [
-                *(_peers("trainers", a, seconds, CLIENTS, 1) for a in masters),
-                _peers("echoes", echo, seconds, CLIENTS, 1),
-            ]
-            for _ in range(rounds)
-        ]
-    each = f"{A_CALL} a call, {TRAINERS} trainers"
-    for place, (kept, goal) in enumerate((("", GOAL_OVER_GRPC), (", journal", GOAL_WITH_JOURNAL))):
+        state = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+        plain = stack.enter_context(master())
+        durable = stack.enter_context(master("--state", str(state / "state")))
+        bare = stack.enter_context(serving([str(PEERS), "bare"]))
+        syncs = syncs_a_second(state, seconds / 5)
+        yield Finding(what="the journal's disk alone: fdatasync of a page", value=syncs, unit="/s")
+        yield from batched(plain, durable, rounds, seconds)
+        yield from paced(plain, durable, bare, rounds, seconds)
+        yield from unbounded(plain, durable, bare, rounds, seconds)
         yield Finding(
-            what=f"over grpc, {each}{kept}", value=_median(batched, place, "items"), unit="/s", least=goal
+            what=f"master of {HUGE:,} records after all this: resident at most",
+            value=plain.peak_mb(),
+            unit="MB",
+            most=GOAL_MB,
         )
-    yield Finding(what="  with journal / without", value=_ratio(batched, 1, 0), unit="", least=GOAL_HALF)
-    for place, kept in enumerate(("", ", journal")):
+
+
+def batched(plain: Server, durable: Server, rounds: int, seconds: float) -> Iterator[Finding]:
+    """A hundred a call."""
+    load = Load(kind="trainers", sessions=TRAINERS, count=A_CALL)
+    found = contest({"plain": (plain, load), "journal": (durable, load)}, rounds, seconds)
+    for name, kept, goal in (("plain", "", GOAL_OVER_GRPC), ("journal", ", journal", GOAL_WITH_JOURNAL)):
+        what = f"over grpc, {A_CALL} a call, {TRAINERS} trainers{kept}"
+        yield Finding(what=what, value=found.median(name, "items"), unit="/s", least=goal)
+        yield from _processors(found, name)
+    yield from _ratio(found, "with journal / without", "journal", "plain", GOAL_HALF)
+
+
+def paced(plain: Server, durable: Server, bare: Server, rounds: int, seconds: float) -> Iterator[Finding]:
+    """So many calls a second, whatever comes of them."""
+    load = Load(kind="trainers", sessions=CLIENTS, count=1, rate=OFFERED)
+    servers = {"plain": (plain, load), "journal": (durable, load), "bare": (bare, load)}
+    found = contest(servers, rounds, seconds)
+    for name, kept in (("plain", ""), ("journal", ", journal"), ("bare", ", bare grpc server")):
         what = f"{CLIENTS} clients offering {OFFERED:,.0f} calls/s{kept}"
-        yield Finding(what=f"{what}: answered", value=_median(paced, place, "calls"), unit="/s")
-        yield Finding(what="  p50", value=_median(paced, place, "p50_ms"), unit="ms")
-        yield Finding(
-            what="  p99",
-            value=_median(paced, place, "p99_ms"),
-            unit="ms",
-            most=None if kept else GOAL_P99_MS,
-        )
-    for place, kept in enumerate(("", ", journal")):
+        yield Finding(what=f"{what}: answered", value=found.median(name, "calls"), unit="/s")
+        yield Finding(what="  p50", value=found.median(name, "p50_ms"), unit="ms")
+        most = GOAL_P99_MS if name == "plain" else None
+        yield Finding(what="  p99", value=found.median(name, "p99_ms"), unit="ms", most=most)
+        yield from _processors(found, name)
+
+
+def unbounded(plain: Server, durable: Server, bare: Server, rounds: int, seconds: float) -> Iterator[Finding]:
+    """One call after the other, as fast as they are answered."""
+    load = Load(kind="trainers", sessions=CLIENTS, count=1)
+    echo = Load(kind="echoes", sessions=CLIENTS, count=1)
+    servers = {"plain": (plain, load), "journal": (durable, load), "bare": (bare, load), "echo": (bare, echo)}
+    found = contest(servers, rounds, seconds)
+    names = {
+        "plain": "",
+        "journal": ", journal",
+        "bare": ", bare grpc server",
+        "echo": ", bare echo of bytes",
+    }
+    for name, kept in names.items():
         what = f"{CLIENTS} clients, single calls, unbounded{kept}"
-        yield Finding(what=what, value=_median(closed, place, "calls"), unit="/s")
-        goal_of_echo = None if kept else GOAL_OF_ECHO
-        yield Finding(what="  / bare grpc echo", value=_ratio(closed, place, 2), unit="", least=goal_of_echo)
+        yield Finding(what=what, value=found.median(name, "calls"), unit="/s")
+        yield from _processors(found, name)
+        if name in ("plain", "journal"):
+            goal = GOAL_OF_ECHO if name == "plain" else None
+            yield from _ratio(found, "/ bare grpc server, same messages", name, "bare", goal)
+            yield from _ratio(found, "/ bare grpc echo of 64 bytes", name, "echo", goal)
+    yield from _ratio(found, "with journal / without", "journal", "plain", GOAL_HALF)
 
 
-Measured = list[list[dict[str, float]]]  # rounds of contenders
+def _processors(found: Rounds, name: str) -> Iterator[Finding]:
+    for what, whose in (("server_cpu_s", "the server's"), ("peers_cpu_s", "the clients'")):
+        yield Finding(what=f"  {whose} CPU, 1,000 calls", value=found.median(name, what), unit="s")
 
 
-def _median(rounds: Measured, place: int, what: str) -> float:
-    return statistics.median(one[place][what] for one in rounds)
-
-
-def _ratio(rounds: Measured, ours: int, theirs: int) -> float:
-    return statistics.median(one[ours]["calls"] / one[theirs]["calls"] for one in rounds)
-
-
-def _peers(
-    kind: str, address: str, seconds: float, sessions: int, count: int, rate: float = 0.0
-) -> dict[str, float]:
-    arguments = [kind, address, *map(str, (seconds, sessions, count, rate))]
-    done = subprocess.run(
-        [sys.executable, str(PEERS), *arguments],
-        env=environment_of_children(),
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
-
-
-@contextmanager
-def _echo() -> Iterator[str]:
-    """The address of a bare grpc server that returns what it gets."""
-    server = subprocess.Popen(
-        [sys.executable, str(PEERS), "echo"],
-        env=environment_of_children(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        yield server.stdout.readline().split()[-1]
-    finally:
-        server.kill()
-        server.communicate()
+def _ratio(found: Rounds, what: str, ours: str, theirs: str, goal: float | None) -> Iterator[Finding]:
+    low, middle, high = found.ratio("calls", ours, theirs)
+    yield Finding(what=f"  {what}", value=middle, unit=f"[{low:.2f} … {high:.2f}]", least=goal)
+    low, middle, high = found.ratio("server_cpu_s", theirs, ours)
+    yield Finding(what="    by the servers' CPU alone", value=middle, unit=f"[{low:.2f} … {high:.2f}]")
 
 
 def _timed(work: Callable[[], None]) -> float:

@@ -1,7 +1,8 @@
-"""The other side of `dispatch.py`, in processes of its own: trainers that only ask, and a bare echo server.
+"""The other side of `dispatch.py`, in processes of its own: trainers that only ask, and a bare grpc server.
 
-`dispatch_peers.py echo`, or `dispatch_peers.py trainers|echoes ADDRESS SECONDS SESSIONS COUNT RATE`; prints
-one line of JSON. Messages are made by hand, so that little of what is measured is the trainers' own work.
+`dispatch_peers.py bare`, or `dispatch_peers.py trainers|echoes ADDRESS SECONDS SESSIONS COUNT RATE`; prints
+one line of JSON. Messages are made by hand, so that little of what is measured is the trainers' own work. The
+bare server echoes, and answers trainers with bytes that were made before: what is left is grpc and they.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ DATASET = "bench"
 HUGE = 10**12
 SHARD = 256
 ECHO = "/bench.Echo/Echo"
+MASTER = "edl_torch.v1.Master"
 PAYLOAD = bytes(64)
 
 Call = Callable[[], Awaitable[int]]  # one round trip; returns how many leases or outcomes it carried
@@ -33,7 +35,7 @@ class Trainer:
     def __init__(self, channel: grpc.aio.Channel, count: int) -> None:
         def method(name: str, answer: Any) -> Any:
             return channel.unary_unary(
-                f"/edl_torch.v1.Master/{name}", lambda m: m.SerializeToString(), answer.FromString
+                f"/{MASTER}/{name}", lambda m: m.SerializeToString(), answer.FromString
             )
 
         self._register = method("Register", pb.RegisterResponse)
@@ -99,16 +101,18 @@ async def drive(
         peers = [kind(channel, count) for _ in range(sessions)]
         for peer in peers:
             await peer.begin()
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         pace = sessions / rate if rate else 0.0
         runs = [
             _run(peer.call, begun + seconds, begun + pace * place / sessions, pace)
             for place, peer in enumerate(peers)
         ]
         done = await asyncio.gather(*runs)
-        elapsed = time.perf_counter() - begun
+        elapsed, cpu = time.perf_counter() - begun, time.process_time() - cpu
     latencies = sorted(latency for some, _ in done for latency in some)
     return {
+        "answered": len(latencies),
+        "cpu_s": cpu,
         "calls": len(latencies) / elapsed,
         "items": sum(items for _, items in done) / elapsed,
         "p50_ms": 1e3 * latencies[len(latencies) // 2],
@@ -132,15 +136,34 @@ async def _run(call: Call, until: float, due: float, pace: float) -> tuple[list[
         due += pace
 
 
-async def serve_echo() -> None:
-    """Echo until killed."""
+async def serve_bare() -> None:
+    """Serve until killed."""
     server = grpc.aio.server()
 
     async def echo(request: bytes, _: Any) -> bytes:
         return request
 
-    handlers: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))
+    def canned(answer: Any) -> Any:
+        raw = answer.SerializeToString()
+
+        async def answering(_: bytes, __: Any) -> Any:
+            return raw
+
+        return grpc.unary_unary_rpc_method_handler(answering)
+
+    grant = pb.Grant(task=100_000, attempt=1, shard=2_000_000_000, limit=SHARD)
+    answers: dict[str, Any] = {
+        "Register": canned(pb.RegisterResponse(lineage=1)),
+        "Lease": canned(pb.LeaseResponse(request=1000, grants=[grant])),
+        "Report": canned(pb.ReportResponse(request=1000)),
+    }
+    echoes: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler("bench.Echo", echoes),
+            grpc.method_handlers_generic_handler(MASTER, answers),
+        )
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(f"ready on 127.0.0.1:{port}", flush=True)
@@ -149,8 +172,8 @@ async def serve_echo() -> None:
 
 def main(arguments: list[str]) -> None:
     """One of the two."""
-    if arguments[0] == "echo":
-        asyncio.run(serve_echo())
+    if arguments[0] == "bare":
+        asyncio.run(serve_bare())
         return
     kind, address, seconds, sessions, count, rate = arguments
     peer = Trainer if kind == "trainers" else Echo

@@ -1,4 +1,4 @@
-"""The command line: `edl-torch master`, `edl-torch status` and `edl-torch audit`.
+"""The command line: `edl-torch master`, `status`, `audit` and `convert`.
 
 Reads arguments and prints; what a command does lives elsewhere and is imported when it is asked for.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import math
 import sys
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
     _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
     _add_audit(commands.add_parser("audit", help="prove what was trained on from the trainers' audit logs"))
+    _add_convert(commands.add_parser("convert", help="write the records of any reader to RecordIO files"))
     return parser
 
 
@@ -82,6 +84,13 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="a trainer that lives but does not train for so long loses its leases (default: never)",
     )
+    _option(
+        parser,
+        "--elasticdl_task_timeout_s",
+        type=_seconds,
+        default=300.0,
+        help="a task of an ElasticDL client that is not reported for so long is handed out again",
+    )
     data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
@@ -90,6 +99,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(data, "--shuffle", action="store_true", help="shuffle all training records")
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
     _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
+    _option(data, "--max_bad_records", type=int, default=0, metavar="N", help="may be bad before a job fails")
     _option(data, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
     _option(data, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
@@ -137,9 +147,36 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run_audit)
     parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
+    _option(
+        parser,
+        "--state",
+        type=Path,
+        metavar="STATE_DIR",
+        help="the master's --state folder: its journal says what was heard of trainers that were killed",
+    )
     _option(parser, "--json", action="store_true", help="print JSON")
     _option(parser, "--unfinished", action="store_true", help="the job goes on: what is missing is not lost")
     _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name")
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=run_convert)
+    parser.add_argument("source", metavar="SOURCE", help="data that a reader knows, as for --training_data")
+    parser.add_argument("target", metavar="TARGET", help="a file, or with --records_per_file a folder")
+    _option(parser, "--records_per_file", type=int, metavar="N", help="many files of so many records")
+    _option(
+        parser,
+        "--encode",
+        default="auto",
+        metavar="HOW",
+        help="records as bytes: auto, bytes, text, json, npy, npz or MODULE:FUNCTION",
+    )
+    _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
+    _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
+    _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
+    _option(parser, "--max_chunk_bytes", type=int, default=1 << 18, metavar="N", help="records in a chunk")
+    _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 
 def _option(parser: argparse._ActionsContainer, name: str, **settings: object) -> None:
@@ -181,6 +218,7 @@ def run_master(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableState | None) -> None:
     from edl_torch.cli_data import described
+    from edl_torch.master.elasticdl_desk import DeskOptions
     from edl_torch.master.server import serve, write_address_file
     from edl_torch.rpc.address import HostPort
 
@@ -195,6 +233,8 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             write_address_file(options.address_file, address)
         print(f"ready on {address}", flush=True)
 
+    gc.collect()
+    gc.freeze()  # what is here stays: a full collection that looks at it would hold answers back for 14 ms
     make_commits = None if state is None else state.group_commit
     asyncio.run(
         serve(
@@ -203,6 +243,9 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             door=_door(options),
             on_ready=announce,
             make_commits=make_commits,
+            elasticdl=DeskOptions(
+                task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
+            ),
         )
     )
 
@@ -244,4 +287,20 @@ def run_audit(options: argparse.Namespace) -> int:
     """Judge audit logs. Status 0: proven, 1: refuted, 2: the logs cannot be used."""
     from edl_torch.cli_audit import run
 
-    return run(options.directories, unfinished=options.unfinished, listed=options.list, as_json=options.json)
+    return run(
+        options.directories,
+        state=options.state,
+        unfinished=options.unfinished,
+        listed=options.list,
+        as_json=options.json,
+    )
+
+
+# Convert ----------------------------------------------------------------------------------------------
+
+
+def run_convert(options: argparse.Namespace) -> int:
+    """Write RecordIO files, all or none."""
+    from edl_torch.cli_convert import run
+
+    return run(options)

@@ -67,6 +67,10 @@ class MasterUnavailable(EdlError, ConnectionError):
     """The master did not answer within `master_timeout_s`. It is never an end of the data."""
 
 
+class Unsupported(EdlError):
+    """The master speaks a protocol that cannot express this call; the message says what to do instead."""
+
+
 class PeerFailed(EdlError, RuntimeError):
     """Another synchronous rank cannot go on, or is gone: all start again from a checkpoint."""
 
@@ -80,7 +84,8 @@ class MasterStartError(EdlError):
 
 
 class JournalError(EdlError):
-    """The journal cannot be written: the master stops before it says what it could not keep."""
+    """The journal cannot be written, so that the master stops before it says what it could not keep; or a
+    command cannot read it."""
 
 
 class ReaderError(EdlError):
@@ -95,8 +100,16 @@ class DataFormatError(ReaderError, ValueError):
     """A file that describes a dataset (JSON, CSV, XML, list) is not what the reader expects."""
 
 
+class SourceChanged(ReaderError):
+    """The data was changed since the dataset was registered: its records are not those of before."""
+
+
 class BadRecord(ReaderError):
     """One record cannot be read: missing or broken file, undecodable image, failing transform."""
+
+
+class OutputError(EdlError):
+    """Data cannot be written: the target exists, cannot be made, or the disk is full; nothing was left."""
 
 
 class AuditError(EdlError):

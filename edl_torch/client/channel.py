@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from edl_torch.client.diagnosis import explain
 from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.address import HostPort, parse_address
 from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, Credentials
@@ -45,6 +46,10 @@ class MasterChannel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
+
+    def explain(self, timeout_s: float) -> None:
+        """Raise AccessDenied where the master will never take this channel's connections."""
+        explain(self.address, self.credentials, timeout_s)
 
     def __repr__(self) -> str:
         return f"<MasterChannel {self.address}>"

@@ -13,6 +13,7 @@ from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.address import parse_address
 
 MASTER_TIMEOUT_S = 600.0
+PROTOCOLS = ("edl_torch", "elasticdl")
 
 
 def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | None:
@@ -35,6 +36,29 @@ def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | N
             "EDL_MASTER_ADDR=HOST:PORT in its environment"
         )
     return None
+
+
+def master_protocol_from_env(environ: Mapping[str, str] | None = None) -> str:
+    """`EDL_MASTER_PROTOCOL`: "edl_torch", or "elasticdl" for that project's master."""
+    env = os.environ if environ is None else environ
+    protocol = env.get("EDL_MASTER_PROTOCOL", "").strip() or PROTOCOLS[0]
+    if protocol not in PROTOCOLS:
+        raise InvalidArgument(
+            f"EDL_MASTER_PROTOCOL is {protocol!r}: it must be one of {', '.join(PROTOCOLS)}"
+        )
+    return protocol
+
+
+def elasticdl_worker_id(worker_id: str | int | None, environ: Mapping[str, str] | None = None) -> int:
+    """The number of a worker for ElasticDL's master: as given, else `WORKER_ID`, else `RANK`, else 0."""
+    env = os.environ if environ is None else environ
+    text = str(env.get("WORKER_ID") or env.get("RANK") or 0 if worker_id is None else worker_id).strip()
+    if not text.isdecimal() or int(text) > 2**31 - 1:
+        raise InvalidArgument(
+            f"the worker id is {text!r}: ElasticDL's master knows workers by numbers, so set WORKER_ID to a "
+            f"number that no other worker has"
+        )
+    return int(text)
 
 
 def master_timeout_from_env(environ: Mapping[str, str] | None = None) -> float:

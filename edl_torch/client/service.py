@@ -108,8 +108,16 @@ class DataShardService:
             max_bad_records=max_bad_records,
         )
         self._owns_master = master_client is None
+        master = default_master(master_timeout_s) if master_client is None else master_client
+        if audit_dir is not None and not master.keeps_ledger:
+            if self._owns_master:
+                master.close()
+            raise InvalidArgument(
+                f"audit_dir needs an edl_torch master: {master!r} does not tell epochs, so that nothing "
+                f"could be proven from the log"
+            )
         self._session = Session(
-            default_master(master_timeout_s) if master_client is None else master_client,
+            master,
             self._description,
             lookahead,
             audit_dir,
@@ -269,7 +277,7 @@ class DataShardService:
     def describe(self, reader: AbstractDataReader, *, shuffle: bool) -> None:
         """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
         described = self._description
-        if self._session.joined and bool(described.in_shard) != shuffle:
+        if (self._session.joined or described.told) and bool(described.in_shard) != shuffle:
             raise InvalidArgument(
                 f"dataset {self.dataset_name!r} is in use with shuffle={bool(described.in_shard)}: make all "
                 f"datasets around one service with the same shuffle, before the first pass"

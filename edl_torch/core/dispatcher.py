@@ -26,6 +26,7 @@ from edl_torch.core.calls import (
     TrainerStatus,
 )
 from edl_torch.core.changes import Changes, unrecorded
+from edl_torch.core.checking import count_new
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
@@ -281,11 +282,12 @@ class Dispatcher:
         member = self.members.heard(call.session, now)
         ledger = self._fenced(call)
         if call.failures:
-            new = ledger.count_new(call.session, call.failures)  # a repeated call adds none
+            new = count_new(ledger.loans, call.session, call.failures)  # a repeated call adds none
             if new:
                 self.limits.check_quarantine(call.dataset, len(ledger.quarantine) + new)
         ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
-        if call.request > member.reports.get(call.dataset, 0):
+        takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
+        if takes_part and call.request > member.reports.get(call.dataset, 0):
             ledger.confirm(call.session)
             member.reports[call.dataset] = call.request
             self._mark("report", call.dataset, call.session)

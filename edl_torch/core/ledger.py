@@ -1,13 +1,13 @@
 """The ledger of one dataset: which records wait, which are lent, which have an outcome.
 
 Pure state: no clock, no I/O, no transport. What has an outcome is what remains, so the state is as small
-as what is in flight. It must not know sessions' liveness; it is told who joins and who is released.
+as what is in flight. It decides what happens to `todo`, `loans` and `participants`, which only keep. It must
+not know sessions' liveness; it is told who joins and who is released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -20,34 +20,26 @@ from edl_torch.core.calls import (
     QuarantinedRecord,
 )
 from edl_torch.core.changes import Mark, unrecorded
+from edl_torch.core.checking import check_report
+from edl_torch.core.head import Head
 from edl_torch.core.identity import identity
 from edl_torch.core.lease import Lease, pass_over
+from edl_torch.core.lending import Lending
+from edl_torch.core.loans import Loans
+from edl_torch.core.participants import Participants
 from edl_torch.core.plan import Plan
 from edl_torch.core.todo import Todo, Waiting
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Slice
 
-LOOKS = 8  # a trainer that let the others ask so often each has stopped waiting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """The numbers of a ledger: where its cursor is, what has come of the records, which ids come next."""
-
-    lineage: int
-    cursor: tuple[int, int, int]
-    acknowledged: int
-    dropped: int
-    next_task: int
-    next_bundle: int
-
 
 class ShardLedger:
-    """One dataset's records: `todo` waits, `leased` is a dict by task, what has an outcome is the rest.
+    """One dataset's records: `todo` waits, `loans` are with trainers, what has an outcome is the rest.
 
-    `mark` is told the key of each part that changes, for who writes the state down. `news` grows when a
-    trainer that waits may find something: records that came back, a lease or an epoch that ended.
+    `loans` and `participants` are for others to look at. `mark` is told the key of each part that changes,
+    for who writes the state down. `news` grows when a trainer that waits may find something: records that
+    came back, a lease or an epoch that ended.
     """
 
     def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded) -> None:
@@ -59,15 +51,9 @@ class ShardLedger:
         self.acknowledged = 0
         self.dropped = 0
         self._todo = Todo(self.plan, mark)
-        self._trainers: dict[str, int] = {}  # session -> batch size
-        self._waiting: dict[str, int] = {}  # session -> its last look, while it is sent away empty
-        self._looks = 0
-        self._held: dict[str, set[int]] = {}  # session -> tasks
-        self._closed: dict[str, dict[int, int]] = {}  # session -> task -> attempt, since its last report
-        self._leased: dict[int, Lease] = {}
-        self._unhanded: dict[int, int] = {}  # epoch -> leases that may still produce batches
-        self._next_task = 1
-        self._next_bundle = 1
+        self.participants = Participants(mark)
+        self.loans = Loans(mark)
+        self._lending = Lending(self._todo, self.loans, self.participants)
 
     # What it is -----------------------------------------------------------------------------------------
 
@@ -102,7 +88,7 @@ class ShardLedger:
     @property
     def finished(self) -> bool:
         """Whether every record of every epoch has an outcome."""
-        return not self._leased and self._todo.empty
+        return not self.loans and self._todo.empty
 
     @property
     def failure(self) -> str:
@@ -125,18 +111,18 @@ class ShardLedger:
     @property
     def leased_records(self) -> int:
         """Records on loan that have no outcome yet."""
-        return sum(lease.open_records for lease in self._leased.values())
+        return sum(lease.open_records for lease in self.loans)
 
     @property
     def leases(self) -> int:
         """Live leases."""
-        return len(self._leased)
+        return len(self.loans)
 
     @property
     def shards_left(self) -> int:
         """Shards of the epochs begun with records that wait or are on loan."""
         epoch, position, offset = self._todo.cursor
-        begun = {(lease.epoch, lease.shard) for lease in self._leased.values()}
+        begun = {(lease.epoch, lease.shard) for lease in self.loans}
         begun.update((item.epoch, item.shard) for item in (*self._todo.returned(), *self._todo.crumbs()))
         if self._todo.past_end:
             return len(begun)
@@ -147,15 +133,15 @@ class ShardLedger:
     @property
     def trainers(self) -> int:
         """Sessions that have joined and were not released."""
-        return len(self._trainers)
+        return len(self.participants)
 
     def holds(self, session: str) -> bool:
         """Whether `session` has a live lease."""
-        return bool(self._held.get(session))
+        return self.loans.holds(session)
 
     def held_by(self, session: str) -> int:
         """Records without outcome on loan to `session`."""
-        return sum(self._leased[task].open_records for task in self._held.get(session, ()))
+        return sum(lease.open_records for lease in self.loans.of(session))
 
     def __repr__(self) -> str:
         return (
@@ -167,46 +153,38 @@ class ShardLedger:
 
     def join(self, session: str, batch_size: int) -> None:
         """A session begins to use the dataset; joining again may change its batch size."""
-        self._trainers[session] = batch_size
+        self.participants.enter(session, batch_size)
         self.news += 1
-        self._mark("member", session)
 
     def release(self, session: str) -> tuple[Slice, ...]:
         """A session is gone: the rest of all it held waits again. Returns those slices."""
-        self._trainers.pop(session, None)
-        self.confirm(session)
-        self._mark("member", session)
+        self.participants.leave(session)
+        self.loans.forget_ended(session)
         return self.take_back(session)
 
     def take_back(self, session: str) -> tuple[Slice, ...]:
         """The rest of all that a session holds waits again; the session stays. Returns those slices."""
-        self._waiting.pop(session, None)
+        self.participants.served(session)
         self.news += 1
         lost: list[Slice] = []
-        for task in sorted(self._held.pop(session, ())):
-            lease = self._leased[task]
+        for lease in self.loans.take_back(session):
             for item in lease.pieces():
                 self._todo.put_back(item, lease.attempt + 1)
                 lost.append(item)
-            self._drop_lease(lease)
         self._settle()
         return tuple(lost)
 
     def void_of(self, session: str, leases: Iterable[HeldLease]) -> tuple[int, ...]:
         """Those tasks of `leases` that are not the session's any more; the others are, as a whole."""
-        return tuple(held.task for held in leases if self._is_void(session, held))
+        return tuple(held.task for held in leases if not self._is_known(session, held.task, held.attempt))
 
-    def _is_void(self, session: str, held: HeldLease) -> bool:
-        try:
-            self._find(session, held.task, held.attempt)
-        except StaleLease:
-            return True
-        return False
+    def _is_known(self, session: str, task: int, attempt: int) -> bool:
+        live = self.loans.live(session, task, attempt) is not None
+        return live or self.loans.has_ended(session, task, attempt)
 
     def confirm(self, session: str) -> None:
         """A newer report arrived: the answers to the ones before it are known to the session."""
-        if self._closed.pop(session, None) is not None:
-            self._mark("report", session)
+        self.loans.forget_ended(session)
 
     # Lending --------------------------------------------------------------------------------------------
 
@@ -225,96 +203,36 @@ class ShardLedger:
             raise InvalidArgument(
                 f"epoch {epoch} of dataset {self.spec.name!r} has not begun: it is in {self.epoch}"
             )
-        self._looks += 1
-        self._waiting[session] = self._looks
-        if drained:
-            self._hand_over(session)
+        self.participants.look(session)
+        if drained:  # it has handed all that it holds to its loop: no more batches come of it
+            self.news += self.loans.hand_over(session)
         self._settle()
         if epoch == NEW_PASS:
-            epoch = self._open_pass(batch_size)
+            epoch = self._lending.open_pass(batch_size)
         if epoch == NEW_PASS:
             return epoch, PassState.FINISHED if self.finished else PassState.OPEN, ()
-        grants = tuple(self._grants(session, epoch, count, batch_size))
+        grants = tuple(self._lending.grants(session, epoch, count, batch_size))
+        if grants:
+            self.loans.lent(session, grants[0].task)
+            self._mark("head")
         state = PassState.OPEN if grants else self._pass_state(epoch)
         if grants or state is not PassState.OPEN:
-            del self._waiting[session]
+            self.participants.served(session)
         return epoch, state, grants
 
     def _batch_size(self, session: str) -> int:
-        try:
-            return self._trainers[session]
-        except KeyError:
+        batch_size = self.participants.batch_size(session)
+        if batch_size is None:
             raise StaleLease(
                 f"session {session!r} does not take part in dataset {self.spec.name!r}: "
                 f"it was released; register again"
-            ) from None
-
-    def _hand_over(self, session: str) -> None:
-        """A drained session has handed all that it holds to its loop: no more batches come of it."""
-        for task in self._held.get(session, ()):
-            lease = self._leased[task]
-            if not lease.handed:
-                lease.handed = True
-                self.news += 1
-                self._mark("lease", task)
-                self._count_unhanded(lease.epoch, -1)
-
-    def _open_pass(self, batch_size: int) -> int:
-        """The oldest epoch that has something for a trainer with this batch size."""
-        todo = self._todo
-        if not todo.past_end or todo.returned_records:
-            epochs = [todo.oldest]
-        else:
-            epochs = []
-        epochs += [epoch for epoch in todo.crumb_epochs if todo.crumb_records(epoch) >= batch_size]
-        return min(epochs, default=NEW_PASS)
+            )
+        return batch_size
 
     def _pass_state(self, epoch: int) -> PassState:
         if self.finished:
             return PassState.FINISHED
         return PassState.EPOCH_OVER if self._is_over(epoch) else PassState.OPEN
-
-    def _grants(self, session: str, epoch: int, count: int, batch_size: int) -> Iterator[Grant]:
-        if not self.spec.epoch_barrier:  # endless epochs would pile them up
-            yield from self._crumb_bundle(session, epoch, batch_size)
-        for _ in range(count):
-            taken = self._todo.take(epoch, self._lease_limit(epoch, batch_size))
-            if taken is None:
-                yield from self._crumb_bundle(session, epoch, batch_size)
-                return
-            yield self._lend(session, taken)
-
-    def _lease_limit(self, epoch: int, batch_size: int) -> int:
-        """Guided tail: the waiting records over twice the trainers, in whole batches, at least one."""
-        if not self._tail_applies:
-            return max(batch_size, self.spec.records_per_shard)
-        share = self._todo.waiting(epoch) // (2 * len(self._trainers))
-        return max(batch_size, share - share % batch_size)
-
-    @property
-    def _tail_applies(self) -> bool:
-        spec = self.spec
-        return spec.epoch_barrier or self._todo.past_end or self._todo.cursor_epoch + 1 == spec.num_epochs
-
-    def _lend(self, session: str, item: Waiting, bundle: int = 0) -> Grant:
-        cut, attempt = item
-        task = self._next_task
-        self._next_task += 1
-        self._leased[task] = Lease(task, attempt, session, cut.epoch, cut.shard, cut.skip, cut.stop, cut.stop)
-        self._held.setdefault(session, set()).add(task)
-        self._count_unhanded(cut.epoch, 1)
-        self._mark("lease", task)
-        self._mark("head")
-        return Grant(task=task, attempt=attempt, slice=cut, bundle=bundle)
-
-    def _crumb_bundle(self, session: str, epoch: int, batch_size: int) -> Iterator[Grant]:
-        records = self._todo.crumb_records(epoch)
-        if records < batch_size:
-            return
-        bundle = self._next_bundle
-        self._next_bundle += 1
-        for item in self._todo.take_crumbs(epoch, records - records % batch_size):
-            yield self._lend(session, item, bundle)
 
     # Outcomes -------------------------------------------------------------------------------------------
 
@@ -326,34 +244,7 @@ class ShardLedger:
         give_backs: Iterable[GiveBack],
     ) -> None:
         """Raise InvalidArgument if one of these, applied in this order, would; nothing is changed."""
-        ahead: dict[int, int] = {}  # task -> where the acknowledged prefix will end
-        bad: dict[int, set[int]] = {}
-        for failure in failures:
-            lease = self._live(session, failure.task, failure.attempt)
-            if lease is not None:
-                lease.check_failure(failure.position)
-                bad.setdefault(failure.task, set()).add(failure.position)
-        for done in acknowledgements:
-            lease = self._live(session, done.task, done.attempt)
-            if lease is not None:
-                lease.check_acknowledgement(done.upto)
-                ahead[done.task] = max(done.upto, ahead.get(done.task, lease.done))
-        for back in give_backs:
-            lease = self._live(session, back.task, back.attempt)
-            if lease is not None:
-                holes = lease.holes | bad.get(back.task, set())
-                reached = pass_over(ahead.get(back.task, lease.done), holes)
-                if reached < lease.stop:  # else it has ended by then, and there is nothing to give back
-                    lease.check_give_back(back.start, reached)
-
-    def count_new(self, session: str, failures: Iterable[Failure]) -> int:
-        """How many records these would put into quarantine that are not there yet."""
-        new: set[tuple[int, int]] = set()
-        for failure in failures:
-            lease = self._live(session, failure.task, failure.attempt)
-            if lease is not None and lease.is_open(failure.position):
-                new.add((failure.task, failure.position))
-        return len(new)
+        check_report(self.loans, session, failures, acknowledgements, give_backs)
 
     def acknowledge(self, session: str, task: int, attempt: int, upto: int) -> None:
         """Records of the lease below position `upto` were trained on. Monotone; may be repeated.
@@ -369,9 +260,8 @@ class ShardLedger:
         if lease.holes:
             self.acknowledged -= lease.pass_holes(upto)
         lease.done = upto
-        self._mark("lease", task)
         self._mark("head")
-        self._close_if_done(lease)
+        self._changed(lease)
 
     def fail(self, session: str, task: int, attempt: int, position: int, reason: str) -> None:
         """Put the record at `position` into quarantine; the lease lives on around it. May be repeated."""
@@ -390,8 +280,7 @@ class ShardLedger:
         )
         lease.holes.add(position)
         self.news += bool(self.failure)
-        self._mark("lease", task)
-        self._close_if_done(lease)
+        self._changed(lease)
 
     def give_back(self, session: str, task: int, attempt: int, start: int, *, crumb: bool = False) -> None:
         """Cut the lease's records from position `start` on and let them wait again. May be repeated."""
@@ -405,49 +294,30 @@ class ShardLedger:
         lease.stop = start
         lease.holes = {hole for hole in lease.holes if hole < start}
         self.news += 1
-        self._mark("lease", task)
-        self._close_if_done(lease)
+        self._changed(lease)
 
     def _find(self, session: str, task: int, attempt: int) -> Lease | None:
         """The live lease, or None when this session has closed it already."""
-        lease = self._live(session, task, attempt)
+        lease = self.loans.live(session, task, attempt)
         if lease is not None:
             return lease
-        if self._closed.get(session, {}).get(task) == attempt:
+        if self.loans.has_ended(session, task, attempt):
             return None
         raise StaleLease(
             f"task {task}, attempt {attempt} of dataset {self.spec.name!r} is not a lease of this session"
         )
 
-    def _live(self, session: str, task: int, attempt: int) -> Lease | None:
-        lease = self._leased.get(task)
-        mine = lease is not None and lease.session == session and lease.attempt == attempt
-        return lease if mine else None
-
-    def _close_if_done(self, lease: Lease) -> None:
+    def _changed(self, lease: Lease) -> None:
+        """The lease is another one than it was: it ends, or it lives on."""
         if lease.holes:
             lease.done = pass_over(lease.done, lease.holes)
             lease.pass_holes(lease.done)
         if lease.done == lease.stop:
-            self._closed.setdefault(lease.session, {})[lease.task] = lease.attempt
-            self._mark("report", lease.session)
-            self._held[lease.session].discard(lease.task)
-            self._drop_lease(lease)
+            self.loans.end(lease)
+            self.news += 1
             self._settle()
-
-    def _drop_lease(self, lease: Lease) -> None:
-        del self._leased[lease.task]
-        self.news += 1
-        self._mark("lease", lease.task)
-        if not lease.handed:
-            self._count_unhanded(lease.epoch, -1)
-
-    def _count_unhanded(self, epoch: int, change: int) -> None:
-        count = self._unhanded.get(epoch, 0) + change
-        if count:
-            self._unhanded[epoch] = count
         else:
-            self._unhanded.pop(epoch, None)
+            self.loans.changed(lease)
 
     # Epochs ---------------------------------------------------------------------------------------------
 
@@ -470,29 +340,21 @@ class ShardLedger:
         """Whether a pass over the epoch has nothing to wait for but the death of a drained trainer."""
         if self._todo.waiting(epoch):
             return False
-        if self._unhanded.get(epoch) if self.spec.epoch_barrier else self._unhanded:
+        if self.loans.unhanded(epoch if self.spec.epoch_barrier else None):
             return False
-        return not self._fill_a_batch(self._todo.crumb_records(epoch))
+        return not self.participants.can_use(self._todo.crumb_records(epoch))
 
     def _is_lent(self, epoch: int) -> bool:
         if not self.spec.epoch_barrier:
-            return bool(self._leased)
-        return any(lease.epoch == epoch for lease in self._leased.values())
-
-    def _fill_a_batch(self, crumbs: int) -> bool:
-        """Whether crumbs are enough for a trainer that waits and still asks; while none does, for any."""
-        if not crumbs:
-            return False
-        since = self._looks - LOOKS * len(self._trainers)
-        sizes = [self._trainers[session] for session, look in self._waiting.items() if look > since]
-        return crumbs >= min(sizes or self._trainers.values(), default=1)
+            return bool(self.loans)
+        return any(lease.epoch == epoch for lease in self.loans)
 
     # Tokens ---------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Token:
         """The whole position: cursor, every slice without outcome, crumbs, quarantine, counts."""
         epoch, position, offset = self._todo.cursor
-        lent = [item for _, lease in sorted(self._leased.items()) for item in lease.pieces()]
+        lent = [item for lease in self.loans for item in lease.pieces()]
         return Token(
             identity=identity(self.spec),
             epoch=epoch,
@@ -513,7 +375,8 @@ class ShardLedger:
         token = token or Token(identity=identity(self.spec))
         token.check(self.spec)
         token.check_within(self.plan)
-        self._void_leases()
+        self.loans.clear()
+        self.participants.nobody_waits()
         self._todo.restore(token)
         for number in range(max(len(self.quarantine), len(token.quarantine))):
             self._mark("bad", number)
@@ -522,17 +385,6 @@ class ShardLedger:
         self.lineage += 1
         self.news += 1
         self._settle()
-
-    def _void_leases(self) -> None:
-        for task in self._leased:
-            self._mark("lease", task)
-        for session in self._closed:
-            self._mark("report", session)
-        self._leased.clear()
-        self._unhanded.clear()
-        self._held.clear()
-        self._closed.clear()
-        self._waiting.clear()
 
     # As rows of a journal -------------------------------------------------------------------------------
 
@@ -544,19 +396,14 @@ class ShardLedger:
             cursor=self._todo.cursor,
             acknowledged=self.acknowledged,
             dropped=self.dropped,
-            next_task=self._next_task,
-            next_bundle=self._next_bundle,
+            next_task=self.loans.next_task,
+            next_bundle=self._lending.next_bundle,
         )
 
     @property
     def tasks(self) -> tuple[int, ...]:
         """The tasks on loan."""
-        return tuple(self._leased)
-
-    @property
-    def sessions(self) -> tuple[str, ...]:
-        """Who has joined and was not released."""
-        return tuple(self._trainers)
+        return tuple(lease.task for lease in self.loans)
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -565,19 +412,11 @@ class ShardLedger:
 
     def lease_of(self, task: int) -> Lease | None:
         """The live lease of this task."""
-        return self._leased.get(task)
+        return self.loans.find(task)
 
     def waiting_slice(self, number: int) -> tuple[bool, Waiting] | None:
         """Whether the slice of this number is a crumb, and the slice; None when it does not wait."""
         return self._todo.find(number)
-
-    def batch_size_of(self, session: str) -> int | None:
-        """The session's batch size; None when it does not take part."""
-        return self._trainers.get(session)
-
-    def closed_by(self, session: str) -> Mapping[int, int]:
-        """Tasks, and their attempts, that the session has ended since its last report."""
-        return self._closed.get(session, {})
 
     def resume(
         self,
@@ -594,13 +433,9 @@ class ShardLedger:
         Which sessions wait is not remembered: those that still do will ask again.
         """
         self.lineage, self.acknowledged, self.dropped = head.lineage, head.acknowledged, head.dropped
-        self._next_task, self._next_bundle = head.next_task, head.next_bundle
+        self._lending.next_bundle = head.next_bundle
         self._todo.resume(head.cursor, waiting)
         self.quarantine = list(quarantine)
-        self._trainers.update(batch_sizes)
-        self._closed.update(closed)
-        for lease in sorted(leases, key=lambda lease: lease.task):
-            self._leased[lease.task] = lease
-            self._held.setdefault(lease.session, set()).add(lease.task)
-            if not lease.handed:
-                self._count_unhanded(lease.epoch, 1)
+        for session, batch_size in batch_sizes.items():
+            self.participants.enter(session, batch_size)
+        self.loans.resume(head.next_task, leases, closed)

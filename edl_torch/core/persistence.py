@@ -2,13 +2,14 @@
 
 Rows are JSON-able and say what is, never what was asked for: an upgrade reads them without deciding anything
 again. Deadlines are not among them, nor who waits at this moment. Where rows are kept is not known here.
+A page has the leases of one session among `loans.PAGE` tasks: a hundred leases of a call are seven rows.
 
 | key | row |
 | --- | --- |
 | `dataset`, name | place among the datasets, specification |
 | `head`, dataset | lineage, cursor (epoch, position, offset), acknowledged, dropped, next task, next bundle |
 | `waiting`, dataset, number | crumb or not, epoch, shard, skip, limit, attempt |
-| `lease`, dataset, task | attempt, session, epoch, shard, done, stop, end, handed, holes |
+| `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end[, handed, *holes] |
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
 | `session`, session | worker id |
 | `member`, dataset, session | batch size |
@@ -24,8 +25,9 @@ from typing import Any
 from edl_torch.core.calls import Grant, LeaseAnswer, PassState, QuarantinedRecord
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.head import Head
 from edl_torch.core.lease import Lease
-from edl_torch.core.ledger import Head, ShardLedger
+from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.todo import Waiting
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
@@ -59,7 +61,7 @@ def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
         yield "dataset", name
         yield "head", name
         yield from (("waiting", name, number) for number in ledger.waiting)
-        yield from (("lease", name, task) for task in ledger.tasks)
+        yield from (("leases", name, session, page) for session, page in ledger.loans.pages())
         yield from (("bad", name, number) for number in range(len(ledger.quarantine)))
         yield from ((kind, name, m.session) for m in members for kind in ("member", "answer", "report"))
 
@@ -78,18 +80,18 @@ def _spec_row(spec: DatasetSpec) -> dict[str, Any]:
 
 
 def _of_ledger(
-    row: Callable[[ShardLedger, Any], Row | None],
-) -> Callable[[Dispatcher, str, Any], Row | None]:
+    row: Callable[..., Row | None],
+) -> Callable[..., Row | None]:
     """The row of a part of a ledger, which is not there where the ledger is not."""
 
-    def find(dispatcher: Dispatcher, dataset: str, key: Any = None) -> Row | None:
+    def find(dispatcher: Dispatcher, dataset: str, *key: str | int) -> Row | None:
         ledger = dispatcher.find_ledger(dataset)
-        return None if ledger is None else row(ledger, key)
+        return None if ledger is None else row(ledger, *key)
 
     return find
 
 
-def _head(ledger: ShardLedger, _: None) -> Row:
+def _head(ledger: ShardLedger) -> Row:
     head = ledger.head
     return (
         head.lineage,
@@ -104,22 +106,18 @@ def _waiting(ledger: ShardLedger, number: int) -> Row | None:
     if found is None:
         return None
     crumb, item = found
-    return int(crumb), *_slice_row(item.slice), item.attempt
+    cut = item.slice
+    return int(crumb), cut.epoch, cut.shard, cut.skip, cut.limit, item.attempt
 
 
-def _slice_row(item: Slice) -> tuple[int, int, int, int]:
-    return item.epoch, item.shard, item.skip, item.limit
+def _leases(ledger: ShardLedger, session: str, page: int) -> Row | None:
+    leases = ledger.loans.on(session, page)
+    return tuple([_lease_row(lease) for lease in leases]) if leases else None
 
 
-def _lease(ledger: ShardLedger, task: int) -> Row | None:
-    lease = ledger.lease_of(task)
-    if lease is None:
-        return None
-    return (
-        *(lease.attempt, lease.session, lease.epoch, lease.shard),
-        *(lease.done, lease.stop, lease.end, int(lease.handed)),
-        tuple(sorted(lease.holes)),
-    )
+def _lease_row(lease: Lease) -> Row:
+    row = lease.task, lease.attempt, lease.epoch, lease.shard, lease.done, lease.stop, lease.end
+    return (*row, int(lease.handed), *sorted(lease.holes)) if lease.handed or lease.holes else row
 
 
 def _bad(ledger: ShardLedger, number: int) -> Row | None:
@@ -130,7 +128,7 @@ def _bad(ledger: ShardLedger, number: int) -> Row | None:
 
 
 def _member(ledger: ShardLedger, session: str) -> Row | None:
-    batch_size = ledger.batch_size_of(session)
+    batch_size = ledger.participants.batch_size(session)
     return None if batch_size is None else (batch_size,)
 
 
@@ -144,14 +142,18 @@ def _answer(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     answer = None if member is None else member.answers.get(dataset)
     if answer is None:
         return None
-    grants = tuple((g.task, g.attempt, *_slice_row(g.slice), g.bundle) for g in answer.grants)
-    return answer.request, answer.epoch, answer.state.name, grants
+    return answer.request, answer.epoch, answer.state.name, tuple([_grant_row(g) for g in answer.grants])
+
+
+def _grant_row(grant: Grant) -> Row:
+    cut = grant.slice
+    return grant.task, grant.attempt, cut.epoch, cut.shard, cut.skip, cut.limit, grant.bundle
 
 
 def _report(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     member, ledger = dispatcher.members.get(session), dispatcher.find_ledger(dataset)
     number = 0 if member is None else member.reports.get(dataset, 0)
-    closed = {} if ledger is None else ledger.closed_by(session)
+    closed = {} if ledger is None else ledger.loans.ended(session)
     return (number, tuple(closed.items())) if number or closed else None
 
 
@@ -159,7 +161,7 @@ _ROW: dict[str, Callable[..., Row | None]] = {
     "dataset": _dataset,
     "head": _of_ledger(_head),
     "waiting": _of_ledger(_waiting),
-    "lease": _of_ledger(_lease),
+    "leases": _of_ledger(_leases),
     "bad": _of_ledger(_bad),
     "member": _of_ledger(_member),
     "session": _session,
@@ -200,7 +202,7 @@ def load(
     for (name,), (_, spec) in sorted(kinds["dataset"].items(), key=lambda item: int(item[1][0])):
         ledger = dispatcher.add(_spec_from(spec))
         of_it = {
-            kind: {key[1]: row for key, row in parts.items() if key[0] == name}
+            kind: {_rest(key): row for key, row in parts.items() if key[0] == name}
             for kind, parts in kinds.items()
             if kind not in ("session", "dataset", "head")
         }
@@ -216,8 +218,13 @@ def _spec_from(fields: dict[str, Any]) -> DatasetSpec:
     return DatasetSpec(**fields | {"sources": sources, "task_type": TaskType[fields["task_type"]]})
 
 
+def _rest(key: Key) -> Any:
+    """What tells a part from others of its kind and dataset."""
+    return key[1] if len(key) == 2 else key[1:]
+
+
 def _resume(ledger: ShardLedger, head: Row, of_it: Mapping[str, Mapping[Any, Row]]) -> None:
-    strangers = {row[1] for row in of_it["lease"].values()} - set(of_it["member"])
+    strangers = {session for session, _ in of_it["leases"]} - set(of_it["member"])
     if strangers:  # nobody would ever take their leases back
         raise ValueError(f"leases of sessions that take no part: {sorted(strangers)}")
     lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle = head
@@ -230,7 +237,7 @@ def _resume(ledger: ShardLedger, head: Row, of_it: Mapping[str, Mapping[Any, Row
             next_task=next_task,
             next_bundle=next_bundle,
         ),
-        leases=(_lease_from(task, row) for task, row in of_it["lease"].items()),
+        leases=(_lease_from(session, row) for (session, _), rows in of_it["leases"].items() for row in rows),
         waiting={number: _waiting_from(row) for number, row in of_it["waiting"].items()},
         quarantine=(_bad_from(row) for _, row in sorted(of_it["bad"].items())),
         batch_sizes={session: batch_size for session, (batch_size,) in of_it["member"].items()},
@@ -259,8 +266,9 @@ def _resume_member(member: Member, name: str, answer: Row | None, report: Row | 
         member.reports[name] = report[0]
 
 
-def _lease_from(task: int, row: Row) -> Lease:
-    attempt, session, epoch, shard, done, stop, end, handed, holes = row
+def _lease_from(session: str, row: Row) -> Lease:
+    task, attempt, epoch, shard, done, stop, end, *more = row
+    handed, *holes = more or (0,)
     return Lease(task, attempt, session, epoch, shard, done, stop, end, bool(handed), set(holes))
 
 

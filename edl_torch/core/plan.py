@@ -6,7 +6,6 @@ Knows numbers and names only: not who leases a shard, what has been trained on, 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
 
@@ -32,7 +31,10 @@ class Plan:
     ρ(epoch) of all records. The order is a function of (spec, epoch) and stable for ever.
     """
 
-    __slots__ = ("_global", "_pi", "_pieces", "_rho", "_shard_ends", "num_shards", "order", "size", "spec")
+    __slots__ = (
+        *("num_shards", "order", "size", "spec"),
+        *("_global", "_pi", "_pieces", "_rho", "_shard_ends", "_short"),
+    )
 
     def __init__(self, spec: DatasetSpec) -> None:
         validate_spec(spec)
@@ -44,6 +46,8 @@ class Plan:
         per = spec.records_per_shard
         self._shard_ends = tuple(accumulate(-(-source.count // per) for source in self._pieces))
         self.num_shards = self._shard_ends[-1]
+        pieces = zip(self._shard_ends, self._pieces, strict=True)
+        self._short = {end - 1: piece.count % per for end, piece in pieces if piece.count % per}
         self._global = _GlobalNumbers(spec.sources) if spec.shuffle else None
         self._pi = _EpochPermutation(self.num_shards, spec.seed, _SHARDS)
         self._rho = _EpochPermutation(self.size, spec.seed, _GLOBAL)
@@ -67,15 +71,10 @@ class Plan:
 
     def records_before(self, epoch: int, position: int) -> int:
         """Records of the shards that stand before `position` of the epoch."""
-        full = position * self.spec.records_per_shard
-        lacking = ((shard, self.spec.records_per_shard - self.length(shard)) for shard in self._last_pieces())
-        return full - sum(
-            lack for shard, lack in lacking if lack and self.position_of(epoch, shard) < position
+        per = self.spec.records_per_shard
+        return position * per - sum(
+            per - length for shard, length in self._short.items() if self.position_of(epoch, shard) < position
         )
-
-    def _last_pieces(self) -> Iterator[int]:
-        """The last shard of each source: the only ones that may be short."""
-        return (end - 1 for end, piece in zip(self._shard_ends, self._pieces, strict=True) if piece.count)
 
     def bounds(self, shard: int) -> tuple[int, int, int]:
         """The shard's source (its place in `spec.sources`) and the source's record numbers, start and end.
@@ -92,8 +91,8 @@ class Plan:
 
     def length(self, shard: int) -> int:
         """How many records the shard has."""
-        _, start, end = self.bounds(shard)
-        return end - start
+        self._check_shard("shard", shard)
+        return self._short.get(shard, self.spec.records_per_shard)
 
     def indices(self, slice: Slice) -> Indices:
         """Name and record number of each position of the slice, in order: what a slice means."""

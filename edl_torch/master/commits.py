@@ -6,12 +6,13 @@ It knows neither calls nor SQLite: it takes changes here and has them written th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from edl_torch.core.changes import Changes, Key
 from edl_torch.errors import JournalError, MasterUnavailable
+from edl_torch.master.writer import Writer
 
 log = logging.getLogger("edl_torch.master")
 
@@ -27,25 +28,28 @@ class GroupCommit:
         self.failure: JournalError | None = None
         self._changes = changes
         self._collect = collect
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="edl-journal")
-        self._task: asyncio.Task[None] | None = None  # while something is to be committed
-        self._running: asyncio.Future[None] | None = None  # the end of the commit that runs
-        self._next: asyncio.Future[None] | None = None  # the end of the one after it
+        self._loop = asyncio.get_running_loop()
+        self._writer = Writer("edl-journal")
+        # Who waits for the end of the commit that runs, and of the one after it; None: there is no such one.
+        self._running: list[asyncio.Future[None]] | None = None
+        self._next: list[asyncio.Future[None]] | None = None
         self._failed = asyncio.Event()
 
     def changed(self) -> None:
         """See to it that what has changed is committed soon."""
-        if self._changes and self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-            if self._task is None:
-                self._task = asyncio.create_task(self._commit(), name="edl-commit")
+        if self._changes and self._next is None and self.failure is None:
+            self._next = []
+            if self._running is None:  # a round of the loop later: calls that are here already share it
+                self._loop.call_soon(self._loop.call_soon, self._begin)
 
     async def committed(self) -> None:
         """Wait until all that has happened so far is safe. Raises MasterUnavailable when it never will be."""
         self.changed()
-        awaited = self._next or self._running
-        if awaited is not None and self.failure is None:
-            await asyncio.shield(awaited)  # it is others' too
+        waiting = self._running if self._next is None else self._next
+        if waiting is not None:
+            end = self._loop.create_future()
+            waiting.append(end)
+            await end
         if self.failure is not None:
             raise MasterUnavailable(f"the master stops: {self.failure}") from self.failure
 
@@ -57,39 +61,41 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Commit the rest and end the thread. A failure is left in `failure`."""
-        self.changed()
-        if self._task is not None:
-            await self._task
-        self._writer.shutdown()
+        with contextlib.suppress(MasterUnavailable):
+            await self.committed()
+        self._writer.close()
 
-    async def _commit(self) -> None:
+    def _begin(self) -> None:
+        self._running, self._next = self._next, None
         try:
-            await asyncio.sleep(0)  # calls that are here already share the commit
-            while self._next is not None and self.failure is None:
-                self._running, self._next = self._next, None
-                await self._write()
-                self._running.set_result(None)
-                self._running = None
-        finally:
-            self._task = None
-            for awaited in (self._running, self._next):
-                if awaited is not None and not awaited.done():
-                    awaited.set_result(None)
+            self._writer.do(self._collect(self._changes.take()), self._end)
+        except Exception as error:  # noqa: BLE001  whatever it is, what was to be written is not
+            self._end(error)
 
-    async def _write(self) -> None:
-        try:
-            write = self._collect(self._changes.take())
-            await asyncio.get_running_loop().run_in_executor(self._writer, write)
-        except JournalError as error:
+    def _end(self, error: Exception | None) -> None:
+        if error is not None:
             self._fail(error)
-        except Exception as error:  # whatever it is, what was to be written is not
-            log.exception("commit failed")
-            self._fail(JournalError(f"cannot write the journal: {error!r}"))
+        waiting, self._running = self._running, None
+        _wake(waiting)
+        if self.failure is not None:
+            waiting, self._next = self._next, None
+            _wake(waiting)
+        elif self._next is not None:
+            self._begin()
 
-    def _fail(self, error: JournalError) -> None:
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, JournalError):
+            log.error("commit failed", exc_info=error)
+            error = JournalError(f"cannot write the journal: {error!r}")
         self.failure = error
         self._failed.set()
 
     def __repr__(self) -> str:
-        state = "failed" if self.failure else "busy" if self._task else "idle"
+        state = "failed" if self.failure else "busy" if self._running is not None else "idle"
         return f"<GroupCommit {state}>"
+
+
+def _wake(waiting: list[asyncio.Future[None]] | None) -> None:
+    for end in waiting or ():
+        if not end.done():  # else its call was given up
+            end.set_result(None)

@@ -39,6 +39,7 @@ class LocalMaster:
     """
 
     in_process = True
+    keeps_ledger = True
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ class MasterHost:
         self._draining = True
         for stream in self._streams.values():
             stream.end()
-        self._wake()
+        self.wake()
 
     async def close(self) -> None:
         """End the task that `start` began, and commit what is left."""
@@ -138,9 +138,10 @@ class MasterHost:
         try:
             return action(self.dispatcher, self._clock())
         finally:
-            if self.dispatcher.version != self._version:
-                self._version = self.dispatcher.version
-                self._wake()
+            version = self.dispatcher.version
+            if version != self._version:
+                self._version = version
+                self.wake()
             if self._commits is not None:
                 self._commits.changed()
 
@@ -157,7 +158,7 @@ class MasterHost:
     async def lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
         deadline = self._clock() + (min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0)
-        self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, now))
+        self.dispatcher.heartbeat(call.session, self._clock())
         while (left := deadline - self._clock()) > 0 and not self._draining:
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
             if answer is not None:
@@ -176,9 +177,19 @@ class MasterHost:
         if stream is not None:
             stream.end()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let every waiting call look again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def changed(self, timeout_s: float | None) -> None:
+        """Wait until a waiting call should look again, or for so long."""
+        await _set_within(self._changed, timeout_s)
+
+    @property
+    def draining(self) -> bool:
+        """Whether the master is about to stop."""
+        return self._draining
 
     # Streams --------------------------------------------------------------------------------------------
 

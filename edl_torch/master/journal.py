@@ -7,6 +7,7 @@ not know what rows mean; `core.persistence` does.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import sqlite3
@@ -14,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from edl_torch.core.changes import Key
 from edl_torch.core.persistence import VERSION, Rows, Update
@@ -27,11 +28,17 @@ BUSY_S = 10.0  # patience with somebody who looks into the file
 WAL_PAGES = 1000  # before they are carried over into the main file
 WAL_BYTES = 8 << 20  # of the file between two uses
 FREE_PAGES = 256  # that may lie unused in the file
+LOOK_EVERY = 32  # writes, for free pages
+KEYS_KNOWN = 4096  # whose text is kept: those of trainers come again with every call
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+CREATE TRIGGER gone AFTER INSERT ON state WHEN NEW.value IS NULL
+BEGIN DELETE FROM state WHERE key = NEW.key; END;
 """
+
+_WRITE = "INSERT OR REPLACE INTO state SELECT key, value FROM json_each(?)"
 
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -39,18 +46,14 @@ Connect = Callable[[Path], sqlite3.Connection]
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-class Batch(NamedTuple):
-    """One transaction: an object of rows by key, and an array of keys that are no more, both as JSON."""
-
-    rows: str
-    gone: str
+def encoded(update: Update) -> str:
+    """The transaction that writes `update`: an object of rows by key, null for those that are no more."""
+    return _encode({_key_text(key): row for key, row in update.items()})
 
 
-def encoded(update: Update) -> Batch:
-    """The transaction that writes `update`."""
-    rows = {_encode(key): row for key, row in update.items() if row is not None}
-    gone = [_encode(key) for key, row in update.items() if row is None]
-    return Batch(_encode(rows), _encode(gone))
+@functools.lru_cache(KEYS_KNOWN)
+def _key_text(key: Key) -> str:
+    return _encode(key)
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -66,6 +69,7 @@ class Journal:
 
     def __init__(self, folder: Path, *, connect: Connect = connect) -> None:
         self.folder = folder
+        self._until_look = 0
         self._lock = _locked(folder)
         try:
             self._connection = connect(folder / FILE)
@@ -139,21 +143,15 @@ class Journal:
         found = self._connection.execute("SELECT key, value FROM state")
         return {_key(key): tuple(json.loads(value)) for key, value in found}
 
-    def write(self, batch: Batch) -> None:
-        """Write one transaction. It is safe once this returns. Raises JournalError, with nothing written."""
-        run = self._connection.execute
+    def write(self, batch: str) -> None:
+        """Write what `encoded` made, in one transaction. It is safe once this returns.
+
+        Raises JournalError, with nothing written. The transaction is one statement: each gives the
+        interpreter's lock away and asks for it again.
+        """
         try:
             self._shrink()
-            run("BEGIN IMMEDIATE")
-            try:
-                # One statement for all rows: a statement each would wait for the interpreter's lock each.
-                run("INSERT OR REPLACE INTO state SELECT key, value FROM json_each(?)", (batch.rows,))
-                run("DELETE FROM state WHERE key IN (SELECT value FROM json_each(?))", (batch.gone,))
-                run("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    run("ROLLBACK")
-                raise
+            self._connection.execute(_WRITE, (batch,))
         except sqlite3.Error as exc:
             raise self._failure(exc) from exc
 
@@ -164,10 +162,16 @@ class Journal:
         )
 
     def _shrink(self) -> None:
+        """Now and then give free pages back to the disk, some at a time."""
+        self._until_look -= 1
+        if self._until_look > 0:
+            return
         (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
-        if free > FREE_PAGES:
-            # As a script: `execute` takes one step, and every step frees one page.
-            self._connection.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES})")
+        if free <= FREE_PAGES:
+            self._until_look = LOOK_EVERY
+            return
+        # As a script: `execute` takes one step, and every step frees one page.
+        self._connection.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES})")
 
     def close(self) -> None:
         """Carry the log over into the main file, and let others have the folder."""

@@ -19,10 +19,13 @@ import grpc.aio
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStartError
 from edl_torch.master.commits import GroupCommit
+from edl_torch.master.elasticdl import ElasticDLServicer
+from edl_torch.master.elasticdl_desk import Desk, DeskOptions
 from edl_torch.master.gate import Gate
 from edl_torch.master.health import Health
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import SERVICE, MasterServicer
+from edl_torch.rpc import elasticdl as elasticdl_wire
 from edl_torch.rpc.address import HostPort, parse_address
 from edl_torch.rpc.credentials import Door
 
@@ -43,6 +46,7 @@ class MasterServer:
         insecure: bool = False,
         door: Door | None = None,
         commits: GroupCommit | None = None,
+        elasticdl: DeskOptions | None = None,
     ) -> None:
         self._door = door or Door()
         self._wanted = checked_address(address, insecure=insecure, door=self._door)
@@ -53,7 +57,9 @@ class MasterServer:
             options=server_options(dispatcher.members.lease_timeout_s),
         )
         MasterServicer(self._host).add_to(self._server)
-        self.health = Health(SERVICE)
+        self._elasticdl = ElasticDLServicer(self._host, Desk(dispatcher, elasticdl))
+        self._server.add_generic_rpc_handlers((self._elasticdl.handlers(),))
+        self.health = Health(SERVICE, elasticdl_wire.SERVICE)
         self.health.add_to(self._server)
         self._sick: asyncio.Task[None] | None = None
 
@@ -66,6 +72,7 @@ class MasterServer:
             hint = "; do the certificate and its key belong together?" if self._door.encrypted else ""
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}{hint}") from exc
         self._host.start()
+        self._elasticdl.start()
         await self._host.committed()  # datasets of the command line
         await self._server.start()
         self._sick = asyncio.create_task(self._stop_health(), name="edl-health")
@@ -89,6 +96,7 @@ class MasterServer:
         await asyncio.sleep(0)  # who watches its health is told first
         self._host.drain()
         await self._server.stop(grace_s)
+        await self._elasticdl.close()
         await self._host.close()
 
     async def stop(self) -> None:
@@ -116,6 +124,7 @@ async def serve(
     door: Door | None = None,
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
+    elasticdl: DeskOptions | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once.
 
@@ -125,7 +134,14 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     commits = None if make_commits is None else make_commits()
-    server = MasterServer(dispatcher, address, insecure=insecure, door=door, commits=commits)
+    server = MasterServer(
+        dispatcher,
+        address,
+        insecure=insecure,
+        door=door,
+        commits=commits,
+        elasticdl=elasticdl,
+    )
     try:
         on_ready(await server.start())
     except EdlError as error:

@@ -34,6 +34,7 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.ConcurrentIteration: _Code.FAILED_PRECONDITION,
     errors.ServiceClosed: _Code.FAILED_PRECONDITION,
     errors.MasterUnavailable: _Code.UNAVAILABLE,
+    errors.Unsupported: _Code.UNIMPLEMENTED,
     errors.PeerFailed: _Code.ABORTED,
     errors.CheckpointError: _Code.FAILED_PRECONDITION,
     errors.MasterStartError: _Code.FAILED_PRECONDITION,
@@ -41,7 +42,9 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.ReaderError: _Code.FAILED_PRECONDITION,
     errors.ReaderUnavailable: _Code.FAILED_PRECONDITION,
     errors.DataFormatError: _Code.INVALID_ARGUMENT,
+    errors.SourceChanged: _Code.FAILED_PRECONDITION,
     errors.BadRecord: _Code.DATA_LOSS,
+    errors.OutputError: _Code.FAILED_PRECONDITION,
     errors.LoaderWorkerDied: _Code.ABORTED,
     errors.AuditError: _Code.FAILED_PRECONDITION,
 }
@@ -83,7 +86,10 @@ def from_status(error: grpc.RpcError, address: str) -> EdlError:
     if code in _AWAY:
         return MasterUnavailable(f"the master at {address} does not answer ({code.name}: {details})")
     if code is _Code.UNIMPLEMENTED:
-        return EdlError(f"{address} answers, but is no edl_torch master that knows this call: {details}")
+        return EdlError(
+            f"{address} answers, but is no edl_torch master that knows this call: {details}. "
+            f"If it is ElasticDL's own master, give EDL_MASTER_PROTOCOL=elasticdl"
+        )
     return EdlError(f"the master at {address} failed ({code.name}): {details}")
 
 

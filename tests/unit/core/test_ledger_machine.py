@@ -481,7 +481,7 @@ class LedgerMachine(RuleBasedStateMachine):
             waiting={n: found for n in older.waiting if (found := older.waiting_slice(n)) is not None},
             quarantine=older.quarantine,
             batch_sizes=self.sizes,
-            closed={name: dict(older.closed_by(name)) for name in self.sizes if older.closed_by(name)},
+            closed={name: dict(tasks) for name in self.sizes if (tasks := older.loans.ended(name))},
         )
         assert self.ledger.head == older.head
         assert self.ledger.snapshot() == older.snapshot()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from loop_kit import on_loop, settle
 
 from edl_torch.core.calls import Acknowledgement, Failure
 from edl_torch.core.changes import Changes
@@ -14,22 +15,6 @@ from edl_torch.errors import JournalError, MasterUnavailable, StaleLease
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.host import MasterHost
 from edl_torch.testing.wait import wait_until
-
-
-def on_loop(test):
-    """Run an async test; nothing in these takes long."""
-
-    def run(calls):
-        asyncio.run(asyncio.wait_for(test(calls), 10))
-
-    run.__name__ = test.__name__
-    return run
-
-
-async def settle():
-    """Let every task that can run do so."""
-    for _ in range(8):
-        await asyncio.sleep(0)
 
 
 class Disk:

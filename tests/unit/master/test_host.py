@@ -5,27 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from loop_kit import on_loop, settle
 
 from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import StaleLease
 from edl_torch.master.host import MasterHost
-
-
-def on_loop(test):
-    """Run an async test; nothing in these takes long."""
-
-    def run(calls):
-        asyncio.run(asyncio.wait_for(test(calls), 10))
-
-    run.__name__ = test.__name__
-    return run
-
-
-async def settle():
-    """Let every task that can run do so."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 def new_host(**options):

@@ -1,0 +1,52 @@
+"""Whether a report can be applied as a whole: what each part would meet once those before it are applied.
+
+Changes nothing. Leases that are not the session's are no error here: they are told as stale when it is
+applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
+from edl_torch.core.lease import pass_over
+from edl_torch.core.loans import Loans
+
+
+def check_report(
+    loans: Loans,
+    session: str,
+    failures: Iterable[Failure],
+    acknowledgements: Iterable[Acknowledgement],
+    give_backs: Iterable[GiveBack],
+) -> None:
+    """Raise InvalidArgument if one of these, applied in this order, would."""
+    ahead: dict[int, int] = {}  # task -> where the acknowledged prefix will end
+    bad: dict[int, set[int]] = {}
+    for failure in failures:
+        lease = loans.live(session, failure.task, failure.attempt)
+        if lease is not None:
+            lease.check_failure(failure.position)
+            bad.setdefault(failure.task, set()).add(failure.position)
+    for done in acknowledgements:
+        lease = loans.live(session, done.task, done.attempt)
+        if lease is not None:
+            lease.check_acknowledgement(done.upto)
+            ahead[done.task] = max(done.upto, ahead.get(done.task, lease.done))
+    for back in give_backs:
+        lease = loans.live(session, back.task, back.attempt)
+        if lease is not None:
+            holes = lease.holes | bad.get(back.task, set())
+            reached = pass_over(ahead.get(back.task, lease.done), holes)
+            if reached < lease.stop:  # else it has ended by then, and there is nothing to give back
+                lease.check_give_back(back.start, reached)
+
+
+def count_new(loans: Loans, session: str, failures: Iterable[Failure]) -> int:
+    """How many records these would put into quarantine that are not there yet."""
+    new: set[tuple[int, int]] = set()
+    for failure in failures:
+        lease = loans.live(session, failure.task, failure.attempt)
+        if lease is not None and lease.is_open(failure.position):
+            new.add((failure.task, failure.position))
+    return len(new)

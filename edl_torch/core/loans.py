@@ -1,0 +1,172 @@
+"""The leases on loan: by task, by the session that holds them, and what each session has ended of late.
+
+Knows nothing of what waits, of outcomes, or of who may take part; it is told what is lent and what has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from edl_torch.core.changes import Mark, unrecorded
+from edl_torch.core.lease import Lease
+from edl_torch.core.todo import Waiting
+
+PAGE = 16  # of tasks: the leases of one page and one session are written down together
+
+
+class Loans:
+    """Live leases. `keep_open` counts those that may still produce batches, by epoch."""
+
+    def __init__(self, mark: Mark = unrecorded) -> None:
+        self.next_task = 1
+        self._mark = mark
+        self._leases: dict[int, Lease] = {}
+        self._held: dict[str, set[int]] = {}  # session -> tasks, none empty
+        self._ended: dict[str, dict[int, int]] = {}  # session -> task -> attempt, since its last report
+        self._unhanded: dict[int, int] = {}  # epoch -> leases that may still produce batches
+
+    # What there is --------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        """All leases, in the order in which they were granted."""
+        return iter(self._leases.values())
+
+    def find(self, task: int) -> Lease | None:
+        """The live lease of this task."""
+        return self._leases.get(task)
+
+    def live(self, session: str, task: int, attempt: int) -> Lease | None:
+        """The lease, while it is this session's."""
+        lease = self._leases.get(task)
+        mine = lease is not None and lease.session == session and lease.attempt == attempt
+        return lease if mine else None
+
+    def has_ended(self, session: str, task: int, attempt: int) -> bool:
+        """Whether the session has ended this lease itself since its last report."""
+        return self._ended.get(session, {}).get(task) == attempt
+
+    def holds(self, session: str) -> bool:
+        """Whether the session has a live lease."""
+        return session in self._held
+
+    def of(self, session: str) -> Iterator[Lease]:
+        """The session's leases, in no order."""
+        return (self._leases[task] for task in self._held.get(session, ()))
+
+    def unhanded(self, epoch: int | None = None) -> int:
+        """Leases of an epoch (None: of all) that may still produce batches."""
+        return sum(self._unhanded.values()) if epoch is None else self._unhanded.get(epoch, 0)
+
+    # What becomes of them -------------------------------------------------------------------------------
+
+    def lend(self, session: str, item: Waiting) -> int:
+        """A slice goes to a session; `lent` is to follow. Returns the task."""
+        cut, attempt = item
+        task = self.next_task
+        self.next_task += 1
+        self._add(Lease(task, attempt, session, cut.epoch, cut.shard, cut.skip, cut.stop, cut.stop))
+        return task
+
+    def lent(self, session: str, first: int) -> None:
+        """Mark what was lent to a session from task `first` on: the pages, not each lease."""
+        for page in range(first // PAGE, (self.next_task - 1) // PAGE + 1):
+            self._mark("leases", session, page)
+
+    def _add(self, lease: Lease) -> None:
+        self._leases[lease.task] = lease
+        held = self._held.get(lease.session)
+        if held is None:
+            held = self._held[lease.session] = set()
+        held.add(lease.task)
+        if not lease.handed:
+            self._unhanded[lease.epoch] = self._unhanded.get(lease.epoch, 0) + 1
+
+    def changed(self, lease: Lease) -> None:
+        """The lease is another one than it was, and lives on."""
+        self._mark("leases", lease.session, lease.task // PAGE)
+
+    def hand_over(self, session: str) -> int:
+        """All that a session holds is with its loop. Returns for how many leases that is news."""
+        handed = [lease for lease in self.of(session) if not lease.handed]
+        for lease in handed:
+            lease.handed = True
+            self._no_more_batches(lease.epoch)
+            self.changed(lease)
+        return len(handed)
+
+    def end(self, lease: Lease) -> None:
+        """Every record of the lease has an outcome, or was given back."""
+        ended = self._ended.get(lease.session)
+        if ended is None:
+            ended = self._ended[lease.session] = {}
+        ended[lease.task] = lease.attempt
+        self._mark("report", lease.session)
+        held = self._held[lease.session]
+        held.discard(lease.task)
+        if not held:
+            del self._held[lease.session]
+        self._drop(lease)
+
+    def take_back(self, session: str) -> list[Lease]:
+        """The session holds nothing any more. Returns what it held, in the order of the tasks."""
+        lost = [self._leases[task] for task in sorted(self._held.pop(session, ()))]
+        for lease in lost:
+            self._drop(lease)
+        return lost
+
+    def _drop(self, lease: Lease) -> None:
+        del self._leases[lease.task]
+        self.changed(lease)
+        if not lease.handed:
+            self._no_more_batches(lease.epoch)
+
+    def _no_more_batches(self, epoch: int) -> None:
+        self._unhanded[epoch] -= 1
+        if not self._unhanded[epoch]:
+            del self._unhanded[epoch]
+
+    def forget_ended(self, session: str) -> None:
+        """A newer report arrived: the session knows what it has ended."""
+        if self._ended.pop(session, None) is not None:
+            self._mark("report", session)
+
+    def clear(self) -> None:
+        """All leases are void."""
+        for lease in self:
+            self.changed(lease)
+        for session in self._ended:
+            self._mark("report", session)
+        self._leases.clear()
+        self._unhanded.clear()
+        self._held.clear()
+        self._ended.clear()
+
+    # As rows of a journal -------------------------------------------------------------------------------
+
+    def pages(self) -> Iterable[tuple[str, int]]:
+        """The session and page of every lease."""
+        return {(lease.session, lease.task // PAGE): None for lease in self}
+
+    def on(self, session: str, page: int) -> list[Lease]:
+        """The session's leases of a page, in the order of the tasks."""
+        tasks = self._held.get(session)
+        if tasks is None:
+            return []
+        return [self._leases[task] for task in range(page * PAGE, (page + 1) * PAGE) if task in tasks]
+
+    def ended(self, session: str) -> Mapping[int, int]:
+        """Tasks, and their attempts, that the session has ended since its last report."""
+        return self._ended.get(session, {})
+
+    def resume(self, next_task: int, leases: Iterable[Lease], ended: Mapping[str, dict[int, int]]) -> None:
+        """Become what `next_task`, `on` and `ended` said of another one."""
+        self.next_task = next_task
+        self._ended.update(ended)
+        for lease in sorted(leases, key=lambda lease: lease.task):
+            self._add(lease)
+
+    def __repr__(self) -> str:
+        return f"<Loans leases={len(self)} sessions={len(self._held)}>"
