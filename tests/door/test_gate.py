@@ -8,10 +8,14 @@ from door_kit import SECRET, credentials, door, lease, register, report, token_f
 from google.protobuf import message_factory
 
 from edl_torch.core.calls import Acknowledgement
+from edl_torch.core.elasticdl import GetTaskCall, TaskResult
 from edl_torch.errors import AccessDenied
 from edl_torch.master.health import SERVICE as HEALTH
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc import elasticdl as wire
+from edl_torch.rpc import elasticdl_pb2
 from edl_torch.rpc.credentials import Credentials
+from edl_torch.shard import TaskType
 
 # Every call of every service of ours.
 METHODS = [
