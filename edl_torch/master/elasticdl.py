@@ -96,7 +96,8 @@ class ElasticDLServicer:
         async def answer() -> bytes:
             result = wire.result_from_wire(request)
             if result.failure:
-                log.warning("elasticdl task=%d failed: %s", result.task_id, printable(result.failure))
+                why = self._host.dispatcher.limits.shorten(result.failure)
+                log.warning("elasticdl task=%d failed: %s", result.task_id, printable(why))
             if not self._host.apply(lambda _, now: self._desk.report(result, now)):
                 log.warning("elasticdl task=%d is not lent (any more): its report is ignored", result.task_id)
             return wire.EMPTY

@@ -11,11 +11,13 @@ from door_kit import MasterThread, digest, lease, register, report
 
 from edl_torch.core.calls import NEW_PASS, Acknowledgement, ConfirmCall, Failure, HeldLease
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.elasticdl import TaskResult
 from edl_torch.core.limits import Limits
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, LimitExceeded, TokenError
 from edl_torch.master.server import MESSAGE_BYTES
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc import elasticdl as wire
 from edl_torch.shard import Source
 
 SMALL = Limits(
@@ -305,3 +307,13 @@ def test_status_is_told_whatever_a_token_said(start):
     assert status.todo == (1 << 63) - 1
     assert status.quarantine[0].name == "bad \\ud800 name"
     assert client.lease(lease(1, epoch=NEW_PASS, lineage=2)).epoch == 0
+
+
+def test_words_of_an_elasticdl_worker_are_one_short_line_of_the_log(start, caplog):
+    master = start()
+    call = wire.result_to_wire(TaskResult(task_id=7, error="disk\n\x1b[2J" + "x" * 5000))
+    with grpc.insecure_channel(master.address) as channel:
+        channel.unary_unary("/proto.Master/report_task_result")(call, timeout=10)
+    (told,) = (line for line in caplog.messages if "task=7 failed" in line)
+    assert told.startswith("elasticdl task=7 failed: disk\\n\\x1b[2Jxxx")
+    assert len(told) < 1100

@@ -16,6 +16,8 @@ from pathlib import Path
 import hostile
 
 from edl_torch.master.durable import DurableState
+from edl_torch.master.elasticdl import ElasticDLServicer
+from edl_torch.master.elasticdl_desk import Desk
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer
 from edl_torch.rpc import edl_torch_pb2 as pb
@@ -65,6 +67,7 @@ async def run(folder: Path) -> None:
     master.dispatcher = state.dispatcher
     master.host = MasterHost(state.dispatcher, commits=commits)
     master.servicer = MasterServicer(master.host)
+    master.elasticdl = ElasticDLServicer(master.host, Desk(state.dispatcher))
     await hostile.Honest(master).start()
     await rounds(master, Seeded(0), 300)  # whatever is imported late is there now
     await commits.committed()
@@ -86,10 +89,10 @@ async def run(folder: Path) -> None:
 
 
 async def rounds(master: hostile.Master, choices: Seeded, count: int) -> None:
-    tokens = [master.dispatcher.snapshot("d")]
+    tokens = [master.dispatcher.snapshot("training")]
     for _ in range(count):
-        method = hostile.pick(choices, sorted(hostile.METHODS))
-        made = hostile.message(hostile.METHODS[method].input_type, choices, tokens)
+        method = hostile.pick(choices, sorted(hostile.INPUTS))
+        made = hostile.message(hostile.INPUTS[method], choices, tokens)
         await hostile.hostile(master, method, made.SerializeToString())
 
 

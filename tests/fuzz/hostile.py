@@ -17,12 +17,24 @@ from google.protobuf.descriptor import FieldDescriptor
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import Limits
+from edl_torch.master.elasticdl import ElasticDLServicer
+from edl_torch.master.elasticdl_desk import Desk
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer, Unreadable, reader
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc import elasticdl as wire
+from edl_torch.rpc import elasticdl_pb2
 
 METHODS = pb.DESCRIPTOR.services_by_name["Master"].methods_by_name
-READERS = {name: reader(message_factory.GetMessageClass(m.input_type)) for name, m in METHODS.items()}
+ELASTICDL = {
+    wire.GET_TASK: elasticdl_pb2.GetTaskRequest,
+    wire.REPORT_TASK_RESULT: elasticdl_pb2.ReportTaskResultRequest,
+    wire.REPORT_TRAINING_PARAMS: elasticdl_pb2.ReportTrainingParamsRequest,
+}
+INPUTS = {name: method.input_type for name, method in METHODS.items()}
+INPUTS |= {name: kind.DESCRIPTOR for name, kind in ELASTICDL.items()}
+READERS: dict[str, Any] = dict.fromkeys(ELASTICDL, bytes)  # which read for themselves
+READERS |= {name: reader(message_factory.GetMessageClass(m.input_type)) for name, m in METHODS.items()}
 SIZE = 40
 STEPS = 12  # of the event loop that a call gets before its connection breaks
 
@@ -30,8 +42,8 @@ INTEGERS = (0, 1, 2, 3, 4, 8, -1, -2, 40, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 
 DOUBLES = (0.0, 0.01, -1.0, float("nan"), float("inf"), float("-inf"), 1e308, -1e308, 5e-324)
 LIKELY: dict[str, tuple[Any, ...]] = {  # what gets a call further than the first check
     "session": ("h1", "h2"),
-    "dataset": ("d", "e"),
-    "name": ("d", "e", ""),
+    "dataset": ("training", "e"),
+    "name": ("training", "e", ""),
     "ledger": ("", "ledger"),
     "lineage": (1, 1, 1, 2),
     "attempt": (1, 1, 2),
@@ -84,7 +96,9 @@ def message(descriptor: Any, choices: Choices, tokens: list[str]) -> Any:
     """A message of the right structure; its values are what nobody expects, or almost right."""
     made = message_factory.GetMessageClass(descriptor)()
     for field in descriptor.fields:
-        if field.is_repeated:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            getattr(made, field.name)[pick(choices, ("fail_count", *TEXTS))] = choices.below(1 << 31)
+        elif field.is_repeated:
             for _ in range(choices.below(4)):
                 if field.type == FieldDescriptor.TYPE_MESSAGE:
                     getattr(made, field.name).append(message(field.message_type, choices, tokens))
@@ -113,6 +127,8 @@ def scalar(field: Any, choices: Choices, tokens: list[str]) -> Any:
             return pick(choices, DOUBLES)
         case FieldDescriptor.TYPE_ENUM:
             return pick(choices, (0, 1, 2, 3, 4, 5, 77, -1))
+        case FieldDescriptor.TYPE_INT32:
+            return pick(choices, (*INTEGERS[:9], 2**31 - 1, -(2**31)))
         case _:
             return pick(choices, INTEGERS[:8] if choices.below(3) else INTEGERS)
 
@@ -173,6 +189,9 @@ class Context:
         assert metadata, "every refusal carries its class"
         raise Refused(f"{code}: {details}")
 
+    def time_remaining(self) -> float | None:
+        return None
+
 
 class Master:
     """The real servicer, host and dispatcher, without a network, on a clock that stands still."""
@@ -182,6 +201,7 @@ class Master:
         self.dispatcher = Dispatcher(ledger_id="ledger", limits=Limits(sessions=8, datasets=5, quarantine=30))
         self.host = MasterHost(self.dispatcher, clock=lambda: self.now)
         self.servicer = MasterServicer(self.host)
+        self.elasticdl = ElasticDLServicer(self.host, Desk(self.dispatcher))
         self.calls: list[tuple[str, bytes]] = []
 
     async def call(self, method: str, raw: bytes) -> Any:
@@ -189,7 +209,8 @@ class Master:
         request = READERS[method](raw)
         self.calls.append((method, raw))
         context = Context()
-        task = asyncio.ensure_future(getattr(self.servicer, method)(request, context))
+        servicer = self.elasticdl if method in ELASTICDL else self.servicer
+        task = asyncio.ensure_future(getattr(servicer, method)(request, context))
         for _ in range(STEPS):
             await asyncio.sleep(0)
         if not task.done():
@@ -198,7 +219,7 @@ class Master:
             answer = await task
         except asyncio.CancelledError:
             return context.told or None
-        if answer is not None:
+        if answer is not None and method not in ELASTICDL:
             answer.SerializeToString()
         return answer or context.told
 
@@ -215,7 +236,7 @@ class Honest:
         self.finished = False
 
     async def start(self) -> None:
-        registration = pb.Registration(name="d", records_per_shard=4, max_bad_records=1000)
+        registration = pb.Registration(name="training", records_per_shard=4, max_bad_records=1000)
         registration.sources.sources.add(name="", count=SIZE)
         await self.tell(
             "Register", pb.RegisterRequest(worker_id="w", batch_size=2, registration=registration)
@@ -228,7 +249,7 @@ class Honest:
     async def step(self) -> None:
         """Lease a slice, train on it, say so."""
         self.request += 1
-        same = {"dataset": "d", "ledger": "ledger", "lineage": 1, "request": self.request}
+        same = {"dataset": "training", "ledger": "ledger", "lineage": 1, "request": self.request}
         answer = await self.tell("Lease", pb.LeaseRequest(epoch=NEW_PASS, count=1, **same))
         self.finished = answer.state == pb.PassState.FINISHED
         report = pb.ReportRequest(**same)
@@ -251,8 +272,8 @@ def registration(dataset: str, batch_size: int) -> Any:
 
 
 def check(master: Master) -> None:
-    """Every record of "d" is in exactly one place, and the status can be told."""
-    status = master.dispatcher.dataset_status("d")
+    """Every record of the honest trainer's dataset is in exactly one place, and the status can be told."""
+    status = master.dispatcher.dataset_status("training")
     places = status.todo, status.leased, status.acknowledged, status.quarantined, status.dropped
     assert min(places) >= 0, places
     assert sum(places) == SIZE, places
@@ -266,11 +287,11 @@ async def attack(choices: Choices, moves: int) -> None:
     master = Master()
     honest = Honest(master)
     await honest.start()
-    for session, dataset, batch_size in (("h1", "d", 1), ("h2", "d", 3), ("h1", "e", 2)):
+    for session, dataset, batch_size in (("h1", "training", 1), ("h2", "training", 3), ("h1", "e", 2)):
         request = registration(dataset, batch_size)
         request.session = session
         await master.call("Register", request.SerializeToString())
-    tokens = [master.dispatcher.snapshot("d")]
+    tokens = [master.dispatcher.snapshot("training")]
     for _ in range(moves):
         await move(master, honest, choices, tokens)
         check(master)
@@ -294,16 +315,16 @@ async def move(master: Master, honest: Honest, choices: Choices, tokens: list[st
             cut = choices.below(len(raw) + 1)
             await hostile(master, method, raw if choices.below(2) else raw[:cut])
         case 4:
-            await hostile(master, pick(choices, sorted(METHODS)), choices.raw())
+            await hostile(master, pick(choices, sorted(INPUTS)), choices.raw())
         case _:
-            method = pick(choices, sorted(METHODS))
-            made = message(METHODS[method].input_type, choices, tokens)
+            method = pick(choices, sorted(INPUTS))
+            made = message(INPUTS[method], choices, tokens)
             await hostile(master, method, made.SerializeToString())
 
 
 async def hostile(master: Master, method: str, raw: bytes) -> None:
     request = READERS[method](raw)
-    if method == "Restore" and not isinstance(request, Unreadable) and request.dataset == "d":
+    if method == "Restore" and not isinstance(request, Unreadable) and request.dataset == "training":
         return  # who may call may take a dataset back: that is no attack on the books
     with contextlib.suppress(Refused):
         await master.call(method, raw)
@@ -320,7 +341,7 @@ async def finish(master: Master, honest: Honest) -> None:
             break
         await honest.step()
         check(master)
-    status = master.dispatcher.dataset_status("d")
+    status = master.dispatcher.dataset_status("training")
     assert status.finished
     assert status.acknowledged + status.quarantined + status.dropped == SIZE
     assert set(honest.trained.values()) <= {1}, honest.trained

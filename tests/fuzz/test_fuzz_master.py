@@ -176,7 +176,8 @@ def test_nothing_of_a_request_is_evaluated_unpickled_or_used_as_a_path(tmp_path)
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "state")], capture_output=True, text=True, timeout=120
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stderr.splitlines())) < 6000  # one line a call, whatever it says
     told = json.loads(done.stdout)
     assert told["calls"] > 500
     assert told["probe"] == ["open"], "the audit hook must see what it is there for"
