@@ -51,18 +51,20 @@ class Start:
     met: bool
 
 
-def measure_starts(folder: Path, count: int, methods: Sequence[str], rounds: int) -> list[Start]:
+def measure_starts(
+    folder: Path, count: int, kinds: Sequence[str], methods: Sequence[str], rounds: int
+) -> list[Start]:
     """Start a worker of each reader in each way, round by round."""
-    paths = {kind: write_huge(kind, folder, count) for kind in READERS}
-    for kind, reader in READERS.items():
-        reader(paths[kind])  # makes its index, which is kept
+    paths = {kind: write_huge(kind, folder, count) for kind in kinds}
+    for kind, path in paths.items():
+        READERS[kind](path)  # makes its index, which is kept
     found = []
     for method in methods:
-        taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in (TRIVIAL, *READERS)}
+        taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in (TRIVIAL, *kinds)}
         for number in range(rounds):
             for kind in taken if number % 2 else reversed(taken):
                 taken[kind].append(_started(kind, paths.get(kind, folder), method))
-        found += [_compared(kind, method, count, taken) for kind in READERS]
+        found += [_compared(kind, method, count, taken) for kind in kinds]
     return found
 
 

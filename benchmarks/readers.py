@@ -18,7 +18,7 @@ import reader_contests as contests
 import torch
 from harness import Contest, Result, measure, parser, print_result, results_as_json, write_json
 from reader_contests import Sizes
-from reader_start import METHODS, Start, measure_starts, print_starts
+from reader_start import METHODS, READERS, Start, measure_starts, print_starts
 
 Maker = Callable[[Sizes, ExitStack, Iterable[int]], Iterator[Contest]]
 
@@ -69,7 +69,7 @@ def _starts(options: argparse.Namespace, sizes: Sizes, rounds: int) -> list[Star
     if START not in options.only:
         return []
     few = 1 if options.quick else min(rounds, 5)  # each is a process of its own
-    starts = measure_starts(sizes.folder, sizes.huge, options.methods, rounds=few)
+    starts = measure_starts(sizes.folder, sizes.huge, options.readers, options.methods, few)
     print_starts(starts)
     return starts
 
@@ -81,6 +81,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--only", choices=KINDS, nargs="+", default=KINDS, help="contests to run")
     made.add_argument(
         "--methods", choices=METHODS, nargs="+", default=list(METHODS), help="of starting workers"
+    )
+    made.add_argument(
+        "--readers", choices=READERS, nargs="+", default=list(READERS), help="whose start it is"
     )
     return made.parse_args(arguments)
 

@@ -117,10 +117,9 @@ def test_readers_benchmark_races_every_reader_against_its_peer(tmp_path: Path) -
 
 
 def test_readers_benchmark_measures_a_workers_start(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("cramjam")
-    printed, body = run("readers.py", tmp_path, "--only", "start", "--methods", "fork")
-    assert [start["kind"] for start in body["starts"]] == ["text", "csv", "recordio", "parquet"]
+    arguments = ["--only", "start", "--methods", "fork", "--readers", "text"]
+    printed, body = run("readers.py", tmp_path, *arguments)
+    assert [start["kind"] for start in body["starts"]] == ["text"]
     for start in body["starts"]:
         assert start["kind"] in printed
         assert start["records"] == 10_000
