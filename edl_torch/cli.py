@@ -102,6 +102,13 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run_audit)
     parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
+    _option(
+        parser,
+        "--state",
+        type=Path,
+        metavar="STATE_DIR",
+        help="the master's --state folder: its journal says what was heard of trainers that were killed",
+    )
     _option(parser, "--json", action="store_true", help="print JSON")
     _option(parser, "--unfinished", action="store_true", help="the job goes on: what is missing is not lost")
     _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name")
@@ -196,4 +203,10 @@ def run_audit(options: argparse.Namespace) -> int:
     """Judge audit logs. Status 0: proven, 1: refuted, 2: the logs cannot be used."""
     from edl_torch.cli_audit import run
 
-    return run(options.directories, unfinished=options.unfinished, listed=options.list, as_json=options.json)
+    return run(
+        options.directories,
+        state=options.state,
+        unfinished=options.unfinished,
+        listed=options.list,
+        as_json=options.json,
+    )

@@ -6,7 +6,10 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
+from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.findings import Finding
 from edl_torch.audit.verdict import Verdict, audit
 from edl_torch.errors import EdlError
@@ -22,15 +25,25 @@ _MEANING = {
 _COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgotten", "open")
 
 
-def run(directories: Sequence[str], *, unfinished: bool, listed: int, as_json: bool) -> int:
-    """Print the verdict on the logs; returns the exit status."""
+def run(
+    directories: Sequence[str], *, state: Path | None = None, unfinished: bool, listed: int, as_json: bool
+) -> int:
+    """Print the verdict on the logs, and on the journal in `state` if given; returns the exit status."""
+    words = None if state is None else partial(_words, state)
     try:
-        verdicts = audit(directories, unfinished=unfinished, listed=max(0, listed))
+        verdicts = audit(directories, words=words, unfinished=unfinished, listed=max(0, listed))
     except EdlError as error:
         print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_INPUT
     print(write_json(verdicts) if as_json else write_table(verdicts))
     return PROVEN if all(verdict.proven for verdict in verdicts) else REFUTED
+
+
+def _words(state: Path) -> dict[str, FinalWord]:
+    from edl_torch.audit.word import final_words
+    from edl_torch.master.journal_view import view
+
+    return final_words(view(state))
 
 
 def write_json(verdicts: list[Verdict]) -> str:
@@ -55,11 +68,11 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     counts = [(name, getattr(verdict, name)) for name in _COUNTS]
     yield "  " + "  ".join(f"{name} {count}" for name, count in counts if count or name != "open")
     yield f"  rolled back {verdict.rolled_back}  refused as stale {verdict.refused}"
+    if verdict.judged:
+        yield "  by the logs and the master's own word"
     if verdict.unsettled:
-        yield (
-            f"  {verdict.unsettled} were reported without an answer; "
-            f"{verdict.assumed} of them nobody else has, and count as acknowledged"
-        )
+        counting = "the master has heard" if verdict.judged else "nobody else has, and count as acknowledged"
+        yield f"  {verdict.unsettled} were reported without an answer; {verdict.assumed} of them {counting}"
     yield from (f"  CONTRADICTION: {text}" for text in verdict.contradictions)
     for kind in _MEANING:
         yield from _kind(verdict, kind)

@@ -72,7 +72,8 @@ class MasterStartError(EdlError):
 
 
 class JournalError(EdlError):
-    """The journal cannot be written: the master stops before it says what it could not keep."""
+    """The journal cannot be written, so that the master stops before it says what it could not keep; or a
+    command cannot read it."""
 
 
 class ReaderError(EdlError):

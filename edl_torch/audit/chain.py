@@ -22,11 +22,14 @@ class FinalWord:
     """What the master says of a dataset at the end; it decides what no log can.
 
     `token` is its position: exactly what has an outcome in it must have one in the logs. `settled` says how
-    far leases were acknowledged, by (task, attempt), for reports whose answer a kill cut off.
+    far leases were acknowledged, by (task, attempt), for reports whose answer a kill cut off. `ledger` and
+    `lineage` are those that it speaks of, where it says so: the logs must end in them.
     """
 
     token: str | None = None
     settled: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    ledger: str | None = None
+    lineage: int | None = None
 
 
 class Chain:
@@ -43,6 +46,7 @@ class Chain:
 
     def parts(self) -> list[Part]:
         """What each lineage did. Raises AuditError where the logs of a lineage are missing."""
+        self._check_word()
         token = self._decode(self._word.token)
         parts = [self._final_part(self._history.lineages[self._history.final], token)]
         tokens = [token]
@@ -52,6 +56,21 @@ class Chain:
             tokens.append(token)
         _compare(tokens, parts)
         return parts
+
+    def _check_word(self) -> None:
+        """The master must speak of the lineage that the logs end in."""
+        word, name = self._word, self._history.spec.name
+        ledger, lineage = self._history.final
+        if word.ledger not in (None, ledger):
+            raise AuditError(
+                f"the master keeps ledger {word.ledger}, dataset {name!r} of the logs is of ledger {ledger}: "
+                f"give the journal and the logs of one job"
+            )
+        if word.lineage not in (None, lineage):
+            raise AuditError(
+                f"the master keeps lineage {word.lineage} of dataset {name!r}, the logs end in lineage "
+                f"{lineage}: give the logs of all trainers, and the journal as it was left by their master"
+            )
 
     def _final_part(self, lineage: Lineage, said: Token | None) -> Part:
         if said is not None:

@@ -5,7 +5,7 @@ What counts is the model that came out: the final lineage and those that it goes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 
@@ -14,9 +14,12 @@ from edl_torch.audit.findings import Finding, Findings
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import History, histories
 from edl_torch.audit.part import Part, records_of
-from edl_torch.audit.reading import Answer, read_logs
+from edl_torch.audit.reading import Answer, Log, read_logs
+from edl_torch.errors import AuditError
 
 LISTED = 20  # ranges of each kind that are named, unless the caller wants more
+
+Words = Mapping[str, FinalWord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +43,12 @@ class Verdict:
     forgotten: int
     open: int  # without an outcome, and need not have one yet
     unsettled: int  # reported, and no log says whether the master heard it
-    assumed: int  # of those, taken for acknowledged, as nobody else has them
+    assumed: int  # of those, taken for acknowledged: nobody else has them, and the master, if asked, does
     refused: int  # acknowledgements that came too late; in all lineages
     rolled_back: int  # acknowledged after a token that the job went back to; in all lineages
     trainers: int  # sessions
     lineages: int
+    judged: bool = False  # by the master's own word
     contradictions: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     unnamed: Mapping[str, int] = field(default_factory=dict)
@@ -58,21 +62,42 @@ class Verdict:
 def audit(
     directories: Sequence[str | PathLike[str]],
     *,
-    words: Mapping[str, FinalWord] | None = None,
+    words: Words | Callable[[], Words] | None = None,
     unfinished: bool = False,
     listed: int = LISTED,
 ) -> list[Verdict]:
     """Judge every dataset in the logs of `directories`, by name.
 
-    `words` is the master's final word by dataset. With `unfinished` a record without an outcome is open, not
-    lost: for a job that still runs or was stopped. Raises AuditError when the logs cannot be used.
+    `words` is the master's final word by dataset; where it is a function, it has a word on every dataset, and
+    must say the same before and after the logs are read. With `unfinished` a record without an outcome is
+    open, not lost: for a job that still runs or was stopped. Raises AuditError when the logs cannot be used.
     """
-    words = words or {}
-    found = histories(read_logs(directories))
+    logs, words = _read(directories, words or {})
+    found = histories(logs)
     return [
         judge(history, words.get(history.spec.name), unfinished=unfinished, listed=listed)
         for history in found
     ]
+
+
+def _read(
+    directories: Sequence[str | PathLike[str]], words: Words | Callable[[], Words]
+) -> tuple[list[Log], Words]:
+    if not callable(words):
+        return read_logs(directories), words
+    # What was answered is in a trainer's log after it is in the master's journal, what is about to be told
+    # before: so where the journal rests while the logs are read, the two are of one moment.
+    said = words()
+    logs = read_logs(directories)
+    if words() != said:
+        raise AuditError(
+            "the job went on while its logs were read: audit it when its trainers or its master have ended"
+        )
+    for name in {chapter.dataset.name for log in logs for chapter in log.chapters} - set(said):
+        raise AuditError(
+            f"the master has no dataset {name!r}, which the logs are of: give journal and logs of one job"
+        )
+    return logs, said
 
 
 def judge(
@@ -84,6 +109,9 @@ def judge(
     final, spec = parts[0], history.spec
     excused = final.missing & _excused(history, final, word, unfinished)
     final.missing -= excused
+    ahead = _ahead(history, final, word)
+    late = Intervals() if unfinished else ahead  # a job that is said to be over has nothing ahead of it
+    final.missing |= late - final.certain
     found = Findings(history, parts, judged=word.token is not None)
     named = found.named(listed)
     quarantined = sum((part.quarantined - part.begun).count for part in parts)
@@ -93,20 +121,21 @@ def judge(
         lineage=final.lineage.key[1],
         size=spec.size,
         num_epochs=spec.num_epochs,
-        records=final.required.count - excused.count,
+        records=final.required.count - excused.count + late.count,
         acknowledged=sum(part.own.count for part in parts) - quarantined,
         quarantined=quarantined,
         dropped=sum(part.dropped.count for part in parts),
         lost=found.count("lost"),
         doubled=found.count("doubled"),
         forgotten=found.count("forgotten"),
-        open=excused.count + _ahead(history, final, word),
+        open=excused.count + ahead.count - late.count,
         unsettled=sum(part.unsettled for part in parts),
         assumed=sum(part.assumed.count for part in parts),
         refused=sum(item.acknowledged.answered(Answer.REFUSED).records for item in history.lineages.values()),
         rolled_back=_rolled_back(history, parts),
         trainers=history.trainer_count,
         lineages=len(history.lineages),
+        judged=word.token is not None,
         contradictions=tuple(text for part in parts for text in part.contradictions),
         findings=named,
         unnamed=_unnamed(found, named),
@@ -126,11 +155,12 @@ def _excused(history: History, final: Part, word: FinalWord, unfinished: bool) -
     return Intervals.run(max(0, end - history.spec.size), end)
 
 
-def _ahead(history: History, final: Part, word: FinalWord) -> int:
+def _ahead(history: History, final: Part, word: FinalWord) -> Intervals:
     """Records of the job that have no outcome by the master's word."""
     if word.token is None or not history.spec.num_epochs:
-        return 0
-    return history.spec.num_epochs * history.spec.size - final.required.count
+        return Intervals()
+    history.coordinates.check_epochs(history.spec.num_epochs)
+    return Intervals.run(0, history.spec.num_epochs * history.spec.size) - final.required
 
 
 def _rolled_back(history: History, parts: list[Part]) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from edl_torch.core.calls import Registration
+from edl_torch.core.identity import identity
+from edl_torch.core.registration import new_spec
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, reader_sources
@@ -20,6 +22,7 @@ class Description:
 
     `reader` is the service's own; `fallback_reader` that of the dataset object around the service, asked
     only where the master does not know the name. `in_shard` is None until a dataset object has said it.
+    `told` says that a token was made of it: what it says of the order stands from then on.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Description:
     max_bad_records: int = 0
     fallback_reader: AbstractDataReader | None = None
     in_shard: bool | None = None
+    told: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "dataset_size", "records_per_shard", "num_minibatches_per_shard"):
@@ -59,6 +63,17 @@ class Description:
             self.records_per_shard = token.records_per_shard
         if self.in_shard is None:
             self.in_shard = token.shuffle_in_shard
+
+    def beginning(self) -> Token | None:
+        """The beginning of the data, as a master has it that hears of them from this service first.
+
+        None where this service does not know the plan.
+        """
+        sources = self.sources() or self.fallback_sources()
+        if sources is None:
+            return None
+        self.told = True
+        return Token(identity=identity(new_spec(self.in_full(sources), self.batch_size)))
 
     def by_name(self) -> Registration:
         """A registration that follows what the master knows, but for what differs from the default."""

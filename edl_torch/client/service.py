@@ -269,7 +269,7 @@ class DataShardService:
     def describe(self, reader: AbstractDataReader, *, shuffle: bool) -> None:
         """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
         described = self._description
-        if self._session.joined and bool(described.in_shard) != shuffle:
+        if (self._session.joined or described.told) and bool(described.in_shard) != shuffle:
             raise InvalidArgument(
                 f"dataset {self.dataset_name!r} is in use with shuffle={bool(described.in_shard)}: make all "
                 f"datasets around one service with the same shuffle, before the first pass"

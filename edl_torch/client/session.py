@@ -28,7 +28,7 @@ from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import InvalidArgument, UnknownDataset
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -265,6 +265,9 @@ class Session:
         Synchronous ranks do it together, and get one token.
         """
         if self.lockstep is None:
+            beginning = self._beginning()
+            if beginning is not None:
+                return beginning.encode()
             self._settle()
             return self._take_token()
         return together(self.lockstep.peers, self._settle, self._take_token)
@@ -280,6 +283,17 @@ class Session:
         token = self.master.snapshot(self.description.name)
         self._audit.snapshot(token)
         return token
+
+    def _beginning(self) -> Token | None:
+        """The token of data that nobody has asked for yet. That does not register them: a token to go back to
+        may come next, as `torch.distributed.checkpoint` asks for the state before it loads one."""
+        if self.joined:
+            return None
+        try:
+            self.master.dataset_status(self.description.name)
+        except UnknownDataset:
+            return self.description.beginning()
+        return None
 
     def restore(self, token: str | None) -> None:
         """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""

@@ -73,7 +73,14 @@ def _parser() -> Parser:
     parser = Parser(
         prog="train.py", description="Train an image captioner on elastically sharded COCO captions."
     )
-    data = parser.add_argument_group("data")
+    _add_data(parser.add_argument_group("data"))
+    _add_training(parser.add_argument_group("training"))
+    _add_machine(parser.add_argument_group("machine"))
+    _add_files(parser.add_argument_group("files"))
+    return parser
+
+
+def _add_data(data: argparse._ArgumentGroup) -> None:
     data.add_argument("--images", type=Path, metavar="DIR", help="folder of the training images")
     data.add_argument("--annotations", type=Path, metavar="JSON", help="their captions, in COCO's format")
     data.add_argument(
@@ -88,7 +95,9 @@ def _parser() -> Parser:
     data.add_argument("--scenes", type=Path, metavar="JSON", help="what generate.py drew, to judge captions")
     data.add_argument("--demo", action="store_true", help="draw a dataset into OUTPUT/data and train on it")
     data.add_argument("--demo-images", type=_count, default=3000, metavar="N", help="pictures to draw (3000)")
-    train = parser.add_argument_group("training")
+
+
+def _add_training(train: argparse._ArgumentGroup) -> None:
     train.add_argument("--epochs", type=_count, default=4, metavar="N", help="passes over all captions (4)")
     train.add_argument("--batch-size", type=_count, default=32, metavar="N", help="captions in a batch (32)")
     train.add_argument(
@@ -104,7 +113,9 @@ def _parser() -> Parser:
         "--min-count", type=_count, default=2, metavar="N", help="rarer words become <unk> (2)"
     )
     train.add_argument("--seed", type=int, default=0, metavar="N", help="fixes weights and order (0)")
-    machine = parser.add_argument_group("machine")
+
+
+def _add_machine(machine: argparse._ArgumentGroup) -> None:
     machine.add_argument("--workers", type=_natural, default=2, metavar="N", help="loader processes (2)")
     machine.add_argument(
         "--threads", type=_natural, default=0, metavar="N", help="threads to compute with (torch's choice)"
@@ -115,7 +126,9 @@ def _parser() -> Parser:
     machine.add_argument(
         "--master", metavar="HOST:PORT", help="share the data with others (default: $EDL_MASTER_ADDR)"
     )
-    files = parser.add_argument_group("files")
+
+
+def _add_files(files: argparse._ArgumentGroup) -> None:
     files.add_argument("--output", type=Path, metavar="DIR", help="for checkpoints and results (runs/coco)")
     files.add_argument(
         "--checkpoint-every",
@@ -136,7 +149,6 @@ def _parser() -> Parser:
     files.add_argument(
         "--rewind", action="store_true", help="with --resume and a master: take the data back, too"
     )
-    return parser
 
 
 def _check_data(values: dict[str, Any]) -> None:

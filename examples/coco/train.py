@@ -9,7 +9,6 @@ training program has: options, checkpoints, a progress line, results.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -17,27 +16,25 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import checkpoint
 import torch
 from batches import Batch, Encode, Fit, NumberedReader, collate
 from deliveries import Deliveries
-from evaluate import Evaluation, HeldOut, evaluate, judge, read_scenes
-from generate import Recipe, generate
+from inputs import Data, existing_file, find_data, make_output
 from model import Captioner, ModelConfig
 from options import CHECKPOINT, Options, parse
 from progress import ProgressLine, Standing
-from sheet import Cell, draw_sheet, save_png
-from split import hold_out, read_captions
+from results import Trained, finish
+from split import read_captions
+from stopping import StopSignal, leave_signals_to_trainer
 from vocabulary import Vocabulary
 
 from edl_torch import DataShardService, ElasticDataLoader, ImageDataset
-from edl_torch.errors import EdlError, InvalidArgument
+from edl_torch.errors import EdlError
 from edl_torch.readers import CocoCaptionsReader
 
-SHEET_CELLS = 20
 CLIP_NORM = 1.0
 WARM_UP = 0.04  # of all training
 
@@ -52,113 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-
-
-# --- files in ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """The files of a run; `scenes` only where the pictures were drawn by generate.py."""
-
-    images: Path
-    annotations: Path
-    val_images: Path
-    val_annotations: Path
-    scenes: Path | None
-
-
-def find_data(options: Options) -> Data:
-    """Check the files that were named; draw the demo's; hold images out where no held-out set was named."""
-    if options.demo:
-        return _demo_data(options.output / "data", options)
-    if options.images is None or options.annotations is None:
-        raise InvalidArgument("give --images and --annotations")
-    images, val_images = _folder(options.images), _folder(options.val_images or options.images)
-    annotations = _file(options.annotations)
-    if options.val_annotations is not None:
-        val_annotations = _file(options.val_annotations)
-    else:
-        annotations, val_annotations = hold_out(annotations, options.output / "split", options.val_share)
-    scenes = None if options.scenes is None else _file(options.scenes)
-    return Data(
-        images=images,
-        annotations=annotations,
-        val_images=val_images,
-        val_annotations=val_annotations,
-        scenes=scenes,
-    )
-
-
-def _demo_data(folder: Path, options: Options) -> Data:
-    recipe = Recipe(images=options.demo_images, val=max(20, options.demo_images // 10), seed=options.seed)
-    if generate(folder, recipe):
-        print(f"drew {recipe.images} + {recipe.val} pictures into {folder}")
-    return Data(
-        images=folder / "images" / "train",
-        annotations=folder / "captions_train.json",
-        val_images=folder / "images" / "val",
-        val_annotations=folder / "captions_val.json",
-        scenes=folder / "scenes_val.json",
-    )
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise InvalidArgument(f"the image folder {path} does not exist")
-    return path
-
-
-def _file(path: Path) -> Path:
-    if not path.is_file():
-        raise InvalidArgument(f"the file {path} does not exist")
-    return path
-
-
-def make_output(folder: Path) -> None:
-    """Make the output folder and try it, so that nothing is trained that cannot be saved."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        trial = folder / f".trial.{os.getpid()}"
-        trial.touch()
-        trial.unlink()
-    except OSError as exc:
-        raise InvalidArgument(f"cannot write into the output folder {folder}: {exc.strerror}") from exc
-
-
-# --- training ---
-
-
-class StopSignal:
-    """Notes the first SIGINT or SIGTERM, to be asked about between batches; a second one interrupts."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.number:
-            raise KeyboardInterrupt
-        self.number = number
-
-    def asked(self) -> bool:
-        """Whether a signal has come."""
-        return self.number != 0
-
-
-def leave_signals_to_trainer(worker_id: int) -> None:
-    """For loader workers: Ctrl-C reaches all processes of a terminal, but the trainer alone decides."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +155,13 @@ class Trainer:
         )
 
     @property
+    def trained(self) -> Trained:
+        """What there is to evaluate."""
+        return Trained(
+            model=self.model, vocabulary=self.vocabulary, deliveries=self.deliveries, history=self.history
+        )
+
+    @property
     def checkpoint_path(self) -> Path:
         """Where checkpoints go."""
         return self.options.output / CHECKPOINT
@@ -300,14 +197,11 @@ def schedule(share: float) -> float:
     return min(1.0, share / WARM_UP + 0.05) * (0.01 + 0.99 * (1 + math.cos(math.pi * min(1.0, share))) / 2)
 
 
-# --- a whole run ---
-
-
 def run(options: Options) -> int:
     """Train, evaluate, write results; the exit status."""
     _set_machine(options)
     make_output(options.output)
-    saved = None if options.resume is None else checkpoint.load(_file(options.resume))
+    saved = None if options.resume is None else checkpoint.load(existing_file(options.resume))
     data = find_data(options)
     trainer, reader = _make_trainer(options, data, saved)
     with StopSignal() as stop, _make_service(options, reader) as service:
@@ -320,7 +214,7 @@ def run(options: Options) -> int:
     if stop.asked():
         print(f"stopped: go on with --resume {trainer.checkpoint_path}", file=sys.stderr)
         return 128 + stop.number
-    return _finish(options, data, trainer)
+    return finish(options, data, trainer.trained)
 
 
 def _set_machine(options: Options) -> None:
@@ -378,77 +272,6 @@ def _make_loader(
         # of its own, so that a pass draws nothing from the generator that the model uses
         generator=torch.Generator().manual_seed(options.seed),
     )
-
-
-# --- results ---
-
-
-def _finish(options: Options, data: Data, trainer: Trainer) -> int:
-    reader = CocoCaptionsReader(str(data.val_images), str(data.val_annotations), per="image")
-    held_out = HeldOut(reader, trainer.model.config.image_size)
-    result = evaluate(trainer.model, held_out, trainer.vocabulary, options.device, workers=options.workers)
-    right = None
-    if data.scenes is not None:
-        right = judge(result.captions, read_scenes(data.scenes, read_captions(data.val_annotations)))
-    exact = trainer.deliveries.exact(options.epochs)
-    _print_results(result, right, trainer.deliveries.verdict(options.epochs, shared=options.shared))
-    sheet = options.output / "captions.png"
-    save_png(sheet, _sheet(held_out, result, right))
-    _write_metrics(options, trainer, result, right)
-    print(f"captions of held-out pictures: {sheet}")
-    return 0 if exact or options.shared else 1
-
-
-def _print_results(result: Evaluation, right: list[bool] | None, verdict: str) -> None:
-    print(f"held-out loss {result.loss:.3f} per word, {len(result.captions)} pictures")
-    if right is not None:
-        print(f"held-out pictures whose caption names the right shapes and colours: {_share(right)}")
-    print(verdict)
-
-
-def _share(right: list[bool]) -> str:
-    return f"{sum(right)} of {len(right)} ({sum(right) / len(right):.1%})"
-
-
-def _sheet(held_out: HeldOut, result: Evaluation, right: list[bool] | None) -> Any:
-    count = min(SHEET_CELLS, len(held_out))
-    cells = []
-    for place in range(count):
-        number = place * len(held_out) // count  # from all over the held-out set
-        picture, references = held_out.record(number)
-        cells.append(
-            Cell(
-                picture=picture,
-                caption=result.captions[number],
-                reference=references[0] if references else "",
-                right=None if right is None else right[number],
-            )
-        )
-    title = "Unseen pictures, the model's captions, and in grey a person's"
-    if right is not None:
-        title = (
-            f"Unseen pictures. Captions with the right shapes and colours: {_share(right)}. Grey: as drawn."
-        )
-    return draw_sheet(cells, title)
-
-
-def _write_metrics(options: Options, trainer: Trainer, result: Evaluation, right: list[bool] | None) -> None:
-    deliveries = trainer.deliveries
-    metrics = {
-        "epochs": trainer.history,
-        "held_out": {
-            "pictures": len(result.captions),
-            "loss": result.loss,
-            "right": None if right is None else sum(right),
-            "right_share": None if right is None else sum(right) / len(right),
-        },
-        "deliveries": {
-            "expected": deliveries.size * options.epochs,
-            "delivered": deliveries.delivered,
-            "repeated": deliveries.repeated,
-        },
-    }
-    (options.output / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
 
 
 if __name__ == "__main__":

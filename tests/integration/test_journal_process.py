@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ import time
 from collections import Counter
 
 import pytest
+from master_kit import EDL
 
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import (
@@ -29,66 +29,10 @@ from edl_torch.errors import MasterUnavailable, StaleLease
 from edl_torch.shard import Source
 from edl_torch.testing.wait import wait_until
 
-EDL = (sys.executable, "-m", "edl_torch")
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
-class DurableMaster:
-    """A master on one port with one journal, through all its lives."""
-
-    def __init__(self, folder, *arguments):
-        self.address = f"127.0.0.1:{free_port()}"
-        self.state = folder / "state"
-        self._log = folder / "log"
-        self._arguments = arguments
-        self.process = None
-
-    def start(self, **options):
-        """Returns the seconds until it serves."""
-        began = time.monotonic()
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*EDL, "master", "--addr", self.address, "--state", str(self.state), *self._arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                **options,
-            )
-        assert self.process.stdout.readline() == f"ready on {self.address}\n", self.log
-        return time.monotonic() - began
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-    @property
-    def log(self):
-        return self._log.read_text()
-
-
-@pytest.fixture
-def make_master(tmp_path):
-    """Makes masters; none outlives the test, however that ends."""
-    masters = []
-
-    def make(*arguments):
-        masters.append(DurableMaster(tmp_path, *arguments))
-        return masters[-1]
-
-    yield make
-    for master in masters:
-        if master.process is not None:
-            master.kill()
-
 
 @pytest.fixture
 def master(make_master):
-    return make_master()
+    return make_master(durable=True)
 
 
 def register(client, session, size, *, per=4, **options):
@@ -202,7 +146,7 @@ def test_a_restart_is_invisible_but_for_the_time_it_takes(master):
 
 
 def test_journalled_leases_live_one_full_timeout_after_a_restart(make_master):
-    master = make_master("--lease-timeout-s", "1.5", "--grace-s", "0.1")
+    master = make_master("--lease-timeout-s", "1.5", "--grace-s", "0.1", durable=True)
     master.start()
     client = MasterClient(master.address, "w")
     register(client, "a", 8)
@@ -265,21 +209,11 @@ def run_master(state, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_without_a_state_folder_it_says_once_that_it_is_not_durable(tmp_path):
-    file = tmp_path / "address"
-    process = subprocess.Popen(
-        [*EDL, "master", "--addr", "127.0.0.1:0", "--address-file", str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_until(file.exists, timeout_s=30)
-    client = MasterClient(file.read_text().strip(), "w")
-    assert not client.status().durable
-    client.close()
-    process.terminate()
-    _, said = process.communicate(timeout=20)
-    assert said.count("not durable") == 1
+def test_without_a_state_folder_it_says_once_that_it_is_not_durable(start_master):
+    master = start_master()
+    assert not master.client().status().durable
+    master.stop()
+    assert master.log.count("not durable") == 1
 
 
 ROWS = """
@@ -303,13 +237,13 @@ def test_a_dataset_of_the_command_line_must_be_that_of_the_journal(tmp_path, mon
         reader = ("--custom-data-reader", "rows_reader:Rows", "--custom-data-reader-params", f"rows={rows}")
         return "--training-data", "t", "--num-epochs", str(epochs), *reader
 
-    master = make_master(*arguments(30, 2))
+    master = make_master(*arguments(30, 2), durable=True)
     master.start()
     master.kill()
     done = run_master(master.state, *arguments(40, 2))
     assert done.returncode == 1
     assert "size: registered 30, asked 40" in done.stderr.splitlines()[-1]
-    master._arguments = arguments(30, 5)
+    master.arguments = arguments(30, 5)
     master.start()
     with MasterClient(master.address, "w") as client:
         assert client.dataset_status("training").num_epochs == 2
@@ -379,7 +313,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_stops_the_master_cleanly_and_loses_nothing_answered(small_disk, make_master):
-    master = make_master()
+    master = make_master(durable=True)
     master.state = small_disk / "state"
     master.start()
     client = MasterClient(master.address, "w", master_timeout_s=0.5)

@@ -10,11 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 
 import pytest
+from master_kit import EDL
 
-from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
@@ -27,52 +26,9 @@ from edl_torch.core.calls import (
 from edl_torch.shard import Source
 from edl_torch.testing.wait import wait_until
 
-EDL = (sys.executable, "-m", "edl_torch")
-
 
 def run(*arguments, **options):
     return subprocess.run([*EDL, *arguments], capture_output=True, text=True, timeout=60, **options)
-
-
-class MasterProcess:
-    """A master on a free port."""
-
-    def __init__(self, folder, *arguments):
-        file = folder / f"address-{uuid.uuid4().hex}"
-        self.process = subprocess.Popen(
-            [*EDL, "master", "--addr", "127.0.0.1:0", "--address-file", str(file), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        wait_until(lambda: file.exists() or self.process.poll() is not None, timeout_s=30)
-        assert self.process.poll() is None, self.process.communicate()
-        self.address = file.read_text().strip()
-        self._clients = []
-
-    def client(self, worker_id="test", **options):
-        self._clients.append(MasterClient(self.address, worker_id, **options))
-        return self._clients[-1]
-
-    def close(self):
-        for client in self._clients:
-            client.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
-
-
-@pytest.fixture
-def start_master(tmp_path):
-    masters = []
-
-    def start(*arguments):
-        masters.append(MasterProcess(tmp_path, *arguments))
-        return masters[-1]
-
-    yield start
-    for master in masters:
-        master.close()
 
 
 def register(client, session, size=8):
@@ -98,9 +54,27 @@ def acknowledge(client, session, request, grants):
 # Starting and stopping ------------------------------------------------------------------------------------
 
 
-def test_ready_line_names_the_address_of_the_file(start_master):
-    master = start_master()
-    assert master.process.stdout.readline() == f"ready on {master.address}\n"
+def test_ready_line_names_the_address_of_the_file(make_master):
+    master = make_master()
+    assert master.start() < 30
+    assert master.address_file.read_text().strip() == master.address
+
+
+def test_port_0_picks_a_port_and_says_which(tmp_path):
+    file = tmp_path / "address"
+    process = subprocess.Popen(
+        [*EDL, "master", "--addr", "127.0.0.1:0", "--address-file", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        address = process.stdout.readline().split()[-1]
+        assert file.read_text().strip() == address
+        assert int(address.rpartition(":")[2]) > 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_sigterm_answers_who_waits_and_ends_with_0(start_master):
@@ -369,17 +343,10 @@ def test_client_rides_through_a_restart_of_the_master(start_master):
     master = start_master()
     client = master.client(master_timeout_s=20.0)
     client.status()
-    master.process.kill()
-    master.process.wait(10)
+    master.kill()
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(client.status()))
     waiting.start()
-    again = subprocess.Popen(
-        [*EDL, "master", "--addr", master.address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    try:
-        waiting.join(15)
-        assert answers
-    finally:
-        again.kill()
-        again.communicate()
+    master.start()
+    waiting.join(15)
+    assert answers

@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from master_kit import MasterProcess
 
 from edl_torch.client.transport import MasterClient
-from edl_torch.testing import wait_until
 from edl_torch.testing.images import write_coco
 
 HERE = Path(__file__).parent
@@ -23,31 +23,9 @@ EPOCHS = 2
 
 
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
-    """A master process; its address."""
-    address_file = tmp_path / "address"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "edl_torch",
-            "master",
-            "--addr",
-            "127.0.0.1:0",
-            "--address-file",
-            address_file,
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-    )
-    try:
-        wait_until(lambda: address_file.exists() or process.poll() is not None, timeout_s=30)
-        assert process.poll() is None, process.communicate()[1].decode()
-        yield address_file.read_text().strip()
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
+def master(start_master: Callable[..., MasterProcess]) -> str:
+    """A master's address."""
+    return start_master().address
 
 
 @pytest.fixture(params=["generated", "real"])

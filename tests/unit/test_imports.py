@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
     | {"cli_data", "cli_status", "cli_audit"},
-    "cli_audit": {"errors", "shard", "core", "audit"},
+    "cli_audit": {"errors", "shard", "core", "audit", "master.journal_view"},
     "cli_data": {"errors", "shard", "core", "readers"},
     "cli_status": {"errors", "shard", "core", "rpc", "client"},
     "__main__": {"cli"},

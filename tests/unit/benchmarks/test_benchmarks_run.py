@@ -71,6 +71,25 @@ def test_dispatch_benchmark_meets_the_targets_for_a_huge_dataset(tmp_path: Path)
     assert "with journal / without" in printed
 
 
+def test_recovery_benchmark_measures_every_death_in_every_round(tmp_path: Path) -> None:
+    printed, body = run("recovery.py", tmp_path)
+    found = body["distributions"]
+    assert [one["what"].split(",")[0].split(":")[0] for one in found] == [
+        *("trainer killed", "trainer stopped", "trainer gone with its machine"),
+        *["master started again"] * 4,
+    ]
+    for one in found:
+        assert one["what"] in printed
+        assert len(one["seconds"]) == 2
+        assert one["unit"] == "s"
+        assert 0 < one["min"] <= one["median"] <= one["p90"] <= one["max"]
+        assert one["met"] == (None if one["most"] is None else one["max"] <= one["most"])
+    killed, stopped, vanished, ready, answered, confirmed, _ = found
+    assert killed["min"] > 0.9  # the grace
+    assert min(stopped["min"], vanished["min"]) > 0.9  # two thirds of the timeout
+    assert ready["min"] < answered["min"] < confirmed["min"]
+
+
 def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path) -> None:
     printed, body = run("synchronous.py", tmp_path, "--ranks", "2")
     (result,) = body["synchronous"]

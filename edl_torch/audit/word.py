@@ -1,0 +1,37 @@
+"""The master's final word on each dataset, from the state that its journal holds.
+
+A trainer that was killed between its report and the answer cannot know whether it was heard. The master
+wrote down what it heard before it answered, so its state says. Where that was read is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edl_torch.audit.chain import FinalWord
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.ledger import ShardLedger
+
+
+def final_words(dispatcher: Dispatcher) -> dict[str, FinalWord]:
+    """What the master says of each dataset, by name."""
+    return {
+        ledger.spec.name: FinalWord(
+            token=ledger.snapshot().encode(),
+            settled=dict(_settled(ledger)),
+            ledger=dispatcher.ledger_id,
+            lineage=ledger.lineage,
+        )
+        for ledger in dispatcher.ledgers
+    }
+
+
+def _settled(ledger: ShardLedger) -> Iterator[tuple[tuple[int, int], int]]:
+    """How far each lease is acknowledged of which the master still knows: those that live or just ended."""
+    for task in ledger.tasks:
+        lease = ledger.lease_of(task)
+        if lease is not None:
+            yield (task, lease.attempt), lease.done
+    for session in ledger.sessions:
+        for task, attempt in ledger.closed_by(session).items():
+            yield (task, attempt), ledger.spec.records_per_shard  # to wherever it ended

@@ -1,0 +1,38 @@
+"""Masters of which none outlives the test, however that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from master_kit import MasterProcess
+
+MakeMaster = Callable[..., MasterProcess]
+
+
+@pytest.fixture
+def make_master(tmp_path: Path) -> Iterator[MakeMaster]:
+    """Makes masters with arguments of `edl-torch master`, not started; `durable=True` gives one a journal."""
+    masters: list[MasterProcess] = []
+
+    def make(*arguments: str, durable: bool = False) -> MasterProcess:
+        state = tmp_path / f"state-{len(masters)}" if durable else None
+        masters.append(MasterProcess(tmp_path, *arguments, state=state))
+        return masters[-1]
+
+    yield make
+    for master in masters:
+        master.close()
+
+
+@pytest.fixture
+def start_master(make_master: MakeMaster) -> MakeMaster:
+    """Makes masters that serve."""
+
+    def start(*arguments: str, durable: bool = False) -> MasterProcess:
+        master = make_master(*arguments, durable=durable)
+        master.start()
+        return master
+
+    return start

@@ -1,0 +1,103 @@
+"""`edl-torch master` as a process: started, killed, and started again where it was.
+
+It knows nothing of what is asked of a master.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from edl_torch.client.transport import MasterClient
+
+EDL = (sys.executable, "-m", "edl_torch")
+END_S = 20.0
+
+
+def quiet_port() -> int:
+    """A free port that no outgoing connection gets: while its master is down nobody may take it."""
+    while True:
+        port = random.SystemRandom().randint(20_000, 32_000)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+
+
+class MasterProcess:
+    """A master on one port, through all its lives; with `state` it keeps a journal there.
+
+    `arguments` and `state` may be changed between two lives. `log` is what it said in all of them.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, state: Path | None = None) -> None:
+        self.arguments = arguments
+        self.state = state
+        self.address = f"127.0.0.1:{quiet_port()}"
+        self.address_file = folder / f"address-{self.address.rpartition(':')[2]}"
+        self._log = self.address_file.with_suffix(".log")
+        self._process: subprocess.Popen[str] | None = None
+        self._clients: list[MasterClient] = []
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        """The last one that was started."""
+        assert self._process is not None, "the master was never started"
+        return self._process
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def start(self, **options: Any) -> float:
+        """Start it, with `options` of Popen. Returns the seconds until it serves."""
+        where = ["--addr", self.address, "--address-file", str(self.address_file)]
+        journal = [] if self.state is None else ["--state", str(self.state)]
+        began = time.monotonic()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*EDL, "master", *where, *journal, *self.arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                **options,
+            )
+        assert self._process.stdout is not None
+        ready = self._process.stdout.readline()
+        assert ready == f"ready on {self.address}\n", f"{ready!r}\n{self.log}"
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        self.process.kill()
+        self._end()
+
+    def stop(self) -> None:
+        """As a supervisor does, with SIGTERM."""
+        self.process.terminate()
+        self._end()
+        assert self.process.returncode == 0, self.log
+
+    def _end(self) -> None:
+        self.process.wait(END_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def client(self, worker_id: str = "test", **options: Any) -> MasterClient:
+        """A client of it, closed with it."""
+        self._clients.append(MasterClient(self.address, worker_id, **options))
+        return self._clients[-1]
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for client in self._clients:
+            client.close()
+        if self._process is not None:
+            self._process.kill()
+            self._end()

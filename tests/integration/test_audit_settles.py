@@ -1,0 +1,128 @@
+"""Trainers killed between a report and its answer, and what the journal of their master says of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from master_kit import EDL, MasterProcess
+
+from edl_torch.testing import wait_until
+
+TRAINER = Path(__file__).with_name("doomed_trainer.py")
+SIZE = 20  # five batches of 4, in shards of 8
+BATCH = 4
+
+
+@dataclass
+class Job:
+    """Trainers of one master, one after the other."""
+
+    master: MasterProcess
+    audit_dir: Path
+
+    def train(self, report: int = 0, when: str = "never") -> list[int]:
+        """A trainer from its start to its end; what it trained on."""
+        arguments = [self.master.address, str(self.audit_dir), str(SIZE), str(report), when]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", str(TRAINER), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == (-signal.SIGKILL if report else 0), done.stderr
+        return [int(line) for line in done.stdout.split()]
+
+    def audit(self, *options: str) -> tuple[int, dict[str, Any]]:
+        """The command's exit status, and what it says of the only dataset."""
+        done = subprocess.run(
+            [*EDL, "audit", str(self.audit_dir), "--json", *options],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode in (0, 1), done.stderr
+        (said,) = json.loads(done.stdout)["datasets"]
+        return done.returncode, said
+
+    def by_journal(self, *options: str) -> tuple[int, dict[str, Any]]:
+        return self.audit("--state", str(self.master.state), *options)
+
+
+@pytest.fixture
+def job(start_master: Callable[..., MasterProcess], tmp_path: Path) -> Job:
+    return Job(start_master("--grace-s", "0.2", durable=True), tmp_path / "audit")
+
+
+@pytest.mark.parametrize("ended", ["killed", "stopped", "still there"])
+@pytest.mark.parametrize(("when", "heard"), [("before", 8), ("after", 12)])
+def test_the_journal_says_whether_a_report_was_heard(job: Job, when: str, heard: int, ended: str) -> None:
+    trained = job.train(3, when)
+    assert len(trained) == 3 * BATCH
+    if ended == "killed":
+        job.master.kill()
+    elif ended == "stopped":
+        job.master.stop()
+    else:  # its journal rests once it has given the dead trainer up
+        client = job.master.client()
+        wait_until(lambda: not client.status().trainers)
+    status, said = job.by_journal("--unfinished")
+    assert status == 0, said
+    assert (said["acknowledged"], said["open"]) == (heard, SIZE - heard)
+    _, assumed = job.audit("--unfinished")
+    assert (assumed["acknowledged"], assumed["unsettled"]) == (12, 4)  # the logs alone cannot know
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_last_report_decides_whether_the_job_is_done(job: Job, when: str) -> None:
+    job.train(5, when)
+    status, _ = job.audit()
+    assert status == 0  # by the logs all was reported, and nobody says that it was not heard
+    client = job.master.client()
+    wait_until(lambda: not client.status().trainers)
+    status, said = job.by_journal()
+    assert client.dataset_status("training").finished == (when == "after")
+    if when == "after":
+        assert (status, said["acknowledged"], said["lost"]) == (0, SIZE, 0)
+        return
+    assert (status, said["acknowledged"], said["lost"]) == (1, SIZE - BATCH, BATCH)
+    assert said["findings"][0]["records"] == {"epoch": 0, "name": "", "start": 16, "end": 20}
+    assert sorted(job.train()) == [16, 17, 18, 19]
+    status, said = job.by_journal()
+    assert (status, said["acknowledged"], said["lost"], said["doubled"]) == (0, SIZE, 0, 0)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_an_heir_took_over_is_proven_through_kills_of_both(job: Job, when: str) -> None:
+    first = job.train(2, when)
+    job.master.kill()
+    job.master.arguments = ("--grace-s", "0.2", "--lease-timeout-s", "1")  # for the dead one's leases
+    job.master.start()
+    second = job.train()
+    job.master.kill()
+    status, said = job.by_journal()
+    assert (status, said["acknowledged"], said["trainers"]) == (0, SIZE, 2), said
+    again = BATCH if when == "before" else 0
+    assert len(set(first) & set(second)) == again  # what was not heard is trained on again, and counts once
+
+
+def test_the_journal_of_another_master_is_refused(
+    job: Job, start_master: Callable[..., MasterProcess]
+) -> None:
+    job.train(3, "after")
+    other = start_master(durable=True)
+    done = subprocess.run(
+        [*EDL, "audit", str(job.audit_dir), "--state", str(other.state)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "the master has no dataset 'training'" in done.stderr

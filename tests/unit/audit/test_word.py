@@ -1,0 +1,279 @@
+"""The master's journal settles what a kill cut off between a trainer's report and the answer."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from audited_job import Job
+from kept_job import BATCH, SPEC, KeptJob
+
+from edl_torch.audit.verdict import audit
+from edl_torch.audit.word import final_words
+from edl_torch.cli import main
+from edl_torch.errors import AuditError, JournalError
+from edl_torch.master.journal import FILE, Journal
+from edl_torch.master.journal_view import view
+from edl_torch.shard import Source
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = KeptJob(tmp_path)
+    yield job
+    job.close()
+
+
+def by_journal(job, **options):
+    (verdict,) = audit([job.directory], words=lambda: final_words(view(job.state)), **options)
+    return verdict
+
+
+def by_logs(job, **options):
+    (verdict,) = audit([job.directory], **options)
+    return verdict
+
+
+# What it settles --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_job_stopped_at_a_cut_off_report_counts_what_the_master_heard(job, heard, given_up):
+    job.train_batches(3)
+    before = job.ledger.acknowledged
+    job.fetch(job.trainers[0])
+    job.cut_off(0, heard=heard)
+    if given_up:
+        job.take_over(0)
+    job.keep()
+    verdict = by_journal(job, unfinished=True)
+    assert verdict.proven
+    assert verdict.acknowledged == job.ledger.acknowledged
+    assert (verdict.acknowledged > before) == heard
+    assert verdict.open == SPEC.size - job.ledger.acknowledged
+    assert by_logs(job, unfinished=True).acknowledged == before + BATCH  # the logs alone must assume it
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_job_whose_last_report_was_not_heard_is_not_proven(tmp_path, heard):
+    job = KeptJob(tmp_path, replace(SPEC, sources=(Source(name="a.csv", start=5, count=BATCH),)))
+    job.fetch(job.trainers[0])
+    job.cut_off(0, heard=heard)
+    job.keep()
+    job.close()
+    assert by_logs(job).proven
+    verdict = by_journal(job)
+    assert verdict.proven == heard
+    assert verdict.records == BATCH
+    lost = [f.records for f in verdict.findings if f.kind == "lost"]
+    assert [(r.name, r.start, r.end) for r in lost] == ([] if heard else [("a.csv", 5, 5 + BATCH)])
+    assert by_journal(job, unfinished=True).open == (0 if heard else BATCH)
+
+
+def test_what_one_had_acknowledged_unanswered_and_another_trained_on_again_is_doubled(job):
+    victim, other = job.trainers
+    job.fetch(victim)
+    job.cut_off(0, heard=True)
+    task, (grant, _, _) = next(iter(victim.held.items()))
+    other.log.granted(replace(grant, task=1000))
+    done = replace(grant.slice, limit=BATCH)
+    other.held[1000] = [replace(grant, task=1000), done.skip, done.stop]
+    job.tell = lambda *_: []  # a master that accepts it by mistake
+    job.train(other)
+    job.keep()
+    assert job.ledger.lease_of(task).done == done.stop
+    assert by_journal(job, unfinished=True).doubled == BATCH
+    assert by_logs(job, unfinished=True).doubled == 0
+
+
+def test_what_the_master_forgot_is_called_so_and_not_lost_as_well(job):
+    job.fetch(job.trainers[0])
+    job.tell = lambda *_: []  # a master that answers and keeps nothing
+    job.train(job.trainers[0])
+    job.keep()
+    verdict = by_journal(job)
+    assert (verdict.forgotten, verdict.lost) == (BATCH, SPEC.size - BATCH)
+
+
+def test_bad_records_and_crumbs_are_settled_too(tmp_path):
+    job = KeptJob(tmp_path)
+    job.fetch(job.trainers[0])
+    job.quarantine(job.trainers[0])
+    job.cut_off(0, heard=True)
+    job.keep()
+    job.close()
+    verdict = by_journal(job, unfinished=True)
+    assert (verdict.proven, verdict.quarantined) == (True, 1)
+    assert verdict.acknowledged == job.ledger.acknowledged == BATCH
+
+
+def test_a_finished_job_is_proven_while_its_master_still_keeps_the_journal(job, capsys):
+    job.fetch(job.trainers[0])
+    job.kill(0, heard=True)
+    job.finish()
+    job.keep()
+    assert main(["audit", str(job.directory), "--state", str(job.state)]) == 0
+    said = capsys.readouterr().out
+    assert "PROVEN" in said
+    assert "by the logs and the master's own word" in said
+    assert f"{BATCH} were reported without an answer; {BATCH} of them the master has heard" in said
+
+
+def test_a_restored_job_is_proven(job):
+    job.train_batches(3)
+    token = job.checkpoint(0)
+    job.train_batches(2)
+    job.restore(0, token)
+    job.finish()
+    job.keep()
+    assert by_journal(job).proven
+
+
+# What it refuses --------------------------------------------------------------------------------------------
+
+
+def refused(job, capsys, state):
+    assert main(["audit", str(job.directory), "--state", str(state)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("edl-torch: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_a_job_that_goes_on_is_refused(job):
+    job.train_batches(2)
+    job.keep()
+    looks = []
+
+    def look():
+        looks.append(final_words(view(job.state)))
+        job.train_batches(1)
+        job.keep()
+        return looks[-1]
+
+    with pytest.raises(AuditError, match="the job went on while its logs were read"):
+        audit([job.directory], words=look)
+    assert len(looks) == 2
+
+
+def test_a_folder_without_a_journal_is_refused(job, tmp_path, capsys):
+    assert "there is no journal (journal.sqlite3) in" in refused(job, capsys, tmp_path / "none")
+    assert "there is no journal" in refused(job, capsys, job.directory)
+    assert not (tmp_path / "none").exists()
+    assert not (job.directory / FILE).exists()
+
+
+def test_the_journal_of_another_job_is_refused(job, tmp_path, capsys):
+    other = KeptJob(tmp_path / "other")
+    other.finish()
+    other.keep()
+    other.close()
+    said = refused(job, capsys, other.state)
+    assert other.ledger_id in said
+    assert job.ledger_id in said
+
+
+def test_a_journal_without_the_dataset_of_the_logs_is_refused(job, tmp_path, capsys):
+    with closing(Journal(tmp_path / "fresh")):
+        pass
+    assert "the master has no dataset 'training'" in refused(job, capsys, tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("forgotten", ["restore in the logs", "restore in the journal"])
+def test_another_lineage_is_refused(job, capsys, forgotten):
+    if forgotten == "restore in the logs":
+        job.ledger.restore(None)
+        job.keep()
+    else:
+        job.keep()
+        job.restore(0, None)
+    assert "lineage" in refused(job, capsys, job.state)
+
+
+def change(state, *statements):
+    with closing(sqlite3.connect(state / FILE, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_a_newer_journal_is_refused(job, capsys):
+    job.keep()
+    job.close()
+    change(job.state, "PRAGMA user_version = 99")
+    assert "has version 99, this edl-torch knows 1: use the newer edl-torch" in refused(
+        job, capsys, job.state
+    )
+
+
+def test_a_database_of_something_else_is_refused(job, tmp_path, capsys):
+    folder = tmp_path / "else"
+    folder.mkdir()
+    change(folder, "CREATE TABLE people (name TEXT)")
+    assert "a database of something else" in refused(job, capsys, folder)
+    (folder / FILE).write_bytes(b"no database at all, but long enough to have a header" * 9)
+    assert "cannot read the journal" in refused(job, capsys, folder)
+    (folder / FILE).write_bytes(b"")
+    assert "a database of something else" in refused(job, capsys, folder)
+
+
+def test_a_damaged_journal_is_refused(job, capsys):
+    job.train_batches(1)
+    job.keep()
+    job.close()
+    change(job.state, """DELETE FROM state WHERE key LIKE '["head"%'""")
+    assert "is damaged" in refused(job, capsys, job.state)
+
+
+# How it looks -----------------------------------------------------------------------------------------------
+
+
+def test_looking_leaves_a_journal_that_nobody_uses_as_it_is(job):
+    job.train_batches(3)
+    job.keep()
+    job.close()
+    before = {path.name: path.read_bytes() for path in job.state.iterdir()}
+    assert view(job.state).find_ledger("training").acknowledged == job.ledger.acknowledged
+    assert {path.name: path.read_bytes() for path in job.state.iterdir()} == before
+
+
+def test_what_a_killed_master_left_in_the_log_is_read(job, tmp_path):
+    job.train_batches(3)
+    job.keep()
+    shutil.copytree(job.state, tmp_path / "left")  # the master never closed it
+    assert (tmp_path / "left" / f"{FILE}-wal").stat().st_size > 0
+    job.finish()
+    found = view(tmp_path / "left").find_ledger("training")
+    assert 0 < found.acknowledged < job.ledger.acknowledged
+
+
+def test_looking_keeps_no_master_from_starting_or_writing(job):
+    job.train_batches(3)
+    job.keep()
+    view(job.state)
+    job.train_batches(2)
+    job.keep()
+    job.close()
+    view(job.state)
+    with closing(Journal(job.state)) as again:
+        assert again.ledger_id == job.ledger_id
+    assert view(job.state).find_ledger("training").acknowledged == job.ledger.acknowledged
+
+
+def test_names_that_are_no_unicode_are_read_back(tmp_path):
+    odd = "caf\udce9.csv"
+    job = KeptJob(tmp_path, replace(SPEC, sources=(Source(name=odd, count=9),)))
+    job.keep()
+    job.close()
+    assert view(job.state).find_ledger("training").spec.sources[0].name == odd
+
+
+def test_logs_alone_are_judged_as_before(tmp_path):
+    Job(tmp_path).finish()
+    with pytest.raises(JournalError, match="there is no journal"):
+        view(tmp_path)
+    assert main(["audit", str(tmp_path)]) == 0
