@@ -67,6 +67,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(
         parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
+    # For what starts a master beside itself: see integrations/beside_agent.py.
+    _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _option(parser, "--insecure", action="store_true", help="allow an address that other machines can reach")
     _option(
         parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead"
@@ -176,6 +178,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             insecure=options.insecure,
             on_ready=announce,
             make_commits=make_commits,
+            with_process=options.with_process,
         )
     )
 

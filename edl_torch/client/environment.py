@@ -37,6 +37,12 @@ def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | N
     return None
 
 
+def finds_master_through_torchrun(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this process is torchrun's, and nobody has named a master."""
+    env = os.environ if environ is None else environ
+    return bool(env.get("TORCHELASTIC_RUN_ID", "").strip()) and not env.get("EDL_MASTER_ADDR", "").strip()
+
+
 def master_timeout_from_env(environ: Mapping[str, str] | None = None) -> float:
     """`EDL_MASTER_TIMEOUT_S`, else 600 s: how long a master may be away. Raises InvalidArgument."""
     env = os.environ if environ is None else environ

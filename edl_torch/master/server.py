@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStar
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer
+from edl_torch.master.with_process import until_gone
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
 from edl_torch.rpc.address import HostPort, parse_address
 
@@ -88,14 +90,17 @@ async def serve(
     insecure: bool = False,
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
+    with_process: int | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once.
+    """Serve until SIGTERM or SIGINT, or the end of `with_process`, then drain; a second one stops at once.
 
     `make_commits` is called on the loop. Raises JournalError, after it has stopped, when a commit fails.
     """
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    if with_process is not None:
+        _watch(with_process, signals)
     commits = None if make_commits is None else make_commits()
     server = MasterServer(dispatcher, address, insecure=insecure, commits=commits)
     try:
@@ -110,6 +115,18 @@ async def serve(
         await server.stop()
     if server.failure is not None:
         raise server.failure
+
+
+def _watch(process: int, signals: asyncio.Queue[int]) -> None:
+    """Put SIGTERM there when the process has ended."""
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        until_gone(process)
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(signals.put_nowait, signal.SIGTERM)
+
+    threading.Thread(target=watch, name="edl-with-process", daemon=True).start()
 
 
 async def _until_signal_or_failure(server: MasterServer, signals: asyncio.Queue[int]) -> None:
