@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 import uuid
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from edl_torch.errors import PeerFailed
 
 LOOK_S = 0.01
 
 
-def fresh_name(store: dist.Store, where: str, rank: int, size: int, timeout_s: float) -> str:
+def fresh_name(store: Store, where: str, rank: int, size: int, timeout_s: float) -> str:
     """A name that the `size` ranks which call this at the same point share, and no others ever had.
 
     Each rank but the first shows a number that it has drawn. The first answers each number with its own,
@@ -40,7 +40,7 @@ def fresh_name(store: dist.Store, where: str, rank: int, size: int, timeout_s: f
     return _follow(store, where, rank, mine, deadline)
 
 
-def _lead(store: dist.Store, where: str, size: int, mine: str, deadline: float) -> str:
+def _lead(store: Store, where: str, size: int, mine: str, deadline: float) -> str:
     answered: dict[int, bytes] = {}
     while (joined := store.add(f"{where}/joined/{mine}", 0)) < size - 1:
         for rank in range(1, size):
@@ -53,29 +53,27 @@ def _lead(store: dist.Store, where: str, size: int, mine: str, deadline: float) 
     return mine
 
 
-def _follow(store: dist.Store, where: str, rank: int, mine: str, deadline: float) -> str:
+def _follow(store: Store, where: str, rank: int, mine: str, deadline: float) -> str:
     store.set(f"{where}/shown by {rank}", mine)
     joined = ""
     while True:
         answer = _look(store, f"{where}/answer/{mine}")
-        if (
-            answer is not None and answer.decode() != joined
-        ):  # a second one: the first was of a rank that is gone
-            joined = answer.decode()
+        if answer is not None and answer.decode() != joined:
+            joined = answer.decode()  # a second answer: the first was of a rank 0 that is gone
             store.add(f"{where}/joined/{joined}", 1)
         if joined and _look(store, f"{where}/go/{joined}") is not None:
             return joined
         _rest(deadline, f"rank {rank} of this job heard nothing of rank 0")
 
 
-def _look(store: dist.Store, key: str) -> bytes | None:
+def _look(store: Store, key: str) -> bytes | None:
     return store.get(key) if store.check([key]) else None
 
 
 def _rest(deadline: float, what: str) -> None:
     if time.monotonic() >= deadline:
         raise PeerFailed(
-            f"{what}. Under torchrun's c10d rendezvous on several nodes, nodes may be told of different stores "
-            "after one has left: give torchrun TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
+            f"{what}. With torchrun on several nodes, agents may give out different stores after one of them "
+            "has left: give all of them TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in their environment"
         )
     time.sleep(LOOK_S)

@@ -63,8 +63,8 @@ def _text(env: Mapping[str, str], name: str) -> str:
     value = env.get(name, "").strip()
     if not value:
         raise InvalidArgument(
-            f"{name} is not set, though TORCHELASTIC_RUN_ID is: start this program with torchrun, or name the "
-            "master in EDL_MASTER_ADDR"
+            f"{name} is not set, though TORCHELASTIC_RUN_ID is: start this program with torchrun, or name "
+            "the master in EDL_MASTER_ADDR"
         )
     return value
 

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from edl_torch.data.fresh_names import fresh_name
 from edl_torch.errors import EdlError, MasterStartError
@@ -46,19 +47,19 @@ def master_of_job() -> str:
 def init_process_group(backend: str | None = None, *, timeout_s: float = 1800.0, **arguments: Any) -> None:
     """As `torch.distributed.init_process_group(backend, …)`, right after a restart too.
 
-    torchrun's agents may keep the job's store over restarts, with the addresses of workers that are gone. Here
-    each incarnation has names of its own. Elsewhere than under such agents it is torch's own function.
+    torchrun's agents may keep the job's store over restarts, with the addresses of workers that are gone.
+    Here each incarnation has names of its own. Elsewhere than under such agents it is torch's own function.
     """
     timeout = timedelta(seconds=timeout_s)
     if "TORCHELASTIC_RUN_ID" not in os.environ or not (job := Job.from_env()).agents_store:
         dist.init_process_group(backend, timeout=timeout, **arguments)
         return
     _end_with(job.agent)
-    store = dist.TCPStore(job.host, job.port, is_master=False, timeout=timeout)
+    store = _store(job.host, job.port, is_master=False)
     name = fresh_name(store, f"edl_torch/{job.run_id}/workers", job.rank, job.world_size, timeout_s)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"edl_torch/{job.run_id}/{name}", store),
+        store=PrefixStore(f"edl_torch/{job.run_id}/{name}", store),
         rank=job.rank,
         world_size=job.world_size,
         timeout=timeout,
@@ -73,9 +74,9 @@ class Finder:
     notice; the others read it. A master that does not answer is followed by the next number.
     """
 
-    def __init__(self, job: Job, store: dist.Store, beside: BesideAgent | None = None) -> None:
+    def __init__(self, job: Job, store: Store, beside: BesideAgent | None = None) -> None:
         self._job = job
-        self._board = dist.PrefixStore(f"edl_torch/{job.run_id}/master", store)
+        self._board = PrefixStore(f"edl_torch/{job.run_id}/master", store)
         self._beside = BesideAgent(job) if beside is None else beside
 
     def find(self) -> str:
@@ -91,7 +92,7 @@ class Finder:
             number += 1
             if self._board.add(f"claim/{number}", 1) == 1:
                 return self._pin(number, self._from_before if number == 1 else self._beside.start)
-            if _within(START_S, lambda number=number: self._board.check([f"notice/{number}"])):
+            if self._pinned(number):
                 return self._read(number).here().address
 
     def _from_before(self) -> str:
@@ -115,6 +116,9 @@ class Finder:
         self._board.add("newest", 1)
         return notice.address
 
+    def _pinned(self, number: int) -> bool:
+        return _within(START_S, lambda: self._board.check([f"notice/{number}"]))
+
     def _read(self, number: int) -> Notice:
         return Notice.read(self._board.get(f"notice/{number}"))
 
@@ -129,15 +133,16 @@ def _within(seconds: float, condition: Callable[[], bool]) -> bool:
 
 
 @cache  # a store that this process keeps must live as long as it
-def _store(host: str, port: int, *, is_master: bool) -> dist.Store:
+def _store(host: str, port: int, *, is_master: bool) -> Store:
     try:
-        return dist.TCPStore(
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
             host, port, is_master=is_master, multi_tenant=True, timeout=timedelta(seconds=STORE_S)
         )
     except RuntimeError as exc:  # torch's errors of the network are such
         raise MasterStartError(
-            f"the store of this torchrun job at {host}:{port} (MASTER_ADDR, MASTER_PORT) cannot be reached: {exc}"
+            f"the store of this job at {host}:{port} (MASTER_ADDR, MASTER_PORT) cannot be reached: {exc}"
         ) from exc
+    return store
 
 
 @cache
