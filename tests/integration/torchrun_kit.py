@@ -17,7 +17,7 @@ from typing import Any
 from edl_torch.testing import wait_until
 
 WORKER = Path(__file__).with_name("torchrun_worker.py")
-QUICK = "join_timeout=120,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=2,read_timeout=60"
+QUICK = "join_timeout=120,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60"
 
 
 class Agent:
@@ -69,8 +69,8 @@ class Cluster:
         command = [f"--nnodes=1:{self._max}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
         command += [f"--rdzv-endpoint=localhost:{self._port}", f"--rdzv-conf={QUICK}", "--max-restarts=20"]
         command += ["--monitor-interval=0.1", str(WORKER), str(self.folder)]
-        disable = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        self.agents.append(Agent(name, self.folder, command, **disable | environment))
+        settings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EDL_MASTER_TIMEOUT_S": "3"}
+        self.agents.append(Agent(name, self.folder, command, **settings | environment))
         return self.agents[-1]
 
     def await_rendezvous(self) -> None:

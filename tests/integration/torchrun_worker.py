@@ -4,8 +4,8 @@
 
 The model has a weight for each record of each epoch, and a step takes 1 off for each time that the record is
 in a batch. So the final weights say what the model was trained on, whatever was killed on the way. FOLDER
-gets `checkpoints/`, `audit/`, a line a step in `steps/`, and at the end `weights.json`. While there is no file
-`go` a step takes long. With a variable LATE the service is made only after this job's master is there.
+gets `checkpoints/`, `audit/`, a line a step in `steps/`, and at the end `weights.json`. While there is no
+file `go` a step takes long. With a variable LATE the service is made only after this job's master is there.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Diary:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     init_process_group("gloo")
-    if "LATE" in os.environ:
-        wait_until(lambda: any(folder.glob("logs/*/*/edl_torch_master.address")), timeout_s=60)
     diary = Diary(folder / "steps")
     counter = Counter()
     model = DistributedDataParallel(counter)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if "LATE" in os.environ:
+        wait_until(lambda: any(folder.glob("logs/*/*/edl_torch_master.address")), timeout_s=60)
     reader = Numbers()
     service = DataShardService(
         BATCH, reader=reader, num_epochs=EPOCHS, shuffle_shards=True, audit_dir=folder / "audit"
