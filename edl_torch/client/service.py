@@ -39,8 +39,9 @@ class DataShardService:
     """Fetches shards from the master and tells it which records were trained on.
 
     Without `master_client` the master's address comes from `EDL_MASTER_ADDR`; without that torchrun's workers
-    start one for all of them, and elsewhere a master is embedded in this process. The plan comes from `reader`, or is `dataset_size` records without a name;
-    where the master knows `dataset_name` already, neither is needed. The dataset is registered at first use.
+    start one for all of them, and elsewhere a master is embedded in this process. The plan comes from
+    `reader`, or is `dataset_size` records without a name; where the master knows `dataset_name` already,
+    neither is needed. The dataset is registered at first use.
 
     Args:
         batch_size: records in a batch of this trainer.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
-from torchrun_kit import Cluster, alive
+from torchrun_kit import ASYNCHRONOUS, Agent, Cluster, alive
 from torchrun_worker import EPOCHS, RECORDS, SAVE_EVERY
 
 from edl_torch import cli
@@ -59,3 +61,32 @@ def test_an_agent_is_killed_and_another_one_joins(
     assert counts == [[1] * RECORDS] * EPOCHS
     assert cli.main(["audit", str(cluster.folder / "audit")]) == 0, capsys.readouterr().out
     assert not any(alive(pid) for pid in cluster.pids())
+
+
+@pytest.mark.parametrize("agents_store", [True, False])
+def test_trainers_with_models_of_their_own_are_restarted_around_one_master(
+    tmp_path: Path, agents_store: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.1", str(ASYNCHRONOUS)]
+    disable = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": str(int(not agents_store))}
+    agent = Agent("node", tmp_path, [*command, str(tmp_path)], **disable)
+    try:
+        assert agent.process.wait(100) == 0, agent.log
+    finally:
+        agent.kill()
+    masters = [file.read_text() for file in tmp_path.glob("master-*")]
+    assert len(masters) == 4, "two workers, started twice"
+    assert len(set(masters)) == 1
+    assert cli.main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
+    assert seconds_until_released(agent.master_log) < 2.0
+    wait_until(lambda: "draining" in agent.master_log, timeout_s=10, what="the master ends with its agent")
+
+
+def seconds_until_released(log: str) -> float:
+    """From when a killed trainer's stream broke until its leases were free."""
+    broke = re.search(r"^(\S+ \S+) .* stream broke session=(\w+)", log, re.MULTILINE)
+    assert broke
+    free = re.search(rf"^(\S+ \S+) .* released .*session={broke[2]} why=expired", log, re.MULTILINE)
+    assert free, log
+    first, last = (datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f") for match in (broke, free))
+    return (last - first).total_seconds()

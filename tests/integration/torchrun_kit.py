@@ -14,9 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from master_kit import quiet_port
+
 from edl_torch.testing import wait_until
 
 WORKER = Path(__file__).with_name("torchrun_worker.py")
+ASYNCHRONOUS = Path(__file__).with_name("torchrun_trainer.py")
 QUICK = "join_timeout=120,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60"
 
 
@@ -38,6 +41,12 @@ class Agent:
                 start_new_session=True,
             )
 
+    @property
+    def master_log(self) -> str:
+        """What the master beside it has said."""
+        (log,) = self.logs.glob("*/edl_torch_master.log")
+        return log.read_text()
+
     def kill(self) -> None:
         """As the kernel or a cloud does it: the agent alone, without a word."""
         self.process.send_signal(signal.SIGKILL)
@@ -57,16 +66,15 @@ class Agent:
 class Cluster:
     """The agents of one elastic job over `folder`."""
 
-    def __init__(self, folder: Path, max_nodes: int = 3) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.agents: list[Agent] = []
-        self._port = free_port()
-        self._max = max_nodes
+        self._port = quiet_port()
         (folder / "steps").mkdir()
 
     def start(self, name: str, **environment: str) -> Agent:
         """Another node."""
-        command = [f"--nnodes=1:{self._max}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+        command = ["--nnodes=1:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
         command += [f"--rdzv-endpoint=localhost:{self._port}", f"--rdzv-conf={QUICK}", "--max-restarts=20"]
         command += ["--monitor-interval=0.1", str(WORKER), str(self.folder)]
         settings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EDL_MASTER_TIMEOUT_S": "3"}
@@ -114,13 +122,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _listens(port: int) -> bool:

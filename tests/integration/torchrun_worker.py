@@ -5,11 +5,13 @@
 The model has a weight for each record of each epoch, and a step takes 1 off for each time that the record is
 in a batch. So the final weights say what the model was trained on, whatever was killed on the way. FOLDER
 gets `checkpoints/`, `audit/`, a line a step in `steps/`, and at the end `weights.json`. While there is no
-file `go` a step takes long. With a variable LATE the service is made only after this job's master is there.
+file `go` a step takes long. With a variable LATE the service is made only after this job's master is there;
+with STOP_AT the job ends after the checkpoint at that step.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -35,7 +37,7 @@ from edl_torch.integrations.torchrun import init_process_group
 from edl_torch.testing import wait_until
 
 RECORDS, EPOCHS, BATCH = 1500, 2, 4
-SAVE_EVERY = 5  # steps
+SAVE_EVERY = int(os.environ.get("SAVE_EVERY", 5))  # steps
 SLOW_S = 0.1
 
 
@@ -92,7 +94,7 @@ def main(folder: Path) -> None:
         service.attach(optimizer)
         extra = load_checkpoint(folder / "checkpoints", model, optimizer, service)
         step = extra["step"] if extra else 0
-        diary.note(master=service.session.master.address, from_step=step)
+        diary.note(master=service.session.master.address, from_step=step, loaded=fingerprint(counter))
         while not service.finished:
             for records in loader:
                 train(model, optimizer, loader, records)
@@ -100,11 +102,18 @@ def main(folder: Path) -> None:
                 diary.note(step=step, epoch=loader.epoch)
                 if step % SAVE_EVERY == 0:
                     save_checkpoint(folder / "checkpoints", model, optimizer, service, step=step)
+                if str(step) == os.environ.get("STOP_AT"):
+                    diary.note(saved=fingerprint(counter))
+                    return
                 if not (folder / "go").exists():
                     time.sleep(SLOW_S)
     if dist.get_rank() == 0:
         (folder / "weights.json").write_text(json.dumps(counter.weights.tolist()))
     dist.destroy_process_group()
+
+
+def fingerprint(counter: Counter) -> str:
+    return hashlib.sha256(counter.weights.detach().numpy().tobytes()).hexdigest()
 
 
 def train(model: nn.Module, optimizer: Any, loader: ElasticDataLoader, records: torch.Tensor) -> None:
