@@ -21,8 +21,9 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from contenders import environment_of_children, loopback_master
+from contenders import loopback_master
 from recovery_peers import registration
+from serving import environment_of_children
 
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import NEW_PASS, ConfirmCall, Grant, HeldLease, LeaseCall, RegisterCall

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edl_torch.client.elasticdl import ElasticDLMasterClient as ElasticDLMasterClient
     from edl_torch.client.service import DataShardService as DataShardService
     from edl_torch.client.transport import MasterClient as MasterClient
     from edl_torch.client.transport import build_channel as build_channel
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AbstractDataReader": "edl_torch.readers.base",
     "DataShardService": "edl_torch.client.service",
+    "ElasticDLMasterClient": "edl_torch.client.elasticdl",
     "ElasticDataLoader": "edl_torch.data.loader",
     "ImageDataset": "edl_torch.data.dataset",
     "LocalMaster": "edl_torch.master.embedded",
@@ -44,6 +46,7 @@ _HOMES = {
 __all__ = [
     "AbstractDataReader",
     "DataShardService",
+    "ElasticDLMasterClient",
     "ElasticDataLoader",
     "ImageDataset",
     "LocalMaster",

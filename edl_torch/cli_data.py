@@ -40,17 +40,19 @@ def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskT
     trains = kind is TaskType.TRAINING
     return Registration(
         name=name,
-        sources=reader_sources(_open(options, path, kind), kind),
+        sources=reader_sources(open_data(options, path, kind), kind),
         records_per_shard=options.records_per_task,
         seed=options.seed,
         shuffle=trains and options.shuffle,
         shuffle_shards=trains and options.shuffle_shards,
         task_type=kind,
         num_epochs=options.num_epochs if trains else 1,
+        max_bad_records=options.max_bad_records,
     )
 
 
-def _open(options: argparse.Namespace, path: str, kind: TaskType) -> AbstractDataReader:
+def open_data(options: argparse.Namespace, path: str, kind: TaskType) -> AbstractDataReader:
+    """The reader that the options name, else the one that knows `path`."""
     from edl_torch.readers.reader_params import parse_reader_params
     from edl_torch.readers.registry import load_reader, open_reader
 

@@ -15,6 +15,14 @@ class InvalidArgument(EdlError, ValueError):
     """An argument, option or variable has a value that cannot be used."""
 
 
+class LimitExceeded(EdlError, ValueError):
+    """More was asked of a master than it keeps or does for one caller."""
+
+
+class AccessDenied(EdlError, PermissionError):
+    """The master does not let this caller in, or is not the one that the caller trusts."""
+
+
 class UnknownDataset(EdlError):
     """The master has no dataset of this name and the call does not describe one."""
 
@@ -59,6 +67,10 @@ class MasterUnavailable(EdlError, ConnectionError):
     """The master did not answer within `master_timeout_s`. It is never an end of the data."""
 
 
+class Unsupported(EdlError):
+    """The master speaks a protocol that cannot express this call; the message says what to do instead."""
+
+
 class PeerFailed(EdlError, RuntimeError):
     """Another synchronous rank cannot go on, or is gone: all start again from a checkpoint."""
 
@@ -88,8 +100,16 @@ class DataFormatError(ReaderError, ValueError):
     """A file that describes a dataset (JSON, CSV, XML, list) is not what the reader expects."""
 
 
+class SourceChanged(ReaderError):
+    """The data was changed since the dataset was registered: its records are not those of before."""
+
+
 class BadRecord(ReaderError):
     """One record cannot be read: missing or broken file, undecodable image, failing transform."""
+
+
+class OutputError(EdlError):
+    """Data cannot be written: the target exists, cannot be made, or the disk is full; nothing was left."""
 
 
 class AuditError(EdlError):

@@ -32,6 +32,6 @@ def _settled(ledger: ShardLedger) -> Iterator[tuple[tuple[int, int], int]]:
         lease = ledger.lease_of(task)
         if lease is not None:
             yield (task, lease.attempt), lease.done
-    for session in ledger.sessions:
-        for task, attempt in ledger.closed_by(session).items():
+    for session in ledger.participants.sessions:
+        for task, attempt in ledger.loans.ended(session).items():
             yield (task, attempt), ledger.spec.records_per_shard  # to wherever it ended

@@ -9,27 +9,39 @@ from __future__ import annotations
 from edl_torch.client.environment import (
     finds_master_through_torchrun,
     master_address_from_env,
+    master_protocol_from_env,
     master_timeout_from_env,
 )
 from edl_torch.client.port import MasterPort
+from edl_torch.errors import InvalidArgument
 
 
 def default_master(master_timeout_s: float | None = None) -> MasterPort:
-    """A `MasterClient` for the address in the environment, or of the torchrun job; else a `LocalMaster`.
+    """A client for the master that the environment names, or of the torchrun job; else a `LocalMaster`.
 
-    `master_timeout_s` is the client's; None takes it from the environment too.
+    `master_timeout_s` is the client's; None takes it from the environment too. Raises InvalidArgument for
+    what cannot be used of the environment.
     """
-    if finds_master_through_torchrun():
+    protocol = master_protocol_from_env()
+    if protocol == "edl_torch" and finds_master_through_torchrun():
         from edl_torch.integrations.torchrun import master_of_job
 
         address: str | None = master_of_job()
     else:
         address = master_address_from_env()
     if address is None:
+        if protocol == "elasticdl":
+            raise InvalidArgument(
+                "EDL_MASTER_PROTOCOL is 'elasticdl', but no master is named: give EDL_MASTER_ADDR=HOST:PORT"
+            )
         from edl_torch.master.embedded import LocalMaster
 
         return LocalMaster()
+    timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
+    if protocol == "elasticdl":
+        from edl_torch.client.elasticdl import ElasticDLMasterClient
+
+        return ElasticDLMasterClient(address, master_timeout_s=timeout_s)
     from edl_torch.client.transport import MasterClient
 
-    timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
     return MasterClient(address, master_timeout_s=timeout_s)

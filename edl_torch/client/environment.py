@@ -14,6 +14,7 @@ from edl_torch.rpc.address import parse_address
 
 MASTER_TIMEOUT_S = 600.0
 TORCHRUN_TIMEOUT_S = 30.0  # a master beside an agent that is gone does not come back: the workers restart
+PROTOCOLS = ("edl_torch", "elasticdl")
 
 
 def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | None:
@@ -42,6 +43,29 @@ def finds_master_through_torchrun(environ: Mapping[str, str] | None = None) -> b
     """Whether this process is torchrun's, and nobody has named a master."""
     env = os.environ if environ is None else environ
     return bool(env.get("TORCHELASTIC_RUN_ID", "").strip()) and not env.get("EDL_MASTER_ADDR", "").strip()
+
+
+def master_protocol_from_env(environ: Mapping[str, str] | None = None) -> str:
+    """`EDL_MASTER_PROTOCOL`: "edl_torch", or "elasticdl" for that project's master."""
+    env = os.environ if environ is None else environ
+    protocol = env.get("EDL_MASTER_PROTOCOL", "").strip() or PROTOCOLS[0]
+    if protocol not in PROTOCOLS:
+        raise InvalidArgument(
+            f"EDL_MASTER_PROTOCOL is {protocol!r}: it must be one of {', '.join(PROTOCOLS)}"
+        )
+    return protocol
+
+
+def elasticdl_worker_id(worker_id: str | int | None, environ: Mapping[str, str] | None = None) -> int:
+    """The number of a worker for ElasticDL's master: as given, else `WORKER_ID`, else `RANK`, else 0."""
+    env = os.environ if environ is None else environ
+    text = str(env.get("WORKER_ID") or env.get("RANK") or 0 if worker_id is None else worker_id).strip()
+    if not text.isdecimal() or int(text) > 2**31 - 1:
+        raise InvalidArgument(
+            f"the worker id is {text!r}: ElasticDL's master knows workers by numbers, so set WORKER_ID to a "
+            f"number that no other worker has"
+        )
+    return int(text)
 
 
 def master_timeout_from_env(environ: Mapping[str, str] | None = None) -> float:

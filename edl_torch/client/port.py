@@ -41,6 +41,11 @@ class MasterPort(Protocol):
         """Whether calls are plain function calls: then fetching ahead gains nothing."""
         ...
 
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether the master knows epochs and names each lease for ever: without, no tokens and no audit."""
+        ...
+
     def register(self, call: RegisterCall) -> RegisterAnswer:
         """Join a dataset."""
         ...

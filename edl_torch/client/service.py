@@ -109,8 +109,16 @@ class DataShardService:
             max_bad_records=max_bad_records,
         )
         self._owns_master = master_client is None
+        master = default_master(master_timeout_s) if master_client is None else master_client
+        if audit_dir is not None and not master.keeps_ledger:
+            if self._owns_master:
+                master.close()
+            raise InvalidArgument(
+                f"audit_dir needs an edl_torch master: {master!r} does not tell epochs, so that nothing "
+                f"could be proven from the log"
+            )
         self._session = Session(
-            default_master(master_timeout_s) if master_client is None else master_client,
+            master,
             self._description,
             lookahead,
             audit_dir,

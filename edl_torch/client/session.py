@@ -6,8 +6,6 @@ It decides nothing about samples or batches; it does not know torch.
 from __future__ import annotations
 
 import logging
-import time
-import uuid
 from pathlib import Path
 
 from edl_torch.audit.log import Audit, AuditLog
@@ -24,11 +22,12 @@ from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
+from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, UnknownDataset
+from edl_torch.errors import InvalidArgument, UnknownDataset, Unsupported
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -47,8 +46,10 @@ class Session:
         description: Description,
         lookahead: int,
         audit_dir: str | Path | None = None,
+        threads: Threads = SYSTEM,
     ) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = threads.new_id()
+        self._threads = threads
         self._audit = Audit() if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
         self.master = master
         self.description = description
@@ -66,9 +67,12 @@ class Session:
             on_gone=self._forget,
             on_member=self._follow,
             on_first=self._attend,
+            threads=threads,
         )
         self._reporter = Reporter(
-            *(master, self.id, name, self._on_answer, self._rejoin, self._audit), on_refused=self._on_refused
+            *(master, self.id, name, self._on_answer, self._rejoin, self._audit),
+            on_refused=self._on_refused,
+            threads=threads,
         )
         self._leases = LeaseSource(
             master,
@@ -78,6 +82,7 @@ class Session:
             on_unwanted=self._on_unwanted,
             on_lost=self._rejoin,
             holds=self._holds,
+            threads=threads,
         )
         self._confirmer = Confirmer(
             master, self.id, name, held=self._held, on_void=self._on_void, on_lost=self._rejoin
@@ -288,7 +293,7 @@ class Session:
     def _beginning(self) -> Token | None:
         """The token of data that nobody has asked for yet. That does not register them: a token to go back to
         may come next, as `torch.distributed.checkpoint` asks for the state before it loads one."""
-        if self.joined:
+        if self.joined or not self.master.keeps_ledger:
             return None
         try:
             self.master.dataset_status(self.description.name)
@@ -346,6 +351,10 @@ class Session:
 
     def synchronise(self, peers: Peers) -> None:
         """From now on this session steps, saves and goes back together with `peers`."""
+        if not self.master.keeps_ledger:
+            raise Unsupported(
+                f"synchronous ranks need an edl_torch master: {self.master!r} tells no end of an epoch"
+            )
         if self.lockstep is not None and self.lockstep.peers is not peers:
             raise InvalidArgument(
                 "a DataShardService serves one synchronous loader: make one service for each"
@@ -354,14 +363,14 @@ class Session:
 
     def close(self) -> None:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        deadline = self._threads.clock() + CLOSE_TIMEOUT_S
         self.closed = True
         self._broken.close()
         try:
             self._leases.close(CLOSE_TIMEOUT_S)
             with self.book.lock:
                 self._reporter.note(give_backs=self.book.give_back_unacknowledged())
-            self._reporter.close(max(0.0, deadline - time.monotonic()))
+            self._reporter.close(max(0.0, deadline - self._threads.clock()))
         finally:
             self._audit.close()
             if self.joined:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import grpc
-
-from edl_torch.client.attendance import Attendance, backoff
+from edl_torch.client.attendance import Attendance
+from edl_torch.client.calling import Caller
 from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.environment import default_worker_id
 from edl_torch.client.forks import ForkGuard
@@ -33,19 +31,17 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
 )
-from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed
+from edl_torch.errors import EdlError, MasterUnavailable
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
 from edl_torch.rpc.convert import checked
-from edl_torch.rpc.status import from_status
+from edl_torch.rpc.credentials import Credentials
 
 __all__ = ["MasterClient", "build_channel"]
 
 log = logging.getLogger("edl_torch.client")
 
-ATTEMPT_S = 10.0  # of one attempt of a call, beside the time that it may wait at the master
-LEAST_ATTEMPT_S = 0.05
 LEAVE_S = 2.0
 LOOK_S = 0.2  # how soon a wait for the stream notices `close`
 
@@ -54,10 +50,12 @@ class MasterClient:
     """A `MasterPort` over grpc. Takes an address, or a channel of `build_channel` that it then owns.
 
     A call that finds no master is repeated, with pauses of at most a second, for `master_timeout_s`; then it
-    raises MasterUnavailable. `close()` ends calls that wait; they raise ServiceClosed.
+    raises MasterUnavailable. `credentials` open the master's door; default: those of the environment.
+    `close()` ends calls that wait; they raise ServiceClosed.
     """
 
     in_process = False
+    keeps_ledger = True
 
     def __init__(
         self,
@@ -65,16 +63,13 @@ class MasterClient:
         worker_id: str | int | None = None,
         *,
         master_timeout_s: float = 600.0,
+        credentials: Credentials | None = None,
     ) -> None:
-        if not master_timeout_s >= 0:
-            raise InvalidArgument(f"master_timeout_s must be 0 or more, not {master_timeout_s}")
         self.worker_id = default_worker_id() if worker_id is None else str(worker_id)
-        self._channel = build_channel(master) if isinstance(master, str) else master
-        self._timeout_s = master_timeout_s
+        self._channel = build_channel(master, credentials) if isinstance(master, str) else master
+        self._caller = Caller(str(self._channel.address), master_timeout_s, self._channel.explain)
         self._stub: Any = pb_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
         self._guard = ForkGuard(self._channel.address)
-        self._process = os.getpid()
-        self._closing = threading.Event()
         self._lock = threading.Lock()
         self._attendances: dict[str, Attendance] = {}
         atexit.register(self.close)
@@ -88,107 +83,61 @@ class MasterClient:
 
     def register(self, call: RegisterCall) -> RegisterAnswer:
         """Join a dataset."""
-        answer = self._call(self._stub.Register, checked(convert.register_call_to_wire, call))
+        answer = self._caller.call(self._stub.Register, checked(convert.register_call_to_wire, call))
         return convert.register_answer_from_wire(answer)
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Ask for leases; the master lets the call wait up to `wait_s`."""
         request = checked(lambda value: convert.lease_call_to_wire(value, wait_s), call)
-        return convert.lease_answer_from_wire(self._call(self._stub.Lease, request, wait_s=wait_s))
+        return convert.lease_answer_from_wire(self._caller.call(self._stub.Lease, request, wait_s=wait_s))
 
     def report(self, call: ReportCall) -> ReportAnswer:
         """Tell outcomes and give back."""
         request = checked(convert.report_call_to_wire, call)
-        return convert.report_answer_from_wire(self._call(self._stub.Report, request))
+        return convert.report_answer_from_wire(self._caller.call(self._stub.Report, request))
 
     def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
         """Present leases once the session's stream stands: without it the master would take them soon."""
         request = checked(convert.confirm_call_to_wire, call)
         self._await_stream(call.session)
-        return convert.confirm_answer_from_wire(self._call(self._stub.Confirm, request))
+        return convert.confirm_answer_from_wire(self._caller.call(self._stub.Confirm, request))
 
     def _await_stream(self, session: str) -> None:
         with self._lock:
             attendance = self._attendances.get(session)
         if attendance is None:
             return
-        give_up_at = time.monotonic() + self._timeout_s
-        while not attendance.presence.wait_standing(min(LOOK_S, self._timeout_s)):
-            self._check_usable()
+        give_up_at = time.monotonic() + self._caller.timeout_s
+        while not attendance.presence.wait_standing(min(LOOK_S, self._caller.timeout_s)):
+            self._caller.check_usable()
             if time.monotonic() >= give_up_at:
-                raise self._unavailable(MasterUnavailable("the session's stream did not stand"))
+                raise self._caller.unavailable(MasterUnavailable("the session's stream did not stand"))
 
     def snapshot(self, dataset: str) -> str:
         """The dataset's token."""
-        token: str = self._call(self._stub.Snapshot, pb.SnapshotRequest(dataset=dataset)).token
+        token: str = self._caller.call(self._stub.Snapshot, pb.SnapshotRequest(dataset=dataset)).token
         return token
 
     def restore(self, dataset: str, token: str | None) -> int:
         """Take the dataset back to a token; returns the new lineage."""
         request = pb.RestoreRequest(dataset=dataset, token=token)
-        lineage: int = self._call(self._stub.Restore, request).lineage
+        lineage: int = self._caller.call(self._stub.Restore, request).lineage
         return lineage
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
         """One dataset's progress."""
-        answer = self._call(self._stub.Status, pb.StatusRequest(dataset=dataset))
+        answer = self._caller.call(self._stub.Status, pb.StatusRequest(dataset=dataset))
         return convert.status_from_wire(answer).datasets[0]
 
     def status(self) -> MasterStatus:
         """The master's whole state."""
-        return convert.status_from_wire(self._call(self._stub.Status, pb.StatusRequest()))
-
-    def _call(self, rpc: Callable[..., Any], request: Any, *, wait_s: float = 0.0) -> Any:
-        """Repeat until answered; a repeated request is answered alike by the master."""
-        give_up_at = time.monotonic() + self._timeout_s
-        first: MasterUnavailable | None = None
-        for pause_s in backoff():
-            left_s = give_up_at - time.monotonic()
-            timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(ATTEMPT_S, left_s))
-            try:
-                return self._attempt(rpc, request, timeout_s, wait_for_ready=first is not None)
-            except MasterUnavailable as error:
-                first = first or error
-                if time.monotonic() + pause_s >= give_up_at:
-                    raise self._unavailable(first) from error
-                log.debug("%s; trying again", error)
-            self._closing.wait(pause_s)
-        raise AssertionError("backoff never ends")
-
-    def _attempt(
-        self, rpc: Callable[..., Any], request: Any, timeout_s: float, *, wait_for_ready: bool = False
-    ) -> Any:
-        """Call once. The first attempt fails fast, so that it can say why. Later ones wait inside grpc: older
-        releases make a new connection only while a call waits for it."""
-        self._check_usable()
-        try:
-            return rpc(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
-        except grpc.RpcError as error:
-            self._check_usable()
-            raise from_status(error, self.address) from error
-        except ValueError:  # grpc's word for a channel that was closed meanwhile
-            self._check_usable()
-            raise
-
-    def _check_usable(self) -> None:
-        if self._closing.is_set():
-            raise ServiceClosed(f"the client of the master at {self.address} was closed")
-        if os.getpid() != self._process:
-            raise EdlError(
-                "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
-            )
-
-    def _unavailable(self, first: MasterUnavailable) -> MasterUnavailable:
-        return MasterUnavailable(
-            f"no answer from the master at {self.address} within {self._timeout_s:g} s: "
-            f"is it running, and is the address right? At first: {first}"
-        )
+        return convert.status_from_wire(self._caller.call(self._stub.Status, pb.StatusRequest()))
 
     # Presence -------------------------------------------------------------------------------------------
 
     def attend(self, session: str, on_wanted: Callable[[str], None]) -> Presence:
         """Keep the session alive, in two threads of its own, until `leave` or `close`."""
-        self._check_usable()
+        self._caller.check_usable()
         with self._lock:
             attendance = self._attendances.get(session)
             if attendance is not None:
@@ -200,10 +149,10 @@ class MasterClient:
 
     def leave(self, session: str) -> None:
         """Say goodbye, without insisting: a master that does not hear it will notice."""
-        if self._closing.is_set() or os.getpid() != self._process:
+        if not self._caller.is_usable:
             return
         try:
-            self._attempt(self._stub.Leave, pb.LeaveRequest(session=session), LEAVE_S)
+            self._caller.attempt(self._stub.Leave, pb.LeaveRequest(session=session), LEAVE_S)
         except EdlError as error:
             log.debug("session %s could not say goodbye: %s", session, error)
         with self._lock:
@@ -213,9 +162,9 @@ class MasterClient:
 
     def close(self) -> None:
         """End all threads and the connection. In a forked child, which shares them, nothing is touched."""
-        if os.getpid() != self._process or self._closing.is_set():
+        if not self._caller.is_usable:
             return
-        self._closing.set()
+        self._caller.close()
         atexit.unregister(self.close)
         with self._lock:
             attendances = list(self._attendances.values())
@@ -232,5 +181,5 @@ class MasterClient:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed " if self._closing.is_set() else ""
+        state = "closed " if self._caller.is_closed else ""
         return f"<MasterClient {state}{self.address} worker={self.worker_id!r}>"

@@ -26,6 +26,7 @@ class Member:
     gone_since: float | None = None
     progress: int = 0  # the training loop's own count, as the last heartbeat told it
     progressed: float = 0.0  # when the loop was last known to move on
+    timeout_s: float | None = None  # its own, where somebody else decides when it is dead; not journalled
 
     def __post_init__(self) -> None:
         self.progressed = self.seen
@@ -121,7 +122,7 @@ class Members:
         return member.progressed + (self.progress_timeout_s or math.inf)
 
     def _deadline(self, member: Member) -> float:
-        deadline = member.seen + self.lease_timeout_s
+        deadline = member.seen + (self.lease_timeout_s if member.timeout_s is None else member.timeout_s)
         if member.gone_since is not None:
             deadline = min(deadline, member.gone_since + self.grace_s)
         return deadline

@@ -85,7 +85,6 @@ class Todo:
 
     def __init__(self, plan: Plan, mark: Mark = unrecorded) -> None:
         self._mark = mark
-        self.follow(plan)
         self.cursor_epoch = 0
         self._position = 0  # of the next shard in the epoch's order
         self._offset = 0  # of the next record in that shard
@@ -94,12 +93,19 @@ class Todo:
         self._returned: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._crumbs: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._next_number = 1  # of a slice that comes back
+        self.follow(plan)
 
     def follow(self, plan: Plan) -> None:
         """Take a plan with the same order and maybe other options."""
         self.plan = plan
         self._barrier = plan.spec.epoch_barrier
         self._num_epochs = plan.spec.num_epochs
+        self._run_on()
+
+    def _run_on(self) -> None:
+        """Without barrier the cursor never stands at the end of an epoch, where only a barrier holds it."""
+        if not (self._barrier or self._ahead or self.past_end):
+            self.next_epoch()
 
     # The cursor -----------------------------------------------------------------------------------------
 
@@ -136,8 +142,7 @@ class Todo:
             self._next_shards.popleft()
         else:
             self._offset += taken.limit
-        if not self._ahead and not self._barrier:
-            self.next_epoch()
+        self._run_on()
         return Waiting(taken, 1)
 
     def _next_shard(self) -> int:
@@ -266,6 +271,7 @@ class Todo:
         self._ahead = self.plan.size - self.plan.records_before(epoch, position) - offset
         self._next_shards.clear()
         self._mark("head")
+        self._run_on()
 
     # As rows of a journal -------------------------------------------------------------------------------
 

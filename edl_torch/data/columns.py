@@ -14,7 +14,8 @@ import numpy as np
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading import OnBad, name_record
+from edl_torch.data.reading import OnBad, announce, name_record
+from edl_torch.errors import ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import IndexArray, Indices
 
@@ -29,6 +30,7 @@ def read_columns(
     A batch never mixes sources; with a global shuffle over several sources batches are therefore smaller.
     """
     cut = grant.slice
+    announce(reader, plan, cut)
     for skip in range(cut.skip, cut.stop, batch_size):
         part = replace(cut, skip=skip, limit=min(batch_size, cut.stop - skip))
         indices = plan.indices(part)
@@ -51,6 +53,8 @@ def _read(
 ) -> Iterator[tuple[Runs, Any]]:
     try:
         batch = reader.read_batch(name, numbers)
+    except ReaderUnavailable:
+        raise  # no record of any other is better
     except Exception:  # noqa: BLE001  a reader is the user's code: the records that fail are named below
         good = _readable(reader, name, numbers, position, on_bad)
         if good.any():

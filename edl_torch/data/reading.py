@@ -76,6 +76,7 @@ class SampleReader:
         return self._reader.read_records(Task(shard=part, type=plan.spec.task_type, task_id=task))
 
     def _picked(self, plan: Plan, rest: Slice) -> Iterable[Any]:
+        announce(self._reader, plan, rest)
         return starmap(self._reader.read_record, plan.indices(rest))
 
     def _permuted(self, plan: Plan, grant: Grant) -> Source:
@@ -114,6 +115,14 @@ class SampleReader:
                     kept[index] = _Unreadable(too_few(self._reader, shard.end - index))
             index += 1
         return kept
+
+
+def announce(reader: AbstractDataReader, plan: Plan, part: Slice) -> None:
+    """Tell the reader which records come next, where they lie together."""
+    expect = getattr(reader, "expect", None)  # a reader may be any object with the two methods
+    if expect is not None and plan.order is not Shuffle.GLOBAL:
+        shard = plan.shard(part)
+        expect(shard.name, shard.start, shard.end)
 
 
 class _Unreadable:

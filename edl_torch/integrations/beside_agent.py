@@ -45,6 +45,7 @@ class BesideAgent:
 
     def start(self) -> str:
         """Start it and wait until it serves. Raises MasterStartError with what it said."""
+        _check_no_tls()
         host = _host(self._job)
         folder = self._folder or Path(tempfile.mkdtemp(prefix="edl_torch_"))
         log, address = folder / "edl_torch_master.log", _address_file(folder)
@@ -71,6 +72,9 @@ def _command(job: Job, host: str, address_file: Path) -> list[str]:
     state = os.environ.get("EDL_MASTER_STATE", "").strip()
     if state:
         command += ["--state", state]
+    token = os.environ.get("EDL_MASTER_TOKEN_FILE", "").strip()
+    if token:
+        command += ["--token-file", token]
     if not ipaddress.ip_address(host).is_loopback:
         command += ["--insecure"]
     return command
@@ -111,6 +115,15 @@ def _may_listen_to_network() -> bool:
     if value not in ("0", "1"):
         raise InvalidArgument(f"EDL_MASTER_INSECURE is {value!r}: it must be 0 or 1")
     return value == "1"
+
+
+def _check_no_tls() -> None:
+    for name in ("EDL_MASTER_TLS", "EDL_MASTER_TLS_CA", "EDL_MASTER_TLS_CERT"):
+        if os.environ.get(name, "").strip() not in ("", "0"):
+            raise InvalidArgument(
+                f"{name} is set, but a master that this job starts has no certificate, for it may be on any "
+                "node: start `edl-torch master` yourself and name it in EDL_MASTER_ADDR"
+            )
 
 
 def _this_side(job: Job) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

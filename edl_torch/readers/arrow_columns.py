@@ -74,6 +74,28 @@ def rows(
         yield dict(zip(names, values, strict=True))
 
 
+def flat_values(
+    table: pa.Table | pa.RecordBatch, fill_nulls: Mapping[str, Any] | None = None
+) -> dict[str, list[Any]]:
+    """The values of `rows` by column, for those columns that every row can take without harm to another.
+
+    Left out are nested columns, whose values could be changed by who gets them, and those in which a NULL
+    has no value.
+    """
+    import pyarrow as pa
+
+    found: dict[str, list[Any]] = {}
+    for field in table.schema:
+        if pa.types.is_nested(field.type):
+            continue
+        try:
+            column = numpy_columns(table.select([field.name]), fill_nulls)[field.name]
+        except BadRecord:
+            continue
+        found[field.name] = _values(column)
+    return found
+
+
 def _values(column: Column) -> list[Any]:
     # `tolist` makes bare integers of nanoseconds.
     return list(column) if column.dtype.kind in "mM" or column.ndim > 1 else column.tolist()

@@ -10,6 +10,7 @@ import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from edl_torch.readers.shared_arrays import shared
 from edl_torch.readers.string_table import StringTable
 from edl_torch.shard import IndexArray, TaskType
 
+_OWN_OPTIONS = {"root", "classes", "has_header"}
+_SEEN_LINES = 20
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
@@ -82,9 +85,18 @@ class ImageManifestReader(IndexedReader):
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments for the file `data` if its name ends in `.csv`, else None."""
-        is_csv = os.path.isfile(data) and data.lower().endswith(".csv")
-        return {"manifest": data} if is_csv else None
+        """Constructor arguments for a `.csv` file that lists images, else None: others are `CsvReader`'s.
+
+        It lists images if its lines after the first have one or two fields, of which the first ends as image
+        files do; options that only one of the two readers has settle it.
+        """
+        if not (os.path.isfile(data) and data.lower().endswith(".csv")):
+            return None
+        strange = given.keys() - _OWN_OPTIONS - {"delimiter"}
+        lists = not strange and (
+            _OWN_OPTIONS & given.keys() or _lists_images(data, given.get("delimiter", ","))
+        )
+        return {"manifest": data} if lists else None
 
     def _without_heading(self, rows: Iterator[_Row], has_header: bool | None) -> Iterator[_Row]:
         for position, (line, fields) in enumerate(rows):
@@ -142,6 +154,16 @@ class _LabelColumn:
 
     def _translate(self, labels: list[int]) -> IndexArray:
         return np.array(labels, dtype=np.int64)[np.array(self._codes, dtype=np.int64)]
+
+
+def _lists_images(path: str, delimiter: str) -> bool:
+    try:
+        head = [fields for _, fields in islice(_rows(path, delimiter), _SEEN_LINES)]
+    except DataFormatError:
+        return False
+    return bool(head) and all(
+        len(fields) <= 2 and fields[0].strip().lower().endswith(EXTENSIONS) for fields in head[1:] or head
+    )
 
 
 def _rows(path: str, delimiter: str) -> Iterator[_Row]:

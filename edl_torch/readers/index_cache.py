@@ -69,7 +69,7 @@ def cached_index(
     Where it cannot be kept (a read-only folder, a full disk) a warning says so and the index lives in a
     temporary file. Raises DataFormatError when the data changes while its index is built.
     """
-    place = _place(stamp, kind, options, index_dir)
+    place = index_place(stamp, kind, options, index_dir)
     header = {
         "path": stamp.path,
         "size": stamp.size,
@@ -95,7 +95,10 @@ def cached_index(
     return MappedArrays(place, header)
 
 
-def _place(stamp: FileStamp, kind: str, options: str, index_dir: str | os.PathLike[str] | None) -> Path:
+def index_place(
+    stamp: FileStamp, kind: str, options: str = "", index_dir: str | os.PathLike[str] | None = None
+) -> Path:
+    """The path at which `cached_index` keeps an index; it, or its folder, may not be there."""
     if index_dir is not None and os.fspath(index_dir) == BESIDE:
         tail = f".{_digest(options)[:8]}" if options else ""
         return Path(f"{stamp.path}.{kind}{tail}.edl-index")

@@ -6,6 +6,7 @@ It must not know how any reader works: a reader that can open a bare path says s
 
 from __future__ import annotations
 
+import glob
 import importlib
 import inspect
 import os
@@ -21,11 +22,15 @@ from edl_torch.shard import TaskType
 # Kind to class. `open_reader` asks in this order: readers of a special layout stand before general ones.
 READERS: dict[str, str] = {
     "python_custom": "edl_torch.readers.python_custom:PythonCustomReader",
+    "odps": "edl_torch.readers.odps:ODPSDataReader",
+    "recordio": "edl_torch.readers.recordio:RecordIODataReader",
     "image_manifest": "edl_torch.readers.image_manifest:ImageManifestReader",
     "coco_captions": "edl_torch.readers.coco:CocoCaptionsReader",
     "coco_detection": "edl_torch.readers.coco:CocoDetectionReader",
     "voc": "edl_torch.readers.voc:VocReader",
     "parquet": "edl_torch.readers.parquet:ParquetReader",
+    "csv": "edl_torch.readers.csv_reader:CsvReader",
+    "text": "edl_torch.readers.text:TextReader",
     "image_folder": "edl_torch.readers.image_folder:ImageFolderReader",
     "map_dataset": "edl_torch.readers.map_dataset:MapDatasetReader",
 }
@@ -34,10 +39,11 @@ READERS: dict[str, str] = {
 def open_reader(
     data: str | os.PathLike[str], mode: TaskType = TaskType.TRAINING, **params: Any
 ) -> AbstractDataReader:
-    """The reader for a path, chosen by what is there; `params` go to its constructor.
+    """The reader for a path or address, chosen by what is there; `params` go to its constructor.
 
-    A `.py` file, a `.csv` list of images, a COCO `.json` (or a folder with one in `annotations/`), a Pascal
-    VOC folder, Parquet (a file, folder, glob or URL), a folder of images or of class folders. Raises
+    An `odps://` table, a `.py` file, RecordIO (a file, folder, glob), a `.csv` list of images or other table,
+    a text file, a folder of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a
+    Pascal VOC folder, Parquet (a file, folder, glob or URL), a folder of images or of class folders. Raises
     ReaderError for data that no reader knows, InvalidArgument for parameters that the chosen one does not
     take, and what its constructor raises.
     """
@@ -48,13 +54,14 @@ def open_reader(
         arguments = None if arguments_for is None else arguments_for(path, mode, params)
         if arguments is not None:
             return _construct(reader, arguments | params)
-    if not os.path.exists(path) and not is_url(path):
+    if not (os.path.exists(path) or is_url(path) or glob.glob(path, recursive=True)):
         raise ReaderError(
             f"the data '{path}' does not exist; check the path, or name a reader as module:Class"
         )
     raise ReaderError(
-        f"no reader knows '{path}': expected a .py file, a .csv list of images, a COCO .json, Parquet, "
-        "a Pascal VOC folder or a folder of images; for other data write a reader and name it as module:Class"
+        f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
+        "or other table, a .txt or .jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of "
+        "images, tables or text files; for other data write a reader and name it as module:Class"
     )
 
 

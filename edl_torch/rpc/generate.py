@@ -1,4 +1,4 @@
-"""Regenerate the protobuf and grpc stubs from `edl_torch.proto`: `python -m edl_torch.rpc.generate`.
+"""Regenerate the protobuf and grpc stubs from the `.proto` files here: `python -m edl_torch.rpc.generate`.
 
 The stubs are made by the oldest tools that the package supports, because generated code runs on runtimes
 that are newer than it and never on older ones. Nothing imports this module at run time.
@@ -12,7 +12,10 @@ from pathlib import Path
 
 TOOLS = "1.71.0"  # of grpcio-tools; the floors of grpcio and protobuf in pyproject.toml follow from it
 PACKAGE = Path(__file__).resolve().parent
-GENERATED = ("edl_torch_pb2.py", "edl_torch_pb2.pyi", "edl_torch_pb2_grpc.py")
+GENERATED = (
+    *("edl_torch_pb2.py", "edl_torch_pb2.pyi", "edl_torch_pb2_grpc.py"),
+    *("elasticdl_pb2.py", "elasticdl_pb2.pyi"),
+)
 
 
 def tools_version() -> str | None:
@@ -24,9 +27,9 @@ def tools_version() -> str | None:
 
 
 def generate(into: Path) -> None:
-    """Write the three files under `into`, at `edl_torch/rpc/`.
+    """Write the files GENERATED under `into`, at `edl_torch/rpc/`.
 
-    Raises RuntimeError for other tools than TOOLS, and when protoc refuses the proto.
+    Raises RuntimeError for other tools than TOOLS, and when protoc refuses a proto.
     """
     if tools_version() != TOOLS:
         raise RuntimeError(
@@ -35,10 +38,14 @@ def generate(into: Path) -> None:
     from grpc_tools import protoc
 
     root = PACKAGE.parent.parent
-    outputs = [f"--{kind}_out={into}" for kind in ("python", "pyi", "grpc_python")]
-    arguments = ["protoc", f"--proto_path={root}", *outputs, str(PACKAGE / "edl_torch.proto")]
-    if protoc.main(arguments):
-        raise RuntimeError("protoc refused edl_torch.proto; its own message stands above")
+    # The second has no service of ours: its calls go by another project's name.
+    for proto, kinds in (
+        ("edl_torch.proto", ("python", "pyi", "grpc_python")),
+        ("elasticdl.proto", ("python", "pyi")),
+    ):
+        outputs = [f"--{kind}_out={into}" for kind in kinds]
+        if protoc.main(["protoc", f"--proto_path={root}", *outputs, str(PACKAGE / proto)]):
+            raise RuntimeError(f"protoc refused {proto}; its own message stands above")
 
 
 def main() -> int:

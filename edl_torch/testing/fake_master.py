@@ -36,6 +36,8 @@ T = TypeVar("T")
 class FakeConnection:
     """A `MasterPort` of one trainer to a `FakeMaster`, with a transport that repeats lost calls."""
 
+    keeps_ledger = True
+
     def __init__(self, fake: FakeMaster, local: LocalMaster, worker_id: str, *, in_process: bool) -> None:
         self.worker_id = worker_id
         self.in_process = in_process

@@ -13,7 +13,7 @@ import numpy as np
 
 
 def records_equal(left: Any, right: Any) -> bool:
-    """Compare types, shapes, dtypes and values; NaN equals NaN, containers are compared by element."""
+    """Compare types, shapes, dtypes and values; NaN equals NaN and NaT NaT; containers by element."""
     left, right = _as_array(left), _as_array(right)
     if type(left) is not type(right):
         return False
@@ -28,11 +28,15 @@ def records_equal(left: Any, right: Any) -> bool:
         return all(records_equal(getattr(left, name), getattr(right, name)) for name in names)
     if isinstance(left, float | np.inexact) and np.isnan(left):
         return bool(np.isnan(right))
+    if isinstance(left, np.datetime64 | np.timedelta64) and np.isnat(left):
+        return bool(np.isnat(right))
     return bool(np.all(left == right))
 
 
 def batch_row_equals(batch: Any, row: int, record: Any) -> bool:
     """Whether row `row` of a columnar batch is `record`; numbers are compared by value, not by type."""
+    if isinstance(batch, np.ndarray) and batch.dtype == object:
+        return records_equal(batch[row], record)
     if isinstance(record, Mapping) or isinstance(batch, Mapping):
         same_keys = isinstance(record, Mapping) and isinstance(batch, Mapping) and set(record) == set(batch)
         return same_keys and all(batch_row_equals(batch[key], row, record[key]) for key in record)
@@ -54,4 +58,4 @@ def _arrays_equal(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> bo
         return False
     if left.dtype == object:
         return all(map(records_equal, left.ravel().tolist(), right.ravel().tolist()))
-    return np.array_equal(left, right, equal_nan=left.dtype.kind in "fc")
+    return np.array_equal(left, right, equal_nan=left.dtype.kind in "fcmM")

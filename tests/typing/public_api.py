@@ -11,6 +11,7 @@ from edl_torch import (
     AbstractDataReader,
     DataShardService,
     ElasticDataLoader,
+    ElasticDLMasterClient,
     ImageDataset,
     LocalMaster,
     MasterClient,
@@ -45,6 +46,7 @@ def masters(fake: FakeMaster, local: LocalMaster, address: str) -> list[MasterPo
         local,
         MasterClient(build_channel(address), "worker"),
         MasterClient(address),
+        ElasticDLMasterClient(address, 3),
     ]
 
 

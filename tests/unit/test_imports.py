@@ -28,8 +28,10 @@ ARROWS: dict[str, set[str]] = {
     "integrations": {"errors", "rpc.address", "data.fresh_names", "master.with_process"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
-    | {"cli_data", "cli_status", "cli_audit"},
+    | {"cli_data", "cli_status", "cli_audit", "cli_convert"},
     "cli_audit": {"errors", "shard", "core", "audit", "master.journal_view"},
+    "cli_convert": {"errors", "shard", "readers", "cli_data", "cli_progress"},
+    "cli_progress": set(),
     "cli_data": {"errors", "shard", "core", "readers"},
     "cli_status": {"errors", "shard", "core", "rpc", "client"},
     "__main__": {"cli"},
@@ -40,13 +42,25 @@ ARROWS: dict[str, set[str]] = {
 FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": ("data", "integrations.torchrun"),
     "grpc": (
-        *("rpc", "master.server", "master.servicer", "master.host", "cli"),
-        *("client.transport", "client.channel", "client.attendance"),
+        *(
+            "rpc",
+            "master.server",
+            "master.servicer",
+            "master.gate",
+            "master.health",
+            "master.elasticdl",
+            "cli",
+        ),
+        *("client.transport", "client.channel", "client.attendance", "client.calling"),
     ),
+    "grpc_health": ("master.health",),
     "google": ("rpc", "master.servicer", "client.transport"),
     "cv2": ("readers", "testing.images"),
     "pycocotools": ("readers", "testing.images"),
     "PIL": (),
+    "cramjam": ("readers",),
+    "google_crc32c": ("readers",),
+    "odps": ("readers.odps_client", "readers.odps_errors", "testing.maxcompute"),
 }
 
 

@@ -50,6 +50,24 @@ def verdict(ledger: ShardLedger, session: str, epoch: int = NEW_PASS) -> PassSta
 # Lending
 
 
+@pytest.mark.parametrize("way", ["respecified", "restored"])
+def test_a_barrier_that_is_lifted_at_the_end_of_an_epoch_lets_the_job_go_on(way: str) -> None:
+    ledger = ledger_of(16, 8, num_epochs=2)
+    ledger.join("gone", 8)
+    assert len(lease_all(ledger, "gone")) == 2  # the cursor stands at the end of epoch 0
+    token = ledger.snapshot()
+    if way == "respecified":
+        ledger.release("gone")
+        ledger.respecify(replace(ledger.spec, epoch_barrier=False))
+    else:
+        ledger = ledger_of(16, 8, num_epochs=2, epoch_barrier=False)
+        ledger.restore(token)
+    ledger.join("s", 8)
+    while grants := lease_all(ledger, "s"):
+        acknowledge(ledger, "s", *grants)
+    assert (ledger.acknowledged, ledger.finished) == (32, True)
+
+
 def test_every_record_is_lent_once_and_the_job_finishes_when_all_are_acknowledged() -> None:
     ledger = ledger_of(21, 8)
     ledger.join("s", 4)

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from edl_torch.errors import InvalidArgument, MasterStartError
-from edl_torch.integrations import torchrun
+from edl_torch.integrations import beside_agent, torchrun
 from edl_torch.integrations.beside_agent import BesideAgent
 from edl_torch.integrations.job import Job
 from edl_torch.integrations.notice import Notice
@@ -136,18 +136,12 @@ def test_a_loopback_master_of_another_node_is_refused_with_what_to_do() -> None:
         elsewhere.here()
 
 
-@pytest.mark.parametrize(("nodes", "insecure", "listens"), [(1, "", "127.0.0.1"), (2, "1", "0")])
-def test_where_it_listens(
-    nodes: int, insecure: str, listens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("nodes", "insecure", "listens"), [(1, "", "127.0.0.1"), (2, "1", "192.0.2.7")])
+def test_where_it_listens(nodes: int, insecure: str, listens: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_MASTER_INSECURE", insecure)
-    monkeypatch.setattr(torchrun, "START_S", 1.0)
-    from edl_torch.integrations import beside_agent
-
     outside = beside_agent.plain_ip("192.0.2.7")
     monkeypatch.setattr(beside_agent, "_this_side", lambda job: outside)
-    host = beside_agent._host(replace(JOB, nodes=nodes))
-    assert host == ("192.0.2.7" if insecure else listens)
+    assert beside_agent._host(replace(JOB, nodes=nodes)) == listens
     monkeypatch.setenv("EDL_MASTER_INSECURE", "")
     with pytest.raises(MasterStartError, match=r"2 nodes.*192\.0\.2\.7.*EDL_MASTER_INSECURE=1"):
         beside_agent._host(replace(JOB, nodes=2))
@@ -164,3 +158,16 @@ def test_what_a_master_says_that_cannot_start_is_shown(
     monkeypatch.setenv("EDL_MASTER_STATE", str(state))
     with pytest.raises(MasterStartError, match=r"ended with status 1.*edl_torch_master\.log.*state"):
         BesideAgent(replace(JOB, log_dir=tmp_path)).start()
+
+
+def test_the_jobs_token_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_MASTER_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(MasterStartError, match=r"token file .*none.* cannot be read"):
+        BesideAgent(replace(JOB, log_dir=tmp_path)).start()
+
+
+@pytest.mark.parametrize("name", ["EDL_MASTER_TLS", "EDL_MASTER_TLS_CA"])
+def test_tls_needs_a_master_that_somebody_has_started(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(InvalidArgument, match=rf"{name} is set.*EDL_MASTER_ADDR"):
+        BesideAgent(JOB).start()

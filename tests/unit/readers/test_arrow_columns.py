@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edl_torch.errors import BadRecord, DataFormatError
-from edl_torch.readers.arrow_columns import numpy_columns, rows
+from edl_torch.readers.arrow_columns import flat_values, numpy_columns, rows
 from edl_torch.testing.records_equal import batch_row_equals
 
 pa = pytest.importorskip("pyarrow")
@@ -162,6 +162,17 @@ def test_rows_have_the_values_of_the_columns():
     assert [type(found[0][name]) for name in "ifs"] == [int, float, str]
     assert found[0]["t"] == np.datetime64(5, "ns")
     assert all(batch_row_equals(batch, at, row) for at, row in enumerate(found))
+
+
+def test_flat_values_are_those_that_rows_may_share():
+    table = pa.table(
+        {"i": [1, 2], "n": [1, None], "a": [[1], [2]], "t": pa.array([1, None], pa.timestamp("ns"))}
+    )
+    found = flat_values(table)
+    assert list(found) == ["i", "t"]
+    assert found["i"] == [1, 2]
+    assert found["t"][0] == np.datetime64(1, "ns")
+    assert list(flat_values(table, {"n": 0})) == ["i", "n", "t"]
 
 
 def test_rows_before_a_null_without_a_value_are_delivered():

@@ -248,6 +248,9 @@ def test_the_pickle_bound_is_the_callers():
         (1, True, False),
         (float("nan"), float("nan"), True),
         (float("nan"), 1.0, False),
+        (np.datetime64("NaT"), np.datetime64("NaT"), True),
+        (np.datetime64("NaT"), np.datetime64(1, "s"), False),
+        (np.array(["NaT"], "M8[s]"), np.array(["NaT"], "M8[s]"), True),
         ("a", "b", False),
         (b"a", b"a", True),
         ((1, [2]), (1, [2]), True),
@@ -274,5 +277,9 @@ def test_records_are_compared_by_type_shape_and_value(left, right, equal):
 def test_rows_of_columnar_batches_are_compared_by_value():
     assert batch_row_equals(np.arange(3), 2, 2)
     assert not batch_row_equals(np.arange(3), 2, 1)
+    dicts = np.fromiter([{"a": 1}, None], dtype=object)
+    assert batch_row_equals({"m": dicts}, 0, {"m": {"a": 1}})
+    assert batch_row_equals({"m": dicts}, 1, {"m": None})
+    assert not batch_row_equals({"m": dicts}, 1, {"m": {"a": 1}})
     assert batch_row_equals((np.array([1.0, np.nan]), ["a", "b"]), 1, (float("nan"), "b"))
     assert not batch_row_equals((np.zeros(2),), 1, (0.0, 0.0))

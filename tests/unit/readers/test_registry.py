@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,53 @@ def test_the_reader_is_chosen_by_what_is_there(tmp_path):
     }
     assert {path: type(open_reader(path)).__name__ for path in chosen} == chosen
     assert open_reader(captions).images == images
+
+
+TABLES = {
+    "images.csv": ("file,label\na.jpg,1\nb.PNG,2\n", "ImageManifestReader"),
+    "one_image.csv": ("a.jpg,1\n", "ImageManifestReader"),
+    "names.csv": ("picture\na.jpg\n b.jpg \n", "ImageManifestReader"),
+    "numbers.csv": ("a,b\n1,2\n", "CsvReader"),
+    "boxes.csv": ("file,x,y\na.jpg,1,2\nb.jpg,3,4\n", "CsvReader"),
+    "mixed.csv": ("file,n\na.jpg,1\nb.txt,2\n", "CsvReader"),
+    "tabs.tsv": ("a\tb\n1\t2\n", "CsvReader"),
+    "lines.txt": ("a.jpg\n", "TextReader"),
+    "LINES.JSONL": ("{}\n", "TextReader"),
+}
+
+
+def test_tables_texts_and_lists_of_images_are_told_apart(tmp_path):
+    for name, (content, expected) in TABLES.items():
+        (tmp_path / name).write_text(content)
+        packed = tmp_path / f"{name}.gz"
+        packed.write_bytes(gzip.compress(content.encode()))
+        assert type(open_reader(tmp_path / name)).__name__ == expected, name
+        if expected != "ImageManifestReader":
+            assert type(open_reader(packed)).__name__ == expected, packed
+
+
+def test_options_of_one_kind_of_table_settle_it(tmp_path):
+    path = tmp_path / "list.csv"
+    path.write_text("a,1\nb,2\n")
+    assert type(open_reader(path, header=False)).__name__ == "CsvReader"
+    assert type(open_reader(path, has_header=False)).__name__ == "ImageManifestReader"
+    path.write_text("a.jpg,1\nb.jpg,2\n")
+    assert type(open_reader(path, dtypes={"f1": "int8"})).__name__ == "CsvReader"
+    assert type(open_reader(path, delimiter=",")).__name__ == "ImageManifestReader"
+
+
+def test_a_folder_of_nothing_but_tables_or_lines_is_read_by_their_reader(tmp_path):
+    (tmp_path / "_SUCCESS").write_text("")
+    for name in ("part-0.csv", "part-1.csv"):
+        (tmp_path / name).write_text("a\n1\n")
+    assert len(open_reader(tmp_path).create_shards()) == 2
+    assert type(open_reader(tmp_path)).__name__ == "CsvReader"
+    assert list(open_reader(f"{tmp_path}/part-*.csv").create_shards().values()) == [1, 1]
+    with pytest.raises(ReaderError, match="does not exist"):
+        open_reader(f"{tmp_path}/other-*.csv")
+    (tmp_path / "images").mkdir()
+    with pytest.raises(DataFormatError, match="has no image"):
+        open_reader(tmp_path)
 
 
 def test_parquet_is_known_by_its_names(tmp_path):
@@ -146,7 +194,7 @@ def test_folder_of_splits_is_not_taken_for_classes(tmp_path):
 def test_unknown_data_is_refused(tmp_path):
     with pytest.raises(ReaderError, match="does not exist"):
         open_reader(tmp_path / "nothing")
-    for name, content in (("notes.txt", "x"), ("other.json", "{}"), ("empty.json", "")):
+    for name, content in (("notes.md", "x"), ("other.json", "{}"), ("empty.json", "")):
         (tmp_path / name).write_text(content)
         with pytest.raises(ReaderError, match="no reader knows"):
             open_reader(tmp_path / name)

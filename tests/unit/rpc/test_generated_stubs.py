@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc import edl_torch_pb2, elasticdl_pb2
 from edl_torch.rpc.generate import GENERATED, PACKAGE, TOOLS, generate, tools_version
 
 
@@ -21,8 +21,9 @@ def test_other_tools_are_refused(tmp_path):
         generate(tmp_path)
 
 
-def test_stubs_know_every_message_of_the_proto():
+@pytest.mark.parametrize("stubs", [edl_torch_pb2, elasticdl_pb2], ids=lambda stubs: stubs.__name__)
+def test_stubs_know_every_message_of_the_proto(stubs):
     # A cheap stand-in where the tools are missing: names and numbers, read from the proto's text.
-    text = (PACKAGE / "edl_torch.proto").read_text()
+    text = (PACKAGE / stubs.DESCRIPTOR.name.rpartition("/")[2]).read_text()
     declared = [line.split()[1] for line in text.splitlines() if line.startswith("message ")]
-    assert sorted(pb.DESCRIPTOR.message_types_by_name) == sorted(declared)
+    assert sorted(stubs.DESCRIPTOR.message_types_by_name) == sorted(declared)

@@ -1,0 +1,123 @@
+"""One grpc call, repeated until the master answers: the patience that all clients of a master share.
+
+It must not know which calls there are, nor what they mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from edl_torch.client.attendance import backoff
+from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed
+from edl_torch.rpc.status import from_status
+
+log = logging.getLogger("edl_torch.client")
+
+ATTEMPT_S = 10.0  # of one attempt of a call, beside the time that it may wait at the master
+LEAST_ATTEMPT_S = 0.05
+
+
+class Caller:
+    """Calls to the master at `address`. `close()` ends those that wait; they raise ServiceClosed.
+
+    `explain` gets some seconds, and raises where it is certain that the master will never let us in. It is
+    asked while no call was answered yet: a master that did answer, and ends connections, is only away.
+    """
+
+    def __init__(
+        self, address: str, master_timeout_s: float, explain: Callable[[float], None] | None = None
+    ) -> None:
+        if not master_timeout_s >= 0:
+            raise InvalidArgument(f"master_timeout_s must be 0 or more, not {master_timeout_s}")
+        self._address = address
+        self.timeout_s = master_timeout_s
+        self._process = os.getpid()
+        self._closing = threading.Event()
+        self._explain = explain
+
+    def call(
+        self, rpc: Callable[..., Any], request: Any, *, wait_s: float = 0.0, attempt_s: float = ATTEMPT_S
+    ) -> Any:
+        """Repeat for `master_timeout_s`, with pauses of at most a second; then raise MasterUnavailable."""
+        give_up_at = time.monotonic() + self.timeout_s
+        first: MasterUnavailable | None = None
+        for pause_s in backoff():
+            left_s = give_up_at - time.monotonic()
+            timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(attempt_s, left_s))
+            try:
+                answer = self.attempt(rpc, request, timeout_s, wait_for_ready=first is not None)
+                self._explain = None
+                return answer
+            except MasterUnavailable as error:
+                if first is None and self._explain is not None:
+                    self._explain(left_s)
+                first = first or error
+                if time.monotonic() + pause_s >= give_up_at:
+                    raise self.unavailable(first) from error
+                log.debug("%s; trying again", error)
+            self.pause(pause_s)
+        raise AssertionError("backoff never ends")
+
+    def attempt(
+        self, rpc: Callable[..., Any], request: Any, timeout_s: float, *, wait_for_ready: bool = False
+    ) -> Any:
+        """Call once. The first attempt fails fast, so that it can say why. Later ones wait inside grpc: older
+        releases make a new connection only while a call waits for it."""
+        self.check_usable()
+        try:
+            return rpc(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        except grpc.RpcError as error:
+            self.check_usable()
+            raise from_status(error, self._address) from error
+        except ValueError:  # grpc's word for a channel that was closed meanwhile
+            self.check_usable()
+            raise
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not after `close`."""
+        self._closing.wait(seconds)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether calls can be made: not after `close`, and not in a forked child."""
+        return not self._closing.is_set() and self.is_ours
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that made it."""
+        return os.getpid() == self._process
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def check_usable(self) -> None:
+        """Raise ServiceClosed or EdlError where no call can be made."""
+        if self._closing.is_set():
+            raise ServiceClosed(f"the client of the master at {self._address} was closed")
+        if not self.is_ours:
+            raise EdlError(
+                "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
+            )
+
+    def unavailable(self, first: MasterUnavailable) -> MasterUnavailable:
+        """What to raise in the end."""
+        return MasterUnavailable(
+            f"no answer from the master at {self._address} within {self.timeout_s:g} s: "
+            f"is it running, and is the address right? At first: {first}"
+        )
+
+    def close(self) -> None:
+        """No more calls."""
+        self._closing.set()
+
+    def __repr__(self) -> str:
+        return f"<Caller {'closed ' if self.is_closed else ''}{self._address}>"

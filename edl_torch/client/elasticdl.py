@@ -1,0 +1,268 @@
+"""An unmodified ElasticDL master as a trainer of ours sees it: the port over that project's three calls.
+
+It keeps what such a master can keep; what it cannot is refused with a remedy (docs/elasticdl.md). Used in the
+trainer's process only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from edl_torch.client.attendance import backoff
+from edl_torch.client.calling import Caller
+from edl_torch.client.channel import MasterChannel, build_channel
+from edl_torch.client.elasticdl_dataset import ForeignDataset
+from edl_torch.client.environment import elasticdl_worker_id
+from edl_torch.core.calls import (
+    NEW_PASS,
+    ConfirmAnswer,
+    ConfirmCall,
+    DatasetStatus,
+    LeaseAnswer,
+    LeaseCall,
+    MasterStatus,
+    PassState,
+    RegisterAnswer,
+    RegisterCall,
+    ReportAnswer,
+    ReportCall,
+)
+from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult
+from edl_torch.errors import EdlError, TooManyBadRecords, UnknownDataset, Unsupported
+from edl_torch.rpc import elasticdl as wire
+from edl_torch.rpc.credentials import Credentials
+from edl_torch.shard import TaskType
+
+log = logging.getLogger("edl_torch.client")
+
+ATTEMPT_S = 30.0  # of one call: a task may carry 64 MB of indices, and one whose answer is lost is late
+LEAVE_S = 2.0
+LONGEST_PAUSE_S = 2.0  # between two looks of a trainer that waits
+EPOCH = 0  # of all passes: such a master does not tell epochs
+
+LEDGER = "elasticdl"
+LINEAGE = 1
+
+
+class ElasticDLMasterClient:
+    """A `MasterPort` over ElasticDL's protocol. Takes what a `MasterClient` takes.
+
+    All epochs of the job are one pass. WAIT is waited out, an error is retried for `master_timeout_s` and
+    then raised as MasterUnavailable, and only the master's own word ends the data.
+    """
+
+    in_process = False
+    keeps_ledger = False
+
+    def __init__(
+        self,
+        master: str | MasterChannel,
+        worker_id: str | int | None = None,
+        *,
+        master_timeout_s: float = 600.0,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._worker = elasticdl_worker_id(worker_id)
+        self._channel = build_channel(master, credentials) if isinstance(master, str) else master
+        self._caller = Caller(self.address, master_timeout_s, self._channel.explain)
+        names = (wire.GET_TASK, wire.REPORT_TASK_RESULT, wire.REPORT_TRAINING_PARAMS)
+        self._get, self._report, self._params = (
+            self._channel.unary_unary(f"/{wire.SERVICE}/{name}") for name in names
+        )
+        self._lock = threading.RLock()  # of what is held; never held over a call
+        self._telling = threading.Lock()  # results go out one by one
+        self._datasets: dict[str, ForeignDataset] = {}
+        atexit.register(self.close)
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's number, as a label."""
+        return str(self._worker)
+
+    @property
+    def address(self) -> str:
+        """The master's `host:port`."""
+        return str(self._channel.address)
+
+    # Taking part ------------------------------------------------------------------------------------------
+
+    def register(self, call: RegisterCall) -> RegisterAnswer:
+        """Tell the master size and shuffles, as its own clients do; it may know better and not say so."""
+        name = call.registration.name
+        with self._lock:
+            known = self._datasets.get(name)
+        if known is None:
+            known = ForeignDataset(call)
+            if known.params is not None:
+                self._call(self._params, wire.params_to_wire(known.params))
+            with self._lock:
+                known = self._datasets.setdefault(name, known)
+        with self._lock:
+            known.sessions.add(call.session)
+        return RegisterAnswer(spec=known.plan.spec, ledger=LEDGER, lineage=LINEAGE, epoch=EPOCH)
+
+    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+        """There is no stream and no heartbeat: presence is never in doubt, and never known."""
+        return
+
+    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
+        """No lease is ever known to be void."""
+        return ConfirmAnswer()
+
+    def _dataset(self, name: str) -> ForeignDataset:
+        with self._lock:
+            found = self._datasets.get(name)
+        if found is None:
+            raise UnknownDataset(f"dataset {name!r} is not registered with this client")
+        return found
+
+    # Lending and outcomes -----------------------------------------------------------------------------------
+
+    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+        """Records of the next task; with `wait_s` ask so long while the master says WAIT."""
+        dataset = self._dataset(call.dataset)
+        give_up_at = time.monotonic() + wait_s
+        for pause_s in backoff(LONGEST_PAUSE_S):
+            answer = self._at_hand(dataset, call) or self._fetched(dataset, call)
+            if answer is not None:
+                return answer
+            left_s = give_up_at - time.monotonic()
+            if left_s <= 0:
+                break
+            self._caller.pause(min(pause_s, left_s))
+        # WAIT. A trainer that has handed out all its batches, and still holds some that its loop has not
+        # stepped on, must not wait for itself: the next pass serves what else there is.
+        if call.epoch == NEW_PASS:
+            return LeaseAnswer(request=call.request, epoch=NEW_PASS, state=PassState.OPEN)
+        over = call.drained and dataset.holdings.holds
+        return _answer(call, PassState.EPOCH_OVER if over else PassState.OPEN)
+
+    def _at_hand(self, dataset: ForeignDataset, call: LeaseCall) -> LeaseAnswer | None:
+        with self._lock:
+            if dataset.holdings.failure:
+                raise TooManyBadRecords(dataset.holdings.failure)
+            grants = dataset.holdings.lend(dataset.batch_size)
+            if grants:
+                return LeaseAnswer(request=call.request, epoch=EPOCH, state=PassState.OPEN, grants=grants)
+        return _answer(call, PassState.FINISHED) if dataset.ended else None
+
+    def _fetched(self, dataset: ForeignDataset, call: LeaseCall) -> LeaseAnswer | None:
+        """What the master says: None for WAIT."""
+        request = wire.get_task_to_wire(GetTaskCall(worker_id=self._worker, task_type=dataset.kind))
+        task = wire.task_from_wire(self._call(self._get, request))
+        if task.type is dataset.kind:
+            with self._lock:
+                dataset.take(task)
+            return self._at_hand(dataset, call)
+        if task.type is TaskType.TRAIN_END_CALLBACK:
+            self._pass_over(task)
+            return None
+        if task.type is not TaskType.WAIT and not task.is_end:
+            raise EdlError(
+                f"the master at {self.address} answers a call for {dataset.kind.name} tasks with one of type "
+                f"{task.type.name}: use ElasticDL's own worker for it"
+            )
+        with self._lock:
+            if dataset.holdings.holds_crumbs_only:
+                dataset.holdings.drop_crumbs()
+            dataset.ended = task.is_end
+        self._tell(dataset)
+        return self._at_hand(dataset, call)
+
+    def _pass_over(self, task: ForeignTask) -> None:
+        log.warning("the master at %s wants its callback at the end of training: not ours", self.address)
+        self._call(self._report, wire.result_to_wire(TaskResult(task_id=task.task_id)))
+
+    def report(self, call: ReportCall) -> ReportAnswer:
+        """Apply outcomes here; each task whose last record has got one is told to the master."""
+        dataset = self._dataset(call.dataset)
+        with self._lock:
+            dataset.holdings.report(call)
+        self._tell(dataset)
+        return ReportAnswer(request=call.request)
+
+    def _tell(self, dataset: ForeignDataset) -> None:
+        """What no master answers is kept and told again with the next report."""
+        with self._telling:
+            with self._lock:
+                results = dataset.holdings.results()
+            for result in results:
+                self._call(self._report, wire.result_to_wire(result))
+                with self._lock:
+                    dataset.holdings.told(result)
+
+    def _call(self, rpc: Callable[..., Any], request: bytes) -> bytes:
+        answer: bytes = self._caller.call(rpc, request, attempt_s=ATTEMPT_S)
+        return answer
+
+    # What such a master cannot do ---------------------------------------------------------------------------
+
+    def snapshot(self, dataset: str) -> str:
+        """Unsupported: the master has no position to save."""
+        self._refuse("state_dict() has no token to save")
+
+    def restore(self, dataset: str, token: str | None) -> int:
+        """Unsupported: the master cannot go back."""
+        self._refuse("load_state_dict() cannot take the data back, not even to the beginning")
+
+    def status(self) -> MasterStatus:
+        """Unsupported: the master does not tell its state."""
+        self._refuse("there is no status to read")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise Unsupported(
+            f"{what}: the master at {self.address} speaks ElasticDL's protocol, which has no call for it. "
+            f"Start `edl-torch master` instead (ElasticDL's own clients work under it, too) and leave "
+            f"EDL_MASTER_PROTOCOL out"
+        )
+
+    def dataset_status(self, dataset: str) -> DatasetStatus:
+        """What this trainer did; `finished` is the master's word, and that nothing is left to be told."""
+        found = self._dataset(dataset)
+        with self._lock:
+            return found.holdings.status(ended=found.ended)
+
+    # The end ------------------------------------------------------------------------------------------------
+
+    def leave(self, session: str) -> None:
+        """Give back what is left, as failed tasks: the only way, and a timeout counts alike there."""
+        if not self._caller.is_usable:
+            return
+        with self._lock:
+            left = [found for found in self._datasets.values() if found.leave(session)]
+            why = f"worker {self._worker} leaves before it has trained on all of it"
+            results = [r for f in left for r in (*f.holdings.results(), *f.holdings.give_up(why))]
+        give_up_at = time.monotonic() + LEAVE_S
+        try:
+            for result in results:
+                left_s = max(0.1, give_up_at - time.monotonic())
+                self._caller.attempt(self._report, wire.result_to_wire(result), left_s)
+        except EdlError as error:
+            log.debug("session %s could not give back its tasks: %s", session, error)
+
+    def close(self) -> None:
+        """End waiting calls and the connection. In a forked child, which shares it, nothing is touched."""
+        if not self._caller.is_usable:
+            return
+        self._caller.close()
+        atexit.unregister(self.close)
+        self._channel.close()
+
+    def __enter__(self) -> ElasticDLMasterClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed " if self._caller.is_closed else ""
+        return f"<ElasticDLMasterClient {state}{self.address} worker={self._worker}>"
+
+
+def _answer(call: LeaseCall, state: PassState) -> LeaseAnswer:
+    return LeaseAnswer(request=call.request, epoch=EPOCH, state=state)

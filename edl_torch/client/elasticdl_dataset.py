@@ -1,0 +1,95 @@
+"""One dataset of an ElasticDL master, as a registration of ours describes it.
+
+It says what such a master is told and what cannot be said to it; it calls nobody.
+"""
+
+from __future__ import annotations
+
+from edl_torch.client.elasticdl_holdings import Holdings
+from edl_torch.client.elasticdl_sources import SourceMap
+from edl_torch.core.calls import RegisterCall
+from edl_torch.core.elasticdl import MAX_INT32, ForeignTask, TrainingParams
+from edl_torch.core.plan import Plan
+from edl_torch.errors import InvalidArgument, UnknownDataset, Unsupported
+from edl_torch.shard import DatasetSpec, TaskType
+
+
+class ForeignDataset:
+    """A trainer's part in a dataset. `params` is what the master is to be told, None where it takes nothing.
+
+    The plan has one shard for each source: tasks of any size and place are slices of it.
+    """
+
+    def __init__(self, call: RegisterCall) -> None:
+        registration = call.registration
+        if registration.sources is None:
+            raise UnknownDataset(
+                f"dataset {registration.name!r}: ElasticDL's master does not tell a trainer what it has, so "
+                f"the name alone is not enough: give the service a reader or dataset_size"
+            )
+        self.kind = registration.task_type or TaskType.TRAINING
+        if self.kind is TaskType.PREDICTION:
+            raise Unsupported(
+                "ElasticDL's master hands out no PREDICTION tasks: start `edl-torch master --prediction_data`"
+            )
+        self.batch_size = call.batch_size
+        self.ended = False
+        self.sessions: set[str] = set()
+        spec = DatasetSpec(
+            name=registration.name,
+            sources=registration.sources,
+            records_per_shard=max((source.count for source in registration.sources), default=1) or 1,
+            seed=registration.seed or 0,
+            task_type=self.kind,
+            max_bad_records=registration.max_bad_records or 0,
+        )
+        self.plan = Plan(spec)
+        self.params = _params(call, self.plan.size) if self.kind is TaskType.TRAINING else None
+        self.holdings = Holdings(self.plan)
+        self._map = SourceMap(spec, shuffle=bool(registration.shuffle_in_shard))
+        self._longest = 1
+
+    def __repr__(self) -> str:
+        return f"<ForeignDataset {self.plan.spec.name!r} {self.holdings}>"
+
+    def take(self, task: ForeignTask) -> None:
+        """A task arrived. Raises DatasetConflict for records that are not of this dataset."""
+        self._longest = max(self._longest, task.end - task.start)
+        self.holdings.take(task, self._map.slices(task, self._epoch_of(task)))
+
+    def _epoch_of(self, task: ForeignTask) -> int:
+        """For random augmentation, which differs from epoch to epoch: ElasticDL's ids count tasks from 1, and
+        so tell the epoch but for those that were handed out twice."""
+        if task.epoch is not None:
+            return task.epoch
+        return max(0, task.task_id - 1) * self._longest // self.plan.size
+
+    def leave(self, session: str) -> bool:
+        """A session is over; whether it was the last one here."""
+        if session not in self.sessions:
+            return False
+        self.sessions.discard(session)
+        return not self.sessions
+
+
+def _params(call: RegisterCall, size: int) -> TrainingParams:
+    registration = call.registration
+    per_shard = registration.records_per_shard or 0
+    if per_shard % call.batch_size:
+        raise InvalidArgument(
+            f"records_per_shard is {per_shard}: ElasticDL's master cuts shards in whole batches, so give a "
+            f"multiple of batch_size={call.batch_size}, or num_minibatches_per_shard"
+        )
+    if size > MAX_INT32:
+        raise InvalidArgument(
+            f"dataset {registration.name!r} has {size} records: ElasticDL's protocol counts to {MAX_INT32}. "
+            f"Use `edl-torch master`, which has no such limit"
+        )
+    return TrainingParams(
+        batch_size=call.batch_size,
+        num_epochs=1 if registration.num_epochs is None else registration.num_epochs,
+        dataset_size=size,
+        shuffle=bool(registration.shuffle),
+        shuffle_shards=bool(registration.shuffle_shards),
+        num_minibatches_per_shard=per_shard // call.batch_size,
+    )

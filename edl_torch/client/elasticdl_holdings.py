@@ -1,0 +1,222 @@
+"""What a trainer holds of an ElasticDL master's tasks: the part of a ledger that such a master does not have.
+
+A task is reported whole; here its records are lent, acknowledged, given back and lent again in parts, until
+each has an outcome and the task can be reported. Pure: no clock, no transport.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from edl_torch.core.calls import (
+    Acknowledgement,
+    DatasetStatus,
+    Failure,
+    GiveBack,
+    Grant,
+    QuarantinedRecord,
+    ReportCall,
+)
+from edl_torch.core.elasticdl import ForeignTask, TaskResult
+from edl_torch.core.lease import Lease, pass_over
+from edl_torch.core.plan import Plan
+from edl_torch.shard import Slice
+
+
+@dataclass(slots=True)
+class _Open:
+    """A task of the master's: how many of its records have no outcome, and how many could not be read."""
+
+    left: int
+    failed: int = 0
+
+
+class Holdings:
+    """Tasks taken from the master, and the leases that were made of them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.quarantine: list[QuarantinedRecord] = []
+        self.acknowledged = 0
+        self.dropped = 0
+        self._tasks: dict[int, _Open] = {}
+        self._waiting: deque[tuple[int, Slice]] = deque()
+        self._crumbs: deque[tuple[int, Slice]] = deque()
+        self._leases: dict[int, tuple[int, Lease]] = {}  # by our number: the master's, and the lease
+        self._next = 1
+        self._results: dict[int, TaskResult] = {}
+
+    def __repr__(self) -> str:
+        return f"<Holdings tasks={len(self._tasks)} leases={len(self._leases)}>"
+
+    @property
+    def holds(self) -> bool:
+        """Whether a task is not reported yet."""
+        return bool(self._tasks or self._results)
+
+    @property
+    def holds_crumbs_only(self) -> bool:
+        """Whether all that has no outcome is less than a batch."""
+        return bool(self._crumbs) and not self._waiting and not self._leases
+
+    @property
+    def failure(self) -> str:
+        """Why the job has failed; '' while it has not."""
+        allowed = self.plan.spec.max_bad_records
+        if len(self.quarantine) <= allowed:
+            return ""
+        last = self.quarantine[-1]
+        return (
+            f"dataset {self.plan.spec.name!r} has {len(self.quarantine)} bad record(s) on this trainer, "
+            f"max_bad_records is {allowed}; the last is record {last.index} of {last.name!r}: {last.reason}"
+        )
+
+    # Lending ----------------------------------------------------------------------------------------------
+
+    def take(self, task: ForeignTask, slices: Iterable[Slice]) -> None:
+        """A task arrived, with its records as slices of the plan."""
+        self._tasks[task.task_id] = _Open(task.end - task.start)
+        self._waiting.extend((task.task_id, item) for item in slices)
+
+    def lend(self, batch_size: int) -> tuple[Grant, ...]:
+        """Leases for the rest of one task, or for crumbs that make whole batches; none when nothing waits."""
+        if self._waiting:
+            task = self._waiting[0][0]
+            chosen = [item for item in self._waiting if item[0] == task]
+            self._waiting = deque(item for item in self._waiting if item[0] != task)
+            return tuple(self._lease(task, item) for task, item in chosen)
+        if sum(item.limit for _, item in self._crumbs) >= batch_size:
+            crumbs, self._crumbs = self._crumbs, deque()
+            return tuple(self._lease(task, item) for task, item in crumbs)
+        return ()
+
+    def _lease(self, task: int, item: Slice) -> Grant:
+        number = self._next
+        self._next += 1
+        self._leases[number] = (
+            task,
+            Lease(number, 1, "", item.epoch, item.shard, item.skip, item.stop, item.stop),
+        )
+        return Grant(task=number, attempt=1, slice=item)
+
+    # Outcomes ---------------------------------------------------------------------------------------------
+
+    def report(self, call: ReportCall) -> None:
+        """Apply outcomes. What is said of a lease that has ended was said before, and changes nothing."""
+        for failure in call.failures:
+            self._fail(failure)
+        for done in call.acknowledgements:
+            self._acknowledge(done)
+        for back in call.give_backs:
+            self._give_back(back)
+
+    def _fail(self, failure: Failure) -> None:
+        task, lease = self._leases.get(failure.task, (0, None))
+        position = failure.position
+        if lease is None or not lease.done <= position < lease.stop or position in lease.holes:
+            return
+        name, index = self.plan.locate(lease.epoch, lease.shard, position)
+        self.quarantine.append(
+            QuarantinedRecord(
+                epoch=lease.epoch,
+                shard=lease.shard,
+                position=position,
+                name=name,
+                index=index,
+                reason=failure.reason,
+            )
+        )
+        lease.holes.add(position)
+        self._tasks[task].failed += 1
+        self._settle(task, lease, 1)
+
+    def _acknowledge(self, done: Acknowledgement) -> None:
+        task, lease = self._leases.get(done.task, (0, None))
+        if lease is None or done.upto <= lease.done:
+            return
+        lease.check_acknowledgement(done.upto)
+        records = done.upto - lease.done - lease.pass_holes(done.upto)
+        lease.done = done.upto
+        self.acknowledged += records
+        self._settle(task, lease, records)
+
+    def _give_back(self, back: GiveBack) -> None:
+        task, lease = self._leases.get(back.task, (0, None))
+        if lease is None or back.start >= lease.stop:
+            return
+        lease.check_give_back(back.start, lease.done)
+        queue = self._crumbs if back.crumb else self._waiting
+        queue.extend((task, item) for item in lease.pieces(back.start))
+        lease.stop = back.start
+        lease.holes = {hole for hole in lease.holes if hole < back.start}
+        self._settle(task, lease, 0)
+
+    def _settle(self, task: int, lease: Lease, records: int) -> None:
+        """So many records of a task have got their outcome."""
+        lease.done = pass_over(lease.done, lease.holes)
+        lease.pass_holes(lease.done)
+        if lease.done == lease.stop:
+            del self._leases[lease.task]
+        self._count(task, records)
+
+    def _count(self, task: int, records: int) -> None:
+        held = self._tasks[task]
+        held.left -= records
+        if not held.left:
+            del self._tasks[task]
+            self._results[task] = TaskResult(task_id=task, failed_records=held.failed)
+
+    def drop_crumbs(self) -> None:
+        """Nothing will ever fill the batch that these records are a part of."""
+        crumbs, self._crumbs = self._crumbs, deque()
+        for task, item in crumbs:
+            self.dropped += item.limit
+            self._count(task, item.limit)
+
+    # What the master is to be told ------------------------------------------------------------------------
+
+    def results(self) -> tuple[TaskResult, ...]:
+        """Tasks that are done and not yet known to the master, in the order in which they were."""
+        return tuple(self._results.values())
+
+    def told(self, result: TaskResult) -> None:
+        """The master has answered to this one."""
+        self._results.pop(result.task_id, None)
+
+    def give_up(self, why: str) -> Iterator[TaskResult]:
+        """The trainer leaves: every task with a record that has no outcome, as failed."""
+        for task in self._tasks:
+            yield TaskResult(task_id=task, error=why)
+        self._tasks.clear()
+        self._leases.clear()
+        self._waiting.clear()
+        self._crumbs.clear()
+
+    # For people -------------------------------------------------------------------------------------------
+
+    def status(self, *, ended: bool) -> DatasetStatus:
+        """What this trainer knows: counts are its own; `ended` is what the master said."""
+        spec = self.plan.spec
+        finished = ended and not self.holds
+        leased = sum(lease.open_records for _, lease in self._leases.values())
+        return DatasetStatus(
+            dataset=spec.name,
+            task_type=spec.task_type,
+            epoch=int(finished),
+            num_epochs=1,
+            size=self.plan.size,
+            shards=self.plan.num_shards,
+            shards_left=len(self._tasks),
+            todo=sum(item.limit for _, item in (*self._waiting, *self._crumbs)),
+            leased=leased,
+            leases=len(self._leases),
+            acknowledged=self.acknowledged,
+            quarantined=len(self.quarantine),
+            dropped=self.dropped,
+            finished=finished,
+            trainers=1,
+            failure=self.failure,
+            quarantine=tuple(self.quarantine),
+        )

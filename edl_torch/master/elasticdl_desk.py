@@ -1,0 +1,344 @@
+"""Serves ElasticDL's workers out of the dispatcher: a session for each worker id, a lease for each task.
+
+That protocol has no session, no heartbeat and no epoch; the desk stands in for the trainer's side of ours.
+Pure: `now` is an argument. It must not know grpc, bytes, or who waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edl_torch.core.calls import (
+    NEW_PASS,
+    Acknowledgement,
+    GiveBack,
+    Grant,
+    LeaseCall,
+    RegisterCall,
+    Registration,
+    ReportCall,
+)
+from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.core.elasticdl import (
+    ForeignTask,
+    GetTaskCall,
+    TaskNames,
+    TaskResult,
+    TrainingParams,
+    check_expressible,
+)
+from edl_torch.core.lease import Lease
+from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.registration import new_spec
+from edl_torch.errors import DatasetConflict, InvalidArgument, TooManyBadRecords
+from edl_torch.master.elasticdl_failures import Failures
+from edl_torch.shard import DatasetSpec, Shuffle, Source, TaskType
+
+SESSION = "elasticdl-"  # and the worker's number: never the id of a trainer of ours, which is random
+TASK_TIMEOUT_S = 300.0  # as ElasticDL's own master has it
+
+_NAMES = {TaskType.TRAINING: "training", TaskType.EVALUATION: "evaluation", TaskType.PREDICTION: "prediction"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeskOptions:
+    """What the command line says for ElasticDL's workers; `max_bad_records` is of data that they describe."""
+
+    task_timeout_s: float = TASK_TIMEOUT_S
+    max_bad_records: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostTask:
+    """A task that was not reported in time: its records wait again."""
+
+    session: str
+    dataset: str
+    task: int
+    records: int
+
+
+class Desk:
+    """What one dispatcher's ElasticDL workers hold, and until when.
+
+    A task is taken back when neither it nor another task of its worker was reported for `task_timeout_s`.
+    Asking for tasks does not count: a task whose answer was lost would never come back. Deadlines are in
+    memory only: after a start of the master every task has its full time (`resume`).
+    """
+
+    def __init__(self, dispatcher: Dispatcher, options: DeskOptions | None = None) -> None:
+        self._options = options or DeskOptions()
+        self.task_timeout_s = self._options.task_timeout_s
+        if not self.task_timeout_s > 0:
+            raise InvalidArgument(f"the timeout of a task must be above 0 s, not {self.task_timeout_s}")
+        self._dispatcher = dispatcher
+        self._names = TaskNames(dispatcher.ledger_id)
+        self._deadlines: dict[tuple[str, int], float] = {}  # (dataset, task)
+        self._heard: dict[str, float] = {}  # session -> its last call
+        self._batch_sizes: dict[str, int] = {}  # dataset -> as its parameters said
+        self._failures = Failures()
+
+    def __repr__(self) -> str:
+        return f"<Desk workers={len(self._heard)} tasks={len(self._deadlines)}>"
+
+    # Datasets ---------------------------------------------------------------------------------------------
+
+    def define(self, params: TrainingParams) -> list[str]:
+        """Make the training data that a worker describes; what is there already stands.
+
+        Returns a line for each thing in which it is another one. Raises DatasetConflict for another size.
+        """
+        _check(params)
+        ledger = self.find(TaskType.TRAINING)
+        if ledger is not None:
+            self._batch_sizes.setdefault(ledger.spec.name, params.batch_size)
+            return _compare(ledger.spec, params)
+        registration = Registration(
+            name=_NAMES[TaskType.TRAINING],
+            sources=(Source(name="", count=params.dataset_size),),
+            records_per_shard=params.batch_size * params.num_minibatches_per_shard or None,
+            shuffle=params.shuffle,
+            shuffle_shards=params.shuffle_shards,
+            shuffle_in_shard=False,
+            num_epochs=max(0, params.num_epochs),
+            epoch_barrier=False,
+            max_bad_records=self._options.max_bad_records,
+        )
+        check_expressible(new_spec(registration, params.batch_size))
+        self._dispatcher.define(registration, batch_size=params.batch_size)
+        self._batch_sizes[registration.name] = params.batch_size
+        return []
+
+    def find(self, kind: TaskType) -> ShardLedger | None:
+        """The data for tasks of a type: that with its usual name, else the only one. None: there is none."""
+        kind = TaskType.TRAINING if kind is TaskType.NONE else kind
+        if kind not in _NAMES:
+            raise InvalidArgument(f"a worker cannot ask for tasks of type {kind.name}")
+        found = [ledger for ledger in self._dispatcher.ledgers if ledger.spec.task_type is kind]
+        named = [ledger for ledger in found if ledger.spec.name == _NAMES[kind]]
+        if len(named or found) > 1:
+            names = ", ".join(repr(ledger.spec.name) for ledger in found)
+            raise InvalidArgument(
+                f"an ElasticDL worker asks for {kind.name} tasks and cannot say of which dataset: there are "
+                f"{names}. Name the one that is meant {_NAMES[kind]!r}"
+            )
+        return next(iter(named or found), None)
+
+    def training_goes_on(self) -> bool:
+        """Whether there is training data with records that have no outcome."""
+        training = self.find(TaskType.TRAINING)
+        return training is not None and not training.finished
+
+    # Tasks ------------------------------------------------------------------------------------------------
+
+    def ask(self, call: GetTaskCall, dataset: str, now: float) -> tuple[LeaseCall, bool]:
+        """The lease call for a worker that wants a task, and whether it may wait: it holds none then."""
+        ledger = self._ledger(dataset)
+        session = self._join(call.worker_id, ledger, now)
+        member = self._dispatcher.members.find(session)
+        earlier = member.answers.get(dataset)
+        lease = LeaseCall(
+            session=session,
+            dataset=dataset,
+            lineage=ledger.lineage,
+            request=1 if earlier is None else earlier.request + 1,
+            epoch=NEW_PASS,
+            count=1,
+        )
+        return lease, not ledger.holds(session)
+
+    def hand_out(self, lease: LeaseCall, grants: tuple[Grant, ...], now: float) -> ForeignTask:
+        """The task for what was lent: the first grant. What else there is, parts of a batch, waits again."""
+        ledger = self._ledger(lease.dataset)
+        first, *rest = grants
+        if rest:
+            backs = (GiveBack(task=g.task, attempt=g.attempt, start=g.slice.skip) for g in rest)
+            self._report(ledger, lease.session, now, give_backs=tuple(backs))
+        self._deadlines[lease.dataset, first.task] = now + self.task_timeout_s
+        self._heard[lease.session] = now
+        plan = ledger.plan
+        source, start, _ = plan.bounds(first.slice.shard)
+        return ForeignTask(
+            task_id=self._names.name(first.task, plan.spec.task_type),
+            type=plan.spec.task_type,
+            name=_storage(plan.spec, source),
+            start=start + first.slice.skip,
+            end=start + first.slice.stop,
+            numbers=None if plan.order is Shuffle.NONE else plan.indices(first.slice).numbers,
+            epoch=first.slice.epoch,
+        )
+
+    def _join(self, worker_id: int, ledger: ShardLedger, now: float) -> str:
+        session, spec = f"{SESSION}{worker_id}", ledger.spec
+        self._heard[session] = now
+        member = self._dispatcher.members.get(session)
+        if member is not None and spec.name in member.datasets:
+            return session
+        check_expressible(spec)
+        # Its clients ask for the next task before they have reported the last one, and take WAIT for the end:
+        # no barrier may stand between epochs, unless trainers of ours go by it.
+        lift = not (spec.epoch_barrier and ledger.trainers)
+        self._dispatcher.register(
+            RegisterCall(
+                session=session,
+                worker_id=session,
+                batch_size=self._batch_sizes.get(spec.name, spec.records_per_shard),
+                registration=Registration(name=spec.name, epoch_barrier=False if lift else None),
+            ),
+            now,
+        )
+        self._mind(session)
+        return session
+
+    def _mind(self, session: str) -> None:
+        """Nobody but the desk gives this session up: it has no heartbeat."""
+        self._dispatcher.members.find(session).timeout_s = math.inf
+
+    def report(self, result: TaskResult, now: float) -> bool:
+        """A worker is done with a task. False, and nothing is changed, when the task is not lent (any more).
+
+        Raises TooManyBadRecords, after it took note, when the job has failed.
+        """
+        found = self._lent(result.task_id)
+        if found is None:
+            return False
+        ledger, lease = found
+        dataset, session = ledger.spec.name, lease.session
+        if result.failure:
+            batch_size = ledger.participants.batch_size(session) or 1
+            outcome = self._failures.outcome(dataset, lease, batch_size, result.failure)
+            self._report(ledger, session, now, failures=outcome.failures, give_backs=outcome.give_backs)
+        else:
+            self._failures.forget(dataset, lease)
+            done = Acknowledgement(task=lease.task, attempt=lease.attempt, upto=lease.stop)
+            self._report(ledger, session, now, acknowledgements=(done,))
+        self._heard[session] = now
+        self._deadlines.pop((dataset, lease.task), None)
+        self._put_off(session, now)
+        if ledger.failure:
+            raise TooManyBadRecords(ledger.failure)
+        return True
+
+    def take_back(self, tasks: Iterable[ForeignTask], now: float) -> None:
+        """The answers with these tasks did not reach their worker."""
+        for task in tasks:
+            found = self._lent(task.task_id)
+            if found is not None:
+                self._lose(*found, now)
+
+    def _lent(self, task_id: int) -> tuple[ShardLedger, Lease] | None:
+        task, kind = self._names.resolve(task_id)
+        for ledger in self._dispatcher.ledgers:
+            lease = ledger.lease_of(task) if ledger.spec.task_type is kind else None
+            if lease is not None and lease.session.startswith(SESSION):
+                return ledger, lease
+        return None
+
+    def _report(self, ledger: ShardLedger, session: str, now: float, **outcomes: tuple[object, ...]) -> None:
+        name = ledger.spec.name
+        number = self._dispatcher.members.find(session).reports.get(name, 0) + 1
+        call = ReportCall(
+            session=session,
+            dataset=name,
+            lineage=ledger.lineage,
+            request=number,
+            **outcomes,  # type: ignore[arg-type]
+        )
+        self._dispatcher.report(call, now)
+
+    def _put_off(self, session: str, now: float) -> None:
+        """The worker has got on: its other tasks have their full time again."""
+        for dataset, task in self._deadlines:
+            lease = self._ledger(dataset).lease_of(task)
+            if lease is not None and lease.session == session:
+                self._deadlines[dataset, task] = now + self.task_timeout_s
+
+    def _ledger(self, dataset: str) -> ShardLedger:
+        ledger = self._dispatcher.find_ledger(dataset)
+        assert ledger is not None, dataset  # datasets are never unmade
+        return ledger
+
+    # Who is alive -----------------------------------------------------------------------------------------
+
+    def resume(self, now: float) -> None:
+        """The master has started (again): what its workers hold stays theirs for one full timeout."""
+        for member in self._dispatcher.members:
+            if member.session.startswith(SESSION):
+                self._heard[member.session] = now
+                self._mind(member.session)
+        for ledger in self._dispatcher.ledgers:
+            for task in ledger.tasks:
+                lease = ledger.lease_of(task)
+                if lease is not None and lease.session.startswith(SESSION):
+                    self._deadlines[ledger.spec.name, task] = now + self.task_timeout_s
+
+    @property
+    def pause_s(self) -> float:
+        """How long `tend` may be left out."""
+        return min(self.task_timeout_s / 4, 10.0)
+
+    def tend(self, now: float) -> tuple[tuple[LostTask, ...], tuple[Released, ...]]:
+        """Take back what is overdue, and end the sessions of workers that were silent for as long."""
+        lost = tuple(self._overdue(now))
+        released: list[Released] = []
+        for session, heard in tuple(self._heard.items()):
+            if self._dispatcher.members.get(session) is None:
+                del self._heard[session]
+            elif heard + self.task_timeout_s <= now and not self._holds(session):
+                del self._heard[session]
+                released += self._dispatcher.leave(session)
+        return lost, tuple(released)
+
+    def _overdue(self, now: float) -> list[LostTask]:
+        lost = []
+        for (dataset, task), deadline in tuple(self._deadlines.items()):
+            ledger = self._ledger(dataset)
+            lease = ledger.lease_of(task)
+            if lease is None or deadline <= now:
+                del self._deadlines[dataset, task]
+            if lease is not None and deadline <= now:
+                lost.append(self._lose(ledger, lease, now))
+        return lost
+
+    def _lose(self, ledger: ShardLedger, lease: Lease, now: float) -> LostTask:
+        name, records = ledger.spec.name, lease.open_records
+        back = GiveBack(task=lease.task, attempt=lease.attempt, start=lease.done)
+        self._report(ledger, lease.session, now, give_backs=(back,))
+        return LostTask(session=lease.session, dataset=name, task=lease.task, records=records)
+
+    def _holds(self, session: str) -> bool:
+        return any(ledger.holds(session) for ledger in self._dispatcher.ledgers)
+
+
+def _storage(spec: DatasetSpec, source: int) -> str:
+    """The name of a shard's storage; the global shuffle has one, which `check_expressible` has seen to."""
+    if source >= 0:
+        return spec.sources[source].name
+    return next(s.name for s in spec.sources if s.count)
+
+
+def _check(params: TrainingParams) -> None:
+    for field, least in (("batch_size", 1), ("dataset_size", 1), ("num_minibatches_per_shard", 0)):
+        value = getattr(params, field)
+        if value < least:
+            raise InvalidArgument(f"report_training_params: {field} is {value}: give {least} or more")
+
+
+def _compare(spec: DatasetSpec, params: TrainingParams) -> list[str]:
+    if params.dataset_size != spec.size:
+        raise DatasetConflict(
+            f"dataset {spec.name!r} has {spec.size} records here, the worker's has {params.dataset_size}: "
+            f"give all workers the same dataset_size, that of the data which the master was started with"
+        )
+    asked = {
+        "num_epochs": max(0, params.num_epochs),
+        "shuffle": params.shuffle,
+        "shuffle_shards": params.shuffle_shards,
+    }
+    return [
+        f"{field}: registered {getattr(spec, field)}, asked {value}"
+        for field, value in asked.items()
+        if getattr(spec, field) != value
+    ]

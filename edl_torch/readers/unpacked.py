@@ -1,0 +1,95 @@
+"""Gzip files as plain copies beside their indexes: packed data cannot be read from the middle.
+
+A copy is made once, by one process of the machine, streamed and checked (length and CRC of each member, as
+gzip has them), and takes its name only when it is whole and on the disk. It has the packed file's
+modification time, so that every process that makes one makes the same. A newer packed file's copy replaces
+the old one. It must not know what the data is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import logging
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from edl_torch.errors import DataFormatError, ReaderError
+from edl_torch.readers.index_cache import FileStamp, index_place
+from edl_torch.readers.mapped import MappedArrays, write_arrays
+
+log = logging.getLogger("edl_torch.readers")
+
+_KIND = "unpacked1"
+_BLOCK = 1 << 20
+
+
+def is_packed(path: str) -> bool:
+    """Whether a file begins as gzip does, whatever its name. Raises OSError."""
+    with open(path, "rb") as file:
+        return file.read(3) == b"\x1f\x8b\x08"
+
+
+def unpacked_copy(packed: FileStamp, index_dir: str | os.PathLike[str] | None = None) -> FileStamp:
+    """The plain copy of a gzip file, made now if it is not there.
+
+    Raises DataFormatError for a file that is cut short or damaged, and ReaderError where there is no room.
+    """
+    place = index_place(packed, _KIND, "", index_dir).with_suffix(".data")
+    note = place.with_suffix(".note")
+    header = {"size": packed.size, "mtime_ns": packed.mtime_ns, "path": packed.path}
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(place.with_suffix(".lock")):
+            if not _is_there(place, note, header):
+                size = _unpack(packed, place)
+                write_arrays(note, {"size": np.array([size])}, header)
+        return FileStamp.of(place)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
+        raise DataFormatError(f"'{packed.path}' is no whole gzip file: {exc}; copy it again") from exc
+    except OSError as exc:
+        raise ReaderError(
+            f"'{packed.path}' cannot be unpacked into '{place.parent}': {exc.strerror}; index_dir= or "
+            "EDL_INDEX_DIR name another folder with room for the plain data"
+        ) from exc
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Several trainers of one machine start at once: one unpacks, the others wait."""
+    with open(lock, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # closing lets go of it
+        yield
+
+
+def _is_there(place: Path, note: Path, header: dict[str, object]) -> bool:
+    try:
+        noted = MappedArrays(note)
+        whole = noted.header == header and place.stat().st_size == int(noted["size"][0])
+        return whole and place.stat().st_mtime_ns == header["mtime_ns"]
+    except (OSError, DataFormatError, KeyError):
+        return False
+
+
+def _unpack(packed: FileStamp, place: Path) -> int:
+    log.info("path=%s is unpacked once to '%s'", packed.path, place)
+    number, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    try:
+        with os.fdopen(number, "wb") as target, gzip.open(packed.path, "rb") as source:
+            shutil.copyfileobj(source, target, _BLOCK)
+            target.flush()
+            os.fsync(target.fileno())
+            size = target.tell()
+        packed.check()
+        os.utime(temporary, ns=(packed.mtime_ns, packed.mtime_ns))
+        os.replace(temporary, place)
+        return size
+    finally:
+        Path(temporary).unlink(missing_ok=True)

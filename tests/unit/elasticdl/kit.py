@@ -1,0 +1,107 @@
+"""A master of ours in a thread, and an ElasticDL worker that knows nothing but bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+from by_number import WireTask, get_task_request, params_request, result_request
+
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.master.commits import GroupCommit
+from edl_torch.master.elasticdl_desk import DeskOptions
+from edl_torch.master.server import MasterServer
+
+TIMEOUT_S = 20.0  # of a call: a test that hangs says where
+
+
+class Server:
+    """A master on a loop of its own."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher | None = None,
+        make_commits: Callable[[], GroupCommit] | None = None,
+        task_timeout_s: float = 300.0,
+    ) -> None:
+        self.dispatcher = dispatcher or Dispatcher(ledger_id="ledger")
+        self._make_commits = make_commits
+        self._task_timeout_s = task_timeout_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.server = self.run(self._make())
+        self.address = str(self.run(self.server.start()))
+        self._workers: list[Worker] = []
+
+    async def _make(self) -> MasterServer:
+        return MasterServer(
+            self.dispatcher,
+            "127.0.0.1:0",
+            commits=self._make_commits and self._make_commits(),
+            elasticdl=DeskOptions(task_timeout_s=self._task_timeout_s),
+        )
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    def worker(self, worker_id: int = 0) -> Worker:
+        self._workers.append(Worker(self.address, worker_id))
+        return self._workers[-1]
+
+    @property
+    def training(self) -> Any:
+        return self.dispatcher.dataset_status("training")
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self.run(self.server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class Worker:
+    """ElasticDL's calls over grpc, by method path and bytes."""
+
+    def __init__(self, address: str, worker_id: int) -> None:
+        self.worker_id = worker_id
+        size = 64 << 20
+        options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+        options += [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "min", "max")]
+        self._channel = grpc.insecure_channel(address, options=options)
+        calls = ("get_task", "report_task_result", "report_training_params")
+        self._get, self._report, self._params = (
+            self._channel.unary_unary(f"/proto.Master/{name}") for name in calls
+        )
+
+    def get(self, task_type: int = 0, timeout_s: float = TIMEOUT_S) -> WireTask:
+        request = get_task_request(self.worker_id, task_type)
+        return WireTask.decode(self._get(request, timeout=timeout_s))
+
+    def later(self, task_type: int = 0) -> Any:
+        """A call that is under way: a future of a task's bytes. It has no deadline, as theirs has none."""
+        return self._get.future(get_task_request(self.worker_id, task_type))
+
+    def report(self, task: WireTask | int, err_message: str = "", fail_count: int = 0) -> None:
+        task_id = task if isinstance(task, int) else task.task_id
+        counters = {"fail_count": fail_count} if fail_count else None
+        assert self._report(result_request(task_id, err_message, counters), timeout=TIMEOUT_S) == b""
+
+    def params(self, **params: Any) -> None:
+        assert self._params(params_request(**params), timeout=TIMEOUT_S) == b""
+
+    def drain(self, seen: Counter[tuple[int, int]]) -> WireTask:
+        """Train until the master says something else than a task, counting (epoch, record)."""
+        while (task := self.get()).type == 1:
+            seen.update((task.epoch, number) for number in task.numbers)
+            self.report(task)
+        return task
+
+    def close(self) -> None:
+        self._channel.close()

@@ -1,0 +1,112 @@
+"""A real master process with a journal, killed again and again while workers of that protocol train."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from by_number import TRAINING, WAIT, WireTask
+from kit import Worker
+
+SIZE, EPOCHS = 600, 2
+PARAMS = {"batch_size": 4, "num_epochs": EPOCHS, "dataset_size": SIZE, "num_minibatches_per_shard": 2}
+FAILED = "flaky"
+
+
+class MasterProcess:
+    """A master on one port, through all its lives."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._command = [sys.executable, "-m", "edl_torch", "master", "--state", str(folder / "state")]
+        self._command += arguments
+        self._log = folder / "log"
+        self.address = "127.0.0.1:0"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self._command, "--addr", self.address], stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready on "), self._log.read_text()
+        self.address = line.split()[-1]
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[MasterProcess]:
+    # A task whose answer died with the master comes back after its time: that must be soon here.
+    process = MasterProcess(tmp_path, "--elasticdl_task_timeout_s", "3", "--max_bad_records", "5")
+    process.start()
+    yield process
+    process.kill()
+
+
+def insist(call: Callable[[], Any]) -> Any:
+    """As a patient client does: an error is no answer."""
+    while True:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise
+            threading.Event().wait(0.02)
+
+
+def train(worker: Worker, reported: Counter[tuple[int, int]], lock: threading.Lock, seed: int) -> None:
+    chance = random.Random(seed)
+    while not (task := insist(lambda: worker.get(timeout_s=3))).is_end:
+        if task.type == WAIT:
+            continue
+        assert task.type == TRAINING
+        if chance.random() < 0.05:
+            insist(lambda task=task: worker.report(task, FAILED))  # type: ignore[misc]
+            continue
+        insist(lambda task=task: worker.report(task))  # type: ignore[misc]
+        with lock:
+            reported.update(records(task))
+
+
+def records(task: WireTask) -> list[tuple[int, int]]:
+    return [(task.epoch, number) for number in task.numbers]
+
+
+@pytest.mark.slow
+def test_each_record_once_through_many_lives_of_the_master(master: MasterProcess) -> None:
+    workers = [Worker(master.address, number) for number in range(3)]
+    insist(lambda: workers[0].params(**PARAMS))
+    reported: Counter[tuple[int, int]] = Counter()
+    lock = threading.Lock()
+    threads = [
+        threading.Thread(target=train, args=(worker, reported, lock, worker.worker_id), daemon=True)
+        for worker in workers
+    ]
+    for thread in threads:
+        thread.start()
+    for life in range(3):
+        while len(reported) < (life + 1) * SIZE * EPOCHS // 5:
+            threads[0].join(0.01)
+        master.kill()
+        master.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    for worker in workers:
+        worker.close()
+    assert set(reported) == {(epoch, number) for epoch in range(EPOCHS) for number in range(SIZE)}
+    assert set(reported.values()) == {1}

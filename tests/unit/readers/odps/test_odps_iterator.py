@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import Counter
+
+import pytest
+
+from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, SourceChanged
+from edl_torch.readers import odps_iterator
+from edl_torch.readers.odps_iterator import ODPSReader
+from edl_torch.testing.maxcompute import Fail
+from edl_torch.testing.wait import wait_until
+
+HERE = (None, None, None, None)  # project, keys and endpoint of the environment
+
+
+@pytest.fixture
+def small_slices(monkeypatch):
+    """Of 100 rows instead of 8192, so that a small table has many."""
+    monkeypatch.setattr(odps_iterator, "_SLICE_ROWS", 100)
+
+
+@pytest.fixture
+def reader(server, small_slices):
+    return ODPSReader(*HERE, "numbers", options={"odps.options.retry_times": 1})
+
+
+def first(batches):
+    return [row[0] for batch in batches for row in batch]
+
+
+@pytest.mark.parametrize("num_processes", [0, 1, 3])
+def test_batches_are_lists_of_rows_in_order(reader, num_processes):
+    batches = list(reader.to_iterator(1, 0, 64, num_processes=num_processes))
+    assert [len(batch) for batch in batches] == [64] * 15 + [40]
+    assert first(batches) == list(range(1000))
+    assert batches[0][1] == (1, "row 1", 0.5)
+    assert not multiprocessing.active_children()
+
+
+def test_by_default_there_is_a_process_for_each_core(reader):
+    assert first(reader.to_iterator(1, 0, 100)) == list(range(1000))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_workers_share_the_rows_of_each_epoch(reader, shuffle, num_processes):
+    shares = [
+        first(reader.to_iterator(3, worker, 30, epochs=2, shuffle=shuffle, num_processes=num_processes))
+        for worker in range(3)
+    ]
+    assert Counter(row for share in shares for row in share) == Counter(dict.fromkeys(range(1000), 2))
+    assert all(Counter(Counter(share).values()).keys() == {2} for share in shares)
+    assert min(map(len, shares)) > 400
+
+
+def test_shuffled_rows_stand_elsewhere_in_every_epoch(reader):
+    rows = first(reader.to_iterator(1, 0, 100, epochs=2, shuffle=True, num_processes=0))
+    assert rows[:1000] != rows[1000:] != sorted(rows[1000:])
+
+
+def test_columns_and_limit(reader):
+    batches = list(reader.to_iterator(1, 0, 50, columns=["f", "i"], table_size_limit=120, num_processes=0))
+    assert [len(batch) for batch in batches] == [50, 50, 20]
+    assert batches[0][1] == (0.5, 1)
+    shares = [first(reader.to_iterator(2, worker, 50, table_size_limit=120)) for worker in range(2)]
+    assert sorted(shares[0] + shares[1]) == list(range(120))
+    assert list(reader.to_iterator(1, 0, 50, table_size_limit=0)) == []
+
+
+def test_partitions_follow_each_other(server, small_slices):
+    parts = {f"ds={day}": {"i": list(range(10 * day, 10 * day + 5))} for day in range(3)}
+    server.add_table("days", {"i": "bigint"}, partition_keys={"ds": "string"}, partitions=parts)
+    batches = list(ODPSReader(*HERE, "days", "ds=[12]").to_iterator(1, 0, 3, num_processes=2))
+    assert batches == [[(10,), (11,), (12,)], [(13,), (14,)], [(20,), (21,), (22,)], [(23,), (24,)]]
+
+
+def test_an_empty_table_has_no_batches(server):
+    server.add_table("empty", {"i": "bigint"}, {"i": []})
+    assert list(ODPSReader(*HERE, "empty").to_iterator(1, 0, 3)) == []
+
+
+def test_rows_one_by_one(reader):
+    assert [reader.record() for _ in range(2)] == [
+        (0, "row 0", pytest.approx(float("nan"), nan_ok=True)),
+        (1, "row 1", 0.5),
+    ]
+    assert sum(1 for _ in iter(reader.record, None)) == 998
+    assert reader.record() is None
+    assert len(reader) == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"worker_index": 2}, "worker_index=2"),
+        ({"worker_index": -1}, "worker_index=-1"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 2.0}, r"batch_size=2\.0"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"num_processes": -1}, "num_processes=-1"),
+        ({"columns": []}, "at least one"),
+    ],
+)
+def test_bad_arguments_are_refused_before_the_first_batch(reader, arguments, message):
+    with pytest.raises(InvalidArgument, match=message):
+        reader.to_iterator(**{"num_workers": 2, "worker_index": 0, "batch_size": 2, **arguments})
+
+
+def test_unknown_options_are_named(server):
+    with pytest.raises(InvalidArgument, match="options has colour"):
+        ODPSReader(*HERE, "numbers", options={"colour": "red"})
+    known = {"odps.options.read_timeout": 5, "odps.options.connect_timeout": 5}
+    known |= {"odps.options.tunnel.endpoint": server.tunnel_endpoint, "columns": ["s"]}
+    assert ODPSReader(*HERE, "numbers", options=known).record() == ("row 0",)
+    assert server.requests["tunnel"] == 0
+
+
+def test_leaving_early_ends_the_processes(reader):
+    batches = reader.to_iterator(1, 0, 10, num_processes=3)
+    next(batches)
+    children = multiprocessing.active_children()
+    assert len(children) == 3
+    batches.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_error_of_a_child_is_raised_as_it_is(server, reader, method, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_context", lambda of=multiprocessing.get_context: of(method))
+    batches = reader.to_iterator(1, 0, 50, num_processes=2)
+    next(batches)
+    server.tables["numbers"].touch()
+    with pytest.raises(SourceChanged, match=r"demo\.numbers was written to"):
+        list(batches)
+    assert not multiprocessing.active_children()
+
+
+def test_an_outage_in_a_child_names_the_rows(server, reader):
+    server.faults.always("data", Fail(503))
+    with pytest.raises(ReaderError, match=r"rows 0 to 100 of demo\.numbers failed after 1 retries"):
+        list(reader.to_iterator(1, 0, 50, num_processes=2))
+
+
+def test_a_null_without_a_value_is_raised_where_rows_are_made(server):
+    server.add_table("gaps", {"i": "bigint"}, {"i": [1, None]})
+    with pytest.raises(BadRecord, match="fill_nulls"):
+        list(ODPSReader(*HERE, "gaps").to_iterator(1, 0, 50, num_processes=1))
+    filled = ODPSReader(*HERE, "gaps", options={"fill_nulls": {"i": 0}})
+    assert first(filled.to_iterator(1, 0, 50, num_processes=1)) == [1, 0]
+
+
+def test_a_killed_child_is_an_error_and_never_an_end(reader):
+    batches = reader.to_iterator(1, 0, 10, num_processes=2)
+    next(batches)
+    for child in multiprocessing.active_children():
+        os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(ReaderError, match=r"a process that was downloading rows died \(exit code -9\)"):
+        list(batches)
+    assert not multiprocessing.active_children()
+
+
+def consume(reader, pids):
+    batches = reader.to_iterator(1, 0, 10, num_processes=2)
+    next(batches)
+    pids.send([child.pid for child in multiprocessing.active_children()])
+    signal.pause()
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at processes through /proc")
+def test_children_end_when_their_parent_is_killed(reader):
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=consume, args=(reader, theirs))
+    parent.start()
+    assert ours.poll(30)
+    pids = ours.recv()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.join(10)
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(alive, pids)), timeout_s=10, what="children without parent")
+
+
+def in_a_daemon(reader, pipe):
+    batches = reader.to_iterator(1, 0, 100)
+    pipe.send(first(batches))
+    try:
+        reader.to_iterator(1, 0, 100, num_processes=1)
+    except InvalidArgument as exc:
+        pipe.send(str(exc))
+
+
+def test_inside_a_loader_worker_it_reads_by_itself(reader):
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=in_a_daemon, args=(reader, theirs), daemon=True)
+    child.start()
+    assert ours.poll(30)
+    assert ours.recv() == list(range(1000))
+    assert "has no children; use 0" in ours.recv()
+    child.join(10)

@@ -1,0 +1,199 @@
+"""The access key and the token are seen by nobody: texts, logs, errors, pickles, journal, status."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+import multiprocessing
+import pickle
+import traceback
+from multiprocessing import reduction
+from multiprocessing.context import set_spawning_popen
+
+import numpy as np
+import pytest
+
+from edl_torch.errors import EdlError, InvalidArgument, ReaderError
+from edl_torch.readers.odps import ODPSDataReader
+from edl_torch.readers.odps_iterator import ODPSReader
+from edl_torch.readers.odps_retries import Retries
+from edl_torch.readers.registry import open_reader
+from edl_torch.readers.secret import Secret
+from edl_torch.testing.maxcompute import Fail, MaxComputeServer
+
+KEY = "the-secret-access-key"
+TOKEN = "the-temporary-token"
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """A server whose keys are in no variable; readers get them as arguments."""
+    with MaxComputeServer(access_key=KEY, sts_token=TOKEN) as server:
+        for name in ("ODPS_ACCESS_ID", "ODPS_ACCESS_KEY", "ODPS_STS_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("ODPS_PROJECT", server.project)
+        monkeypatch.setenv("ODPS_ENDPOINT", server.endpoint)
+        server.add_table("t", {"i": "bigint"}, {"i": list(range(100))})
+        yield server
+
+
+@pytest.fixture
+def reader(guarded):
+    return ODPSDataReader(
+        "t",
+        access_id=guarded.access_id,
+        access_key=KEY,
+        sts_token=TOKEN,
+        retries=Retries(2, first_s=0.001),
+    )
+
+
+def assert_clean(text):
+    assert KEY not in text
+    assert TOKEN not in text
+
+
+def texts(thing):
+    yield from (repr(thing), str(thing), f"{thing}", format(thing))
+    for value in getattr(thing, "__dict__", {}).values():
+        yield repr(value)
+        yield str(vars(value)) if hasattr(value, "__dict__") else str(value)
+
+
+def test_no_text_of_a_reader_shows_them(reader, guarded):
+    reader.create_shards()
+    reader.read_record("demo.t", 3)
+    old = ODPSReader(None, guarded.access_id, KEY, None, "t", options={"sts_token": TOKEN})
+    for thing in (reader, reader.table, reader.table.config, reader.table.config.credentials(), old):
+        for text in texts(thing):
+            assert_clean(text)
+
+
+def test_a_secret_shows_nothing():
+    secret = Secret(KEY)
+    for text in (repr(secret), str(secret), f"{secret}", f"{secret!s:>20}", json.dumps(secret, default=str)):
+        assert_clean(text)
+    assert secret.reveal() == KEY
+    assert not hasattr(secret, "__dict__")
+    assert secret.hide_in(f"<{KEY}>") == "<<secret>>"
+
+
+def test_a_stored_pickle_has_no_keys_and_says_so_when_used(reader):
+    reader.create_shards()
+    reader.read_record("demo.t", 0)
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        data = pickle.dumps(reader, protocol)
+        assert KEY.encode() not in data
+        assert TOKEN.encode() not in data
+    copied = pickle.loads(data)
+    assert copied.create_shards() == {"demo.t": 100}
+    with pytest.raises(
+        InvalidArgument, match=r"no access key for MaxCompute.*ODPS_ACCESS_ID and ODPS_ACCESS_KEY"
+    ):
+        copied.read_record("demo.t", 0)
+
+
+def test_a_stored_pickle_finds_the_keys_in_the_environment(reader, guarded, monkeypatch):
+    copied = pickle.loads(pickle.dumps(reader))
+    monkeypatch.setenv("ODPS_ACCESS_ID", guarded.access_id)
+    monkeypatch.setenv("ODPS_ACCESS_KEY", KEY)
+    monkeypatch.setenv("ODPS_STS_TOKEN", TOKEN)
+    assert copied.read_record("demo.t", 7) == {"i": 7}
+
+
+def test_keys_of_the_environment_are_not_kept_in_the_reader(guarded, monkeypatch):
+    monkeypatch.setenv("ODPS_ACCESS_ID", guarded.access_id)
+    monkeypatch.setenv("ODPS_ACCESS_KEY", KEY)
+    monkeypatch.setenv("ODPS_STS_TOKEN", TOKEN)
+    reader = ODPSDataReader("t")
+    assert reader.read_record("demo.t", 7) == {"i": 7}
+    assert reader.table.config.access_key.reveal() is None
+
+
+def test_a_key_stays_with_its_id(guarded, monkeypatch):
+    monkeypatch.setenv("ODPS_ACCESS_ID", "somebody-else")
+    monkeypatch.setenv("ODPS_ACCESS_KEY", "another-key")
+    monkeypatch.setenv("MAXCOMPUTE_AK", guarded.access_id)
+    monkeypatch.setenv("MAXCOMPUTE_SK", KEY)
+    found = ODPSDataReader("t", access_id=guarded.access_id).table.config.credentials()
+    assert found.access_key.reveal() == KEY
+    assert ODPSDataReader("t").table.config.credentials().access_id == "somebody-else"
+
+
+def test_a_copy_in_memory_keeps_them(reader):
+    assert copy.deepcopy(reader).read_record("demo.t", 1) == {"i": 1}
+    assert copy.copy(reader.table.config).access_key.reveal() == KEY
+
+
+def test_only_a_pickle_for_a_child_has_them(reader):
+    sink = io.BytesIO()
+    set_spawning_popen(object())
+    try:
+        reduction.dump(reader, sink)
+    finally:
+        set_spawning_popen(None)
+    assert KEY.encode() in sink.getvalue()
+
+
+def read_one(reader, pipe):
+    pipe.send((reader.read_record("demo.t", 5), repr(reader)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_every_start_method_have_them(reader, method):
+    reader.create_shards()
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    child = context.Process(target=read_one, args=(reader, theirs))
+    child.start()
+    theirs.close()
+    assert ours.poll(60)
+    record, shown = ours.recv()
+    child.join(10)
+    assert record == {"i": 5}
+    assert_clean(shown)
+
+
+def test_no_log_has_them_even_at_debug(reader, guarded, caplog):
+    with caplog.at_level(logging.DEBUG):
+        reader.create_shards()
+        guarded.faults.plan("data", Fail(), Fail(429, "FlowExceeded", "slow down"))
+        reader.read_batch("demo.t", np.arange(10))
+    assert "retry 2" in caplog.text
+    assert "headers before signing" in caplog.text  # pyodps talks
+    assert_clean(caplog.text)
+
+
+@pytest.mark.parametrize("echoed", [f"key {KEY}", f"token {TOKEN}"])
+def test_no_error_has_them_even_when_the_service_repeats_them(reader, guarded, caplog, echoed):
+    reader.create_shards()
+    guarded.faults.always("data", Fail(500, "InternalServerError", echoed))
+    with pytest.raises(ReaderError) as caught:
+        reader.read_batch("demo.t", np.arange(10))
+    assert_clean(str(caught.value))
+    assert "<secret>" in str(caught.value)
+    assert_clean(caplog.text)
+
+
+def test_no_trace_of_an_error_has_them(guarded):
+    wrong = ODPSDataReader("t", access_id=guarded.access_id, access_key="wrong-secret-key", sts_token=TOKEN)
+    with pytest.raises(ReaderError) as caught:
+        wrong.create_shards()
+    text = "".join(traceback.format_exception(caught.value))
+    assert "wrong-secret-key" not in text
+    assert_clean(text)
+
+
+@pytest.mark.parametrize("url", [f"odps://id:{KEY}@p/tables/t", f"odps://{KEY}@p/tables/t"])
+def test_an_address_with_keys_is_refused_without_repeating_it(url):
+    with pytest.raises(EdlError, match="holds no keys") as caught:
+        open_reader(url)
+    assert_clean("".join(traceback.format_exception(caught.value, chain=True)))
+
+
+def test_half_a_pair_is_refused_without_repeating_it():
+    with pytest.raises(InvalidArgument) as caught:
+        ODPSDataReader("t", access_key=KEY, project="p", endpoint="http://127.0.0.1:1")
+    assert_clean(str(caught.value))

@@ -1,0 +1,85 @@
+"""Chunks are split as a plain loop would split them, whatever is in them."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from recordio_kit import naive_split
+
+from edl_torch.errors import DataFormatError
+from edl_torch.readers import recordio_chunk
+from edl_torch.readers.recordio_chunk import Chunk, cut, split
+
+# Zeros and small numbers are what lengths are made of; 256 and 65,536 have a zero byte first.
+TRICKY = st.binary(max_size=40) | st.lists(st.sampled_from([0, 1, 4, 255]), max_size=12).map(bytes)
+LONG = st.sampled_from([256, 511, 512, 4096, 65536]).map(lambda size: b"t" * size)
+
+
+def payload_of(records: list[bytes]) -> bytes:
+    return b"".join(struct.pack("<I", len(record)) + record for record in records)
+
+
+def check(payload: bytes, records: int) -> None:
+    expected = naive_split(payload, records)
+    if expected is None:
+        with pytest.raises(DataFormatError):
+            split(payload, records)
+        return
+    chunk = Chunk(payload, records)
+    assert list(cut(payload, split(payload, records))) == list(expected)
+    assert [chunk[index] for index in range(records)] == list(expected)
+    for start, end in ((0, records), (records // 3, records - records // 3), (records, records)):
+        assert list(chunk.records(start, end)) == list(expected[start:end])
+
+
+@pytest.fixture(params=[1, 200, 1 << 30], ids=["guess", "mixed", "walk"], autouse=True)
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of splitting see every example."""
+    monkeypatch.setattr(recordio_chunk, "_FEW", request.param)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(TRICKY | LONG, max_size=12), st.integers(0, 300), st.integers(-2, 2))
+@example([b""], 300, 0)
+@example([b"\0\0\0\0"], 300, 0)
+@example([b"a" * 256, b"b"], 200, 0)
+@example([], 0, 1)
+def test_a_chunk_is_split_as_a_loop_splits_it(some: list[bytes], times: int, off: int) -> None:
+    records = some * (1 + times // max(1, len(some)))
+    check(payload_of(records), len(records))
+    check(payload_of(records), max(0, len(records) + off))
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.lists(TRICKY, min_size=1, max_size=30), st.data())
+def test_damaged_payloads_are_split_as_a_loop_splits_them(records: list[bytes], data: st.DataObject) -> None:
+    payload = bytearray(payload_of(records))
+    position = data.draw(st.integers(0, len(payload) - 1))
+    payload[position] = data.draw(st.integers(0, 255))
+    check(bytes(payload), len(records))
+    check(bytes(payload[: data.draw(st.integers(0, len(payload)))]), len(records))
+
+
+def test_text_and_equal_lengths_are_guessed_and_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordio_chunk, "_FEW", 200)
+    monkeypatch.setattr(recordio_chunk, "walk", None)
+    lines = [b"x" * (1 + number % 700) for number in range(1000)]
+    assert list(Chunk(payload_of(lines), 1000).records(0, 1000)) == lines
+    rows = [bytes(number % 2 for _ in range(16)) for number in range(1000)]
+    assert list(Chunk(payload_of(rows), 1000).records(0, 1000)) == rows
+
+
+def test_joined_chunks_must_end_where_each_ends() -> None:
+    one, two = payload_of([b"a", b"bc"]), payload_of([b"d"])
+    assert split(one + two, 3, [(2, len(one)), (3, len(one + two))])[2] == len(one)
+    with pytest.raises(DataFormatError, match="2 records end at byte 11, not at 10"):
+        split(one + two, 3, [(2, 10), (3, len(one + two))])
+
+
+def test_a_view_of_any_memory_is_split(few: None) -> None:
+    payload = payload_of([b"a", b"", b"bc"])
+    view = memoryview(bytearray(b"..." + payload))[3:]
+    assert cut(view, split(view, 3)) == (b"a", b"", b"bc")

@@ -1,0 +1,207 @@
+"""Damaged, cut, changed and foreign files: an error with file, chunk and offset, and never a wrong record."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from recordio_kit import FORMS, chunk_bounds, everything, one_by_one, scan, write
+
+from edl_torch.errors import DataFormatError, ReaderError
+from edl_torch.readers import RecordIODataReader
+from edl_torch.readers.recordio_format import PYTHON
+from edl_torch.shard import Shard, Task
+
+SMALL = [b"one", b"", b"three", b"four"]
+SIZE_WORD = {"python": 4, "go": 3}
+
+
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+@pytest.mark.parametrize("named", [False, True], ids=["asked", "named"])
+def test_a_changed_byte_is_an_error_or_changes_nothing(
+    tmp_path: Path, form: tuple[str, str], named: bool
+) -> None:
+    path = write(tmp_path / "x", SMALL, form=form, chunk=8)
+    whole = Path(path).read_bytes()
+    dialect = form[0] if named else None
+    for position in range(len(whole)):
+        for flip in (0x01, 0x80, 0xFF):
+            damaged = bytearray(whole)
+            damaged[position] ^= flip
+            Path(path).write_bytes(damaged)
+            for read in (everything, one_by_one):
+                try:
+                    found = read(RecordIODataReader(path, dialect=dialect))
+                except DataFormatError as exc:
+                    assert re.search(r"x' chunk \d+ at offset \d+: ", str(exc)), exc  # noqa: PT017
+                else:
+                    assert found == SMALL, (position, flip)
+
+
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+def test_a_cut_file_is_an_error_but_between_two_chunks(tmp_path: Path, form: tuple[str, str]) -> None:
+    """A file has no end mark: one that is cut between two chunks is a shorter file."""
+    path = write(tmp_path / "x", SMALL, form=form, chunk=8)
+    whole, bounds = Path(path).read_bytes(), chunk_bounds(path, SIZE_WORD[form[0]])
+    assert len(bounds) >= 3
+    for size in range(len(whole)):
+        Path(path).write_bytes(whole[:size])
+        if size in bounds:
+            found = everything(RecordIODataReader(path))
+            assert found == SMALL[: len(found)]
+            continue
+        chunk = sum(bound <= size for bound in bounds) - 1
+        with pytest.raises(DataFormatError, match=f"x' chunk {chunk} at offset {bounds[chunk]}: "):
+            RecordIODataReader(path)
+
+
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+def test_bytes_after_the_end_are_an_error(tmp_path: Path, form: tuple[str, str]) -> None:
+    path = write(tmp_path / "x", SMALL, form=form)
+    with open(path, "ab") as file:
+        file.write(b"more")
+    with pytest.raises(DataFormatError, match="it starts with b'more'"):
+        RecordIODataReader(path)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\0", b"GIF89a", b"\4\3\2\1", b"\4\3\2\1" * 5, b"\4\3\2\1" * 100, bytes(100), b"a,b\n" * 99]
+)
+def test_other_files_are_errors(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x").write_bytes(data)
+    for dialect in (None, "python", "go"):
+        with pytest.raises(DataFormatError, match=r"x' chunk 0 at offset 0: .* or no RecordIO"):
+            RecordIODataReader(tmp_path / "x", dialect=dialect)
+
+
+def damage_data(path: str, dialect: str, chunk: int) -> None:
+    """Change the last byte of a chunk's data."""
+    data = bytearray(Path(path).read_bytes())
+    data[chunk_bounds(path, SIZE_WORD[dialect])[chunk + 1] - 1] ^= 0x55
+    Path(path).write_bytes(data)
+
+
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+def test_a_damaged_chunk_is_named_and_the_others_are_read(tmp_path: Path, form: tuple[str, str]) -> None:
+    records = [b"%d" % number for number in range(40)]
+    path = write(tmp_path / "x", records, form=form, chunk=8)  # 4 to 8 records a chunk
+    damage_data(path, form[0], 3)
+    reader, seen = RecordIODataReader(path), []
+    source = next(iter(reader._by_name().values()))
+    first, after = source.firsts[3], source.firsts[4]
+    offset = chunk_bounds(path, SIZE_WORD[form[0]])[3]
+    with pytest.raises(DataFormatError, match=f"x' chunk 3 at offset {offset}: its data has the checksum"):
+        seen.extend(record for record in _each(reader, path, 0, 40, seen))
+    assert seen == records[:first], "what stands before is read"
+    assert scan(reader, path, after, 40) == records[after:]
+    for index in range(40):
+        if first <= index < after:
+            with pytest.raises(DataFormatError, match="chunk 3"):
+                reader.read_record(path, index)
+        else:
+            assert reader.read_record(path, index) == records[index]
+
+
+def _each(reader: RecordIODataReader, name: str, start: int, end: int, seen: list[bytes]) -> list[bytes]:
+    for record in reader.read_records(Task(shard=Shard(name=name, start=start, end=end))):
+        seen.append(record)
+    return []
+
+
+def test_a_damaged_chunk_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With on_bad_record="quarantine" each of its records is asked for."""
+    path = write(tmp_path / "x", [b"%d" % number for number in range(100)], chunk=50)
+    damage_data(path, "python", 1)
+    reader = RecordIODataReader(path)
+    with pytest.raises(DataFormatError):
+        scan(reader, path)
+    monkeypatch.setattr(reader, "_file", None)
+    with pytest.raises(DataFormatError, match="chunk 1 "):
+        reader.read_record(path, 40)
+
+
+def test_a_file_whose_every_witness_is_damaged_has_no_dialect(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", [b"record"] * 3, form=("go", "none"), chunk=8)
+    for chunk in range(3):
+        damage_data(path, "go", chunk)
+    with pytest.raises(DataFormatError, match=r"checksums of the first 3 chunk.* fit in no dialect"):
+        RecordIODataReader(path)
+    assert RecordIODataReader(path, dialect="go").count == 3
+
+
+def test_one_sound_chunk_proves_the_dialect(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", [b"record"] * 8, form=("go", "none"), chunk=8)
+    for chunk in range(7):
+        damage_data(path, "go", chunk)
+    assert RecordIODataReader(path).read_record(path, 7) == b"record"
+
+
+@pytest.mark.parametrize(("named", "other"), [("go", "python"), ("python", "go")])
+def test_the_wrong_dialect_is_an_error(tmp_path: Path, named: str, other: str) -> None:
+    path = write(tmp_path / "x", SMALL, form=(other, "snappy"))
+    with pytest.raises(DataFormatError, match="chunk 0 at offset 0"):
+        RecordIODataReader(path, dialect=named)
+
+
+def test_a_file_that_changed_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", SMALL)
+    reader = RecordIODataReader(path)
+    write(tmp_path / "x", [*SMALL, b"more"])
+    with pytest.raises(DataFormatError, match="has changed since its index was made"):
+        everything(reader)
+    reader = RecordIODataReader(path)
+    os.unlink(path)
+    with pytest.raises(DataFormatError, match="is gone"):
+        reader.read_record(path, 0)
+
+
+def test_records_behind_a_count_of_none_are_an_error(tmp_path: Path) -> None:
+    """No checksum covers a header: a count that became 0 would hide a chunk for ever."""
+    path = write(tmp_path / "x", [b"r" * 3000] * 3, form=("go", "none"), chunk=1)
+    data = bytearray(Path(path).read_bytes())
+    data[3024 + 16] = 0
+    Path(path).write_bytes(data)
+    with pytest.raises(DataFormatError, match="chunk 1 at offset 3,024: its header promises no record, and"):
+        RecordIODataReader(path)
+
+
+def test_a_file_that_is_cut_while_it_is_open_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    """A memory map would be a bus error."""
+    path = write(tmp_path / "x", [b"r" * 5000] * 4, form=("go", "none"), chunk=5000)
+    reader = RecordIODataReader(path)
+    assert reader.read_record(path, 0) == b"r" * 5000
+    os.truncate(path, 12_000)
+    with pytest.raises(DataFormatError, match=r"chunk 2 at offset 10,048: the file ends 3,072 bytes early"):
+        scan(reader, path, 1, 4)
+
+
+def test_a_file_that_is_written_over_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", [b"one"] * 2, form=("go", "none"), chunk=3)
+    reader = RecordIODataReader(path, cache_bytes=0)
+    assert reader.read_record(path, 1) == b"one"
+    with open(path, "r+b") as file:
+        file.write(bytes(20))
+    with pytest.raises(DataFormatError, match="its header has changed"):
+        reader.read_record(path, 0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", SMALL)
+    os.chmod(path, 0)
+    with pytest.raises(ReaderError, match="x' cannot be opened: Permission denied"):
+        RecordIODataReader(path)
+
+
+def test_a_small_chunk_cannot_ask_for_much_memory(tmp_path: Path) -> None:
+    """Its compressor is a word of the header, which no checksum covers."""
+    body = b"\xff\xff\xff\xff\x0f" + bytes(20)  # as a snappy block: 4 GiB
+    path = write(tmp_path / "x", [body], form=("python", "none"))
+    data = bytearray(Path(path).read_bytes()[:20] + body)
+    data[8:20] = struct.pack("<3I", PYTHON.checksum(body), 2, len(body))
+    Path(path).write_bytes(data)
+    with pytest.raises(DataFormatError, match=r"4,294,967,295 bytes cannot come from 25"):
+        everything(RecordIODataReader(path))

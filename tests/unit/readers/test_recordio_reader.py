@@ -1,0 +1,347 @@
+"""Both dialects, all compressors, and what lies around a file: folders, globs, pickles, caches."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from recordio_kit import FORMS, RECORDS, everything, go_chunk_of_no_records, one_by_one, scan, write
+
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.readers import RecordIODataReader, recordio_format, recordio_index, recordio_source
+from edl_torch.readers.mapped import MappedArrays
+from edl_torch.readers.recordio_open import OpenFiles
+from edl_torch.readers.registry import open_reader
+from edl_torch.testing import check_reader
+
+
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+@pytest.mark.parametrize("chunk", [1, 40, 1 << 20])
+def test_what_is_written_is_read(tmp_path: Path, form: tuple[str, str], chunk: int) -> None:
+    path = write(tmp_path / "x.recordio", form=form, chunk=chunk)
+    check_reader(lambda: RecordIODataReader(path))
+    check_reader(lambda: RecordIODataReader(path, dialect=form[0], cache_bytes=0))
+    reader = RecordIODataReader(path)
+    assert reader.create_shards() == {path: len(RECORDS)}
+    assert everything(reader) == one_by_one(reader) == RECORDS
+
+
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+def test_many_records_are_split_at_once(tmp_path: Path, form: tuple[str, str]) -> None:
+    records = [f"{number},{number * number}".encode() for number in range(5000)]
+    path = write(tmp_path / "x.recordio", records, form=form, chunk=9000)
+    reader = RecordIODataReader(path)
+    assert everything(reader) == one_by_one(reader) == records
+    assert scan(reader, path, 777, 3333) == records[777:3333]
+
+
+def test_a_folder_a_glob_and_a_list(tmp_path: Path) -> None:
+    for name in (
+        "b.recordio",
+        "a.recordio",
+        "deep/c.recordio",
+        ".hidden",
+        "_SUCCESS",
+        "a.recordio1.edl-index",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, [name.encode()])
+    files = [str(tmp_path / name) for name in ("a.recordio", "b.recordio", "deep/c.recordio")]
+    assert RecordIODataReader(tmp_path).files == files
+    assert RecordIODataReader(str(tmp_path / "**/*.recordio")).files == files
+    assert RecordIODataReader(str(tmp_path / "?.recordio")).files == files[:2]
+    assert RecordIODataReader([files[1], files[0]]).files == [files[1], files[0]]
+    assert everything(RecordIODataReader(tmp_path)) == [b"a.recordio", b"b.recordio", b"deep/c.recordio"]
+    check_reader(lambda: RecordIODataReader(tmp_path))
+    with pytest.raises(DataFormatError, match="listed twice"):
+        RecordIODataReader([tmp_path, files[0]])
+
+
+def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "x[1]*.recordio")
+    write(tmp_path / "x1y.recordio")
+    assert RecordIODataReader(path).files == [path]
+
+
+def test_names_that_are_not_text(tmp_path: Path) -> None:
+    path = write(tmp_path / os.fsdecode(b"\xff\xfe.recordio"))
+    check_reader(lambda: RecordIODataReader(tmp_path))
+    assert pickle.loads(pickle.dumps(RecordIODataReader(tmp_path))).files == [path]
+
+
+@pytest.mark.parametrize("data", ["nothing", "*.recordio", "empty", []])
+def test_no_file_is_an_error(tmp_path: Path, data: object) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataFormatError, match="check the path"):
+        RecordIODataReader(tmp_path / data if isinstance(data, str) else data)
+
+
+def test_other_things_than_files_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataFormatError, match="no regular file"):
+        RecordIODataReader(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(DataFormatError, match="cannot be opened: No such file"):
+        RecordIODataReader(tmp_path / "link")
+
+
+def test_empty_files_and_empty_chunks(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    path = write(tmp_path / "go", [b"one", b"two"], form=("go", "none"), chunk=1)
+    data = Path(path).read_bytes()
+    half, hole = len(data) // 2, go_chunk_of_no_records()
+    (tmp_path / "go").write_bytes(hole + data[:half] + hole + hole + data[half:] + hole)
+    (tmp_path / "holes").write_bytes(hole * 3)
+    reader = RecordIODataReader(tmp_path)
+    assert list(reader.create_shards().values()) == [0, 2, 0]
+    assert everything(reader) == one_by_one(reader) == [b"one", b"two"]
+    check_reader(lambda: RecordIODataReader(tmp_path))
+
+
+def test_records_are_decoded(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", [b'{"a": 1}', b"[2]", b"no"])
+    texts = RecordIODataReader(path, decode="text")
+    assert everything(texts) == one_by_one(texts) == ['{"a": 1}', "[2]", "no"]
+    reader = RecordIODataReader(path, decode="json")
+    assert reader.read_record(path, 0) == {"a": 1}
+    with pytest.raises(BadRecord, match="no JSON"):
+        reader.read_record(path, 2)
+    assert everything(RecordIODataReader(path, decode=len)) == [8, 3, 2]
+    assert everything(RecordIODataReader(path, decode="builtins:len")) == [8, 3, 2]
+    check_reader(lambda: RecordIODataReader(path, decode="builtins:len"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"dialect": "rust"}, InvalidArgument, "expected 'python'"),
+        ({"dialect": 1}, InvalidArgument, "expected 'python'"),
+        ({"cache_bytes": -1}, InvalidArgument, "cache_bytes=-1"),
+        ({"cache_bytes": True}, InvalidArgument, "cache_bytes=True"),
+        ({"decode": "yaml"}, InvalidArgument, "expected module:function or one of text, json"),
+        ({"decode": "no_such_module:f"}, ReaderUnavailable, "cannot import 'no_such_module'"),
+        ({"decode": "os:no_such_function"}, InvalidArgument, "has no function no_such_function"),
+    ],
+)
+def test_bad_arguments_say_what_is_wrong(
+    tmp_path: Path, arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    path = write(tmp_path / "x")
+    with pytest.raises(error, match=message):
+        RecordIODataReader(path, **arguments)
+
+
+def test_an_unknown_file_is_refused(tmp_path: Path) -> None:
+    reader = RecordIODataReader(write(tmp_path / "x"))
+    with pytest.raises(ReaderError, match="no file 'y' among its 1"):
+        reader.read_record("y", 0)
+    with pytest.raises(ReaderError, match=f"records 0 to {len(RECORDS)} here"):
+        reader.read_record(str(tmp_path / "x"), -1)
+
+
+def test_repr_says_what_it_reads(tmp_path: Path) -> None:
+    write(tmp_path / "x")
+    write(tmp_path / "y")
+    assert repr(RecordIODataReader(tmp_path)).endswith(f"x' … files=2 records={2 * len(RECORDS)}>")
+
+
+def test_thousands_of_files_pickle_small_and_are_indexed_in_parallel(tmp_path: Path) -> None:
+    write(tmp_path / "x", [b"a", b"b"])
+    for number in range(1500):
+        os.link(tmp_path / "x", tmp_path / f"part-{number:05}")
+    reader = RecordIODataReader(str(tmp_path / "part-*"))
+    assert reader.count == 3000
+    data = pickle.dumps(reader)
+    assert len(data) < 200 * 1500
+    assert isinstance(reader._arrays, MappedArrays), "loader workers get a descriptor of it"
+    copy = pickle.loads(data)
+    assert copy.create_shards() == reader.create_shards()
+    assert everything(copy) == [b"a", b"b"] * 1500
+    open_now = sum(1 for fd in os.listdir("/proc/self/fd") if "part-" in _target(fd))
+    assert 0 < open_now <= 64
+
+
+def _target(number: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        return ""
+
+
+def test_a_file_that_was_put_away_stays_open_for_its_user(tmp_path: Path) -> None:
+    """Else another file could get its number, and be read in its place."""
+    files = OpenFiles(limit=1)
+    paths = [write(tmp_path / name, [name.encode()], form=("go", "none")) for name in ("one", "two")]
+    one, two = (files.get(p, os.stat(p).st_size, os.stat(p).st_mtime_ns) for p in paths)
+    assert one.read(100, 0).endswith(b"one")
+    assert two.read(100, 0).endswith(b"two")
+
+
+def test_indexes_of_larger_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "data" if (tmp_path / "data").mkdir() else tmp_path / "data" / "x", chunk=40)
+    monkeypatch.setattr(recordio_index, "_WORTH_KEEPING", 100)
+    index_dir = tmp_path / "index"
+    first = RecordIODataReader(path, index_dir=index_dir)
+    assert [name.split(".")[1] for name in os.listdir(index_dir)] == ["recordio1"]
+    monkeypatch.setattr(recordio_index, "scan", None)  # the kept one is taken
+    assert everything(RecordIODataReader(path, index_dir=index_dir)) == everything(first) == RECORDS
+    monkeypatch.undo()
+    write(Path(path), RECORDS[:5])
+    os.utime(path, ns=(1, 1))
+    assert everything(RecordIODataReader(path, index_dir=index_dir)) == RECORDS[:5]
+
+
+def test_an_index_may_lie_beside_the_data_and_is_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordio_index, "_WORTH_KEEPING", 100)
+    path = write(tmp_path / "x")
+    for _ in range(2):
+        assert RecordIODataReader(tmp_path, index_dir="beside").files == [path]
+    assert sorted(os.listdir(tmp_path)) == ["x", "x.recordio1.edl-index"]
+
+
+def test_small_files_leave_no_index(tmp_path: Path) -> None:
+    RecordIODataReader(write(tmp_path / "x"), index_dir=tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
+class Reads:
+    """Counts chunks that are read by themselves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: list[int] = []
+        read_chunk = recordio_source.RecordIOSource.read_chunk
+
+        def counted(source: recordio_source.RecordIOSource, file: object, row: int) -> object:
+            self.rows.append(row)
+            return read_chunk(source, file, row)
+
+        monkeypatch.setattr(recordio_source.RecordIOSource, "read_chunk", counted)
+
+
+def test_the_last_chunks_are_kept_in_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x", [bytes(1000)] * 40, form=("go", "none"), chunk=4000)  # 10 chunks
+    reads = Reads(monkeypatch)
+    reader = RecordIODataReader(path, cache_bytes=14_000)
+    for index in (0, 1, 2, 3, 4, 0, 7, 39, 36, 0):
+        reader.read_record(path, index)
+    assert reads.rows == [0, 1, 9]
+    assert len(reader._cache) <= 3
+    assert reader._cache.nbytes <= 14_000
+    reader.read_record(path, 8)
+    reader.read_record(path, 4)
+    assert reads.rows == [0, 1, 9, 2, 1], "chunk 1 was the one not used for longest"
+
+
+def test_the_last_chunk_is_kept_however_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x", [bytes(1000)] * 8, form=("go", "none"), chunk=4000)
+    reads = Reads(monkeypatch)
+    reader = RecordIODataReader(path, cache_bytes=0)
+    for index in (0, 1, 2, 5, 6, 0):
+        reader.read_record(path, index)
+    assert reads.rows == [0, 1, 0]
+
+
+def test_shards_smaller_than_a_chunk_read_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x", [b"%d" % number for number in range(100)], chunk=1 << 20)
+    reads = Reads(monkeypatch)
+    reader = RecordIODataReader(path)
+    parts = [scan(reader, path, start, start + 10) for start in range(0, 100, 10)]
+    assert [record for part in parts for record in part] == [b"%d" % number for number in range(100)]
+    assert reads.rows == [0]
+
+
+def test_whole_chunks_of_a_scan_are_not_kept(tmp_path: Path) -> None:
+    reader = RecordIODataReader(write(tmp_path / "x", chunk=40))
+    assert everything(reader) == RECORDS
+    assert len(reader._cache) == 0
+
+
+def test_threads_share_a_reader(tmp_path: Path) -> None:
+    records = [b"%d" % number for number in range(2000)]
+    path = write(tmp_path / "x", records, chunk=100)
+    reader = RecordIODataReader(path, cache_bytes=2000)
+    wrong: list[int] = []
+
+    def read(step: int) -> None:
+        wrong.extend(i for n in range(2000) if reader.read_record(path, i := n * step % 2000) != records[i])
+
+    threads = [threading.Thread(target=read, args=(step,)) for step in (1, 7, 13, 999)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("package", "form"), [("google_crc32c", ("python", "none")), ("cramjam", ("go", "snappy"))]
+)
+def test_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, form: tuple[str, str]
+) -> None:
+    path = write(tmp_path / "x", form=form)
+    plain = write(tmp_path / "plain", form=("go", "gzip"))
+    monkeypatch.setitem(sys.modules, package, None)
+    recordio_format._package.cache_clear()
+    with pytest.raises(ReaderUnavailable, match=r"pip install 'edl-torch\[recordio\]'"):
+        everything(RecordIODataReader(path))
+    recordio_format._package.cache_clear()
+    assert everything(RecordIODataReader(plain, dialect="go")) == RECORDS
+
+
+def test_the_registry_knows_recordio(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.bin")
+    (tmp_path / "empty.recordio").touch()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "README.md").write_text("# notes")
+    assert type(open_reader(path)) is RecordIODataReader
+    assert type(open_reader(tmp_path / "empty.recordio")) is RecordIODataReader
+    assert open_reader(str(tmp_path / "*.bin")).files == [path]
+    assert open_reader(path, decode="text").read_record(path, 0) == "china"
+    with pytest.raises(
+        DataFormatError, match=r"README\.md' chunk 0 at offset 0: it starts with b'# no', and"
+    ):
+        open_reader(tmp_path)
+    with pytest.raises(ReaderError, match="no reader knows"):
+        open_reader(str(tmp_path / "notes" / "*.md"))
+    with pytest.raises(ReaderError, match="does not exist"):
+        open_reader(str(tmp_path / "*.nothing"))
+
+
+@pytest.mark.parametrize(
+    "name", ["iris", "coco_captions", "digits", "go_iris_c0", "go_iris_c1", "go_iris_c2"]
+)
+def test_real_files(samples: Path, name: str) -> None:
+    path = str(samples / "recordio" / f"{name}.recordio")
+    check_reader(lambda: RecordIODataReader(path), max_records=600)
+    reader = RecordIODataReader(path)
+    if "iris" in name:
+        lines = (samples / "csv" / "iris.csv").read_bytes().splitlines()[1:]
+        assert everything(reader) == one_by_one(reader) == lines
+    assert reader.count == {"coco_captions": 565, "digits": 50}.get(name, 150)
+
+
+def test_the_reader_brings_in_no_codec_before_it_is_needed(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", form=("go", "none"))
+    code = (
+        "import sys; from edl_torch.readers import RecordIODataReader\n"
+        f"RecordIODataReader({path!r}, dialect='go').read_record({path!r}, 0)\n"
+        "heavy = {'cramjam', 'google_crc32c', 'cv2', 'torch', 'grpc'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[3] / "docs" / "recordio.md"
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
+    exec(compile(example, str(page), "exec"), {})

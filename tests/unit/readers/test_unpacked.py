@@ -1,0 +1,152 @@
+"""Packed text: unpacked once, whole or not at all, whoever comes first."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from edl_torch.errors import DataFormatError, ReaderError
+from edl_torch.readers import CsvReader, TextReader
+from edl_torch.readers import unpacked as module
+from edl_torch.readers.index_cache import FileStamp
+from edl_torch.readers.unpacked import unpacked_copy
+from edl_torch.shard import Shard, Task
+from edl_torch.testing import check_reader
+
+LINES = [f"line {number}" for number in range(3000)]
+TEXT = "\n".join(LINES).encode()
+
+
+def write(folder: Path, *members: bytes, name: str = "lines.txt.gz") -> str:
+    path = folder / name
+    path.write_bytes(b"".join(gzip.compress(member) for member in members))
+    return str(path)
+
+
+def lines(reader: TextReader) -> list:
+    (name, count), *_ = reader.create_shards().items()
+    return list(reader.read_records(Task(shard=Shard(name=name, start=0, end=count))))
+
+
+@pytest.mark.parametrize("members", [(TEXT,), (TEXT[:100], TEXT[100:101], b"", TEXT[101:])])
+def test_packed_lines_are_the_lines(tmp_path, members):
+    path = write(tmp_path, *members)
+    assert lines(TextReader(path)) == LINES
+    check_reader(lambda: TextReader(path, index_dir="beside"))
+
+
+def test_packed_tables_keep_the_contract(tmp_path):
+    pytest.importorskip("pyarrow", reason="batches need pyarrow")
+    write(tmp_path, b'\xef\xbb\xbfa,b\r\n1,"x\r\ny"\r\n2,z', name="a.csv.gz")
+    (tmp_path / "b.csv").write_text("a,b\n3,w\n")
+    check_reader(lambda: CsvReader(tmp_path))
+    assert list(CsvReader(tmp_path).create_shards().values()) == [2, 1]
+
+
+def test_a_packed_file_by_another_name_is_known_by_its_bytes(tmp_path):
+    assert lines(TextReader(write(tmp_path, TEXT, name="lines.txt"))) == LINES
+
+
+def test_a_copy_is_made_once(tmp_path, monkeypatch):
+    path = write(tmp_path, TEXT)
+    first = unpacked_copy(FileStamp.of(path), tmp_path / "index")
+    monkeypatch.setattr(module, "_unpack", None)
+    assert unpacked_copy(FileStamp.of(path), tmp_path / "index") == first
+    assert Path(first.path).read_bytes() == TEXT
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "newer", "no note"])
+def test_a_copy_that_is_not_as_it_was_left_is_made_again(tmp_path, damage):
+    path = write(tmp_path, TEXT)
+    first = unpacked_copy(FileStamp.of(path), tmp_path / "index")
+    if damage == "cut":
+        os.truncate(first.path, 100)
+        os.utime(first.path, ns=(first.mtime_ns, first.mtime_ns))
+    elif damage == "gone":
+        os.remove(first.path)
+    elif damage == "newer":
+        Path(first.path).write_bytes(TEXT[::-1])
+    else:
+        Path(first.path).with_suffix(".note").unlink()
+    assert unpacked_copy(FileStamp.of(path), tmp_path / "index") == first
+    assert Path(first.path).read_bytes() == TEXT
+
+
+def test_the_copy_of_a_newer_file_takes_the_place_of_the_old_one(tmp_path):
+    path = write(tmp_path, TEXT)
+    reader = TextReader(path, index_dir=tmp_path / "index")
+    write(tmp_path, TEXT + b"\nmore")
+    assert lines(TextReader(path, index_dir=tmp_path / "index")) == [*LINES, "more"]
+    assert len(list((tmp_path / "index").glob("*.data"))) == 1
+    with pytest.raises(DataFormatError, match=r"has changed since its index was made"):
+        lines(reader)
+
+
+def test_another_file_with_the_old_ones_time_is_unpacked(tmp_path):
+    path = write(tmp_path, TEXT)
+    old = FileStamp.of(path)
+    assert lines(TextReader(path, index_dir=tmp_path / "index")) == LINES
+    write(tmp_path, TEXT + b"\n" + TEXT[::-1])
+    os.utime(path, ns=(old.mtime_ns, old.mtime_ns))
+    assert len(lines(TextReader(path, index_dir=tmp_path / "index"))) == 2 * len(LINES)
+
+
+@pytest.mark.parametrize("keep", [12, 200, -4])
+def test_a_packed_file_that_is_cut_short_is_never_taken_for_whole(tmp_path, keep):
+    path = write(tmp_path, TEXT)
+    Path(path).write_bytes(Path(path).read_bytes()[:keep])
+    with pytest.raises(DataFormatError, match=r"lines.txt.gz' is no whole gzip file: .*; copy it again"):
+        TextReader(path, index_dir=tmp_path / "index")
+    assert not [file for file in (tmp_path / "index").iterdir() if file.suffix != ".lock"]
+
+
+def test_a_packed_file_that_is_damaged_is_refused(tmp_path):
+    path = write(tmp_path, TEXT)
+    data = bytearray(Path(path).read_bytes())
+    data[-6] ^= 1  # its CRC
+    Path(path).write_bytes(data)
+    with pytest.raises(DataFormatError, match=r"is no whole gzip file"):
+        TextReader(path)
+
+
+def test_a_full_disk_leaves_nothing_and_says_where_to_go(tmp_path, monkeypatch):
+    path = write(tmp_path, TEXT)
+
+    def full(source, target, length):
+        target.write(source.read(100))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.shutil, "copyfileobj", full)
+    with pytest.raises(
+        ReaderError, match=r"cannot be unpacked into .*: No space left on device; .* EDL_INDEX_DIR"
+    ):
+        TextReader(path, index_dir=tmp_path / "index")
+    assert not [file for file in (tmp_path / "index").iterdir() if file.suffix != ".lock"]
+
+
+def test_several_processes_that_start_at_once_unpack_once(tmp_path):
+    path = write(tmp_path, TEXT * 50)
+    context = multiprocessing.get_context("fork")
+    with context.Pool(4) as pool:
+        found = pool.starmap(_count_unpacking, [(path, str(tmp_path / "index"))] * 4, chunksize=1)
+    assert len({stamp for stamp, _ in found}) == 1
+    assert sum(unpacked for _, unpacked in found) == 1
+
+
+def _count_unpacking(path: str, index_dir: str) -> tuple[FileStamp, int]:
+    unpack, calls = module._unpack, []
+
+    def counted(packed: FileStamp, place: Path) -> int:
+        calls.append(place)
+        return unpack(packed, place)
+
+    module._unpack = counted
+    try:
+        return unpacked_copy(FileStamp.of(path), index_dir), len(calls)
+    finally:
+        module._unpack = unpack
