@@ -36,9 +36,9 @@ from edl_torch import (
 from edl_torch.integrations.torchrun import init_process_group
 from edl_torch.testing import wait_until
 
-RECORDS, EPOCHS, BATCH = 1500, 2, 4
+RECORDS, EPOCHS, BATCH = 1050, 2, 4
 SAVE_EVERY = int(os.environ.get("SAVE_EVERY", 5))  # steps
-SLOW_S = 0.1
+SLOW_S = 0.25
 
 
 class Numbers(AbstractDataReader):
