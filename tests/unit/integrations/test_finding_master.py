@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def machines() -> Iterator[Machines]:
 
 @pytest.fixture
 def store() -> dist.HashStore:
-    return dist.HashStore()
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=5))
+    return store
 
 
 def find(store: dist.Store, machines: Any, job: Job = JOB) -> str:
