@@ -71,6 +71,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(
         parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
+    # For what starts a master beside itself: see integrations/beside_agent.py.
+    _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _add_door(parser)
     _option(
         parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead"
@@ -260,6 +262,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             door=_door(options),
             on_ready=announce,
             make_commits=make_commits,
+            with_process=options.with_process,
             elasticdl=DeskOptions(
                 task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
             ),

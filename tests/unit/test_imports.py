@@ -23,8 +23,10 @@ ARROWS: dict[str, set[str]] = {
     "readers": {"errors", "shard"},
     "audit": {"errors", "shard", "core"},
     "checking": {"errors", "shard", "core", "readers"},
-    "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"},
+    "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"}
+    | {"integrations.torchrun"},
     "data": {"errors", "shard", "core", "client", "readers"},
+    "integrations": {"errors", "rpc.address", "data.fresh_names", "master.with_process"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
     | {"cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
@@ -40,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data",),
+    "torch": ("data", "integrations.torchrun"),
     "grpc": (
         *(
             "rpc",
