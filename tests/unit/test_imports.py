@@ -25,6 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"},
     "data": {"errors", "shard", "core", "client", "readers"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
+    "integrations": {"errors", "shard", "core", "client", "readers", "data"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
     | {"cli_data", "cli_status", "cli_audit", "cli_convert"},
     "cli_audit": {"errors", "shard", "core", "audit", "master.journal_view"},
@@ -47,6 +48,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "cv2": ("readers", "testing.images"),
     "pycocotools": ("readers", "testing.images"),
     "PIL": (),
+    "tensorflow": ("integrations.tensorflow",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
     "odps": ("readers.odps_client", "readers.odps_errors", "testing.maxcompute"),
@@ -161,6 +163,7 @@ def test_the_core_reads_no_clock() -> None:
         ("from edl_torch import DataShardService, AbstractDataReader, Shard", ("torch", "cv2", "grpc")),
         ("from edl_torch import MasterClient", ("torch", "cv2")),
         ("from edl_torch.data.loader import ElasticDataLoader", ("cv2", "grpc", "pycocotools")),
+        ("import edl_torch.integrations.records", ("torch", "cv2", "grpc", "tensorflow")),
         ("import edl_torch.master.server", ("torch", "cv2", "pycocotools")),
     ],
 )
