@@ -4,9 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
+FUZZ_S := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check format bench stubs clean
+.PHONY: help demo test chaos fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -26,6 +27,13 @@ test: $(STAMP)  ## all tests
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
+
+fuzz: $(STAMP)  ## the master's calls, tokens and journal rows under atheris, FUZZ_S=60 seconds each
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt atheris
+	@for target in calls state; do \
+		mkdir -p runs/fuzz/$$target/corpus && $(BIN)/python tests/fuzz/fuzz.py $$target -max_total_time=$(FUZZ_S) \
+			-timeout=60 -len_control=0 -max_len=2048 -artifact_prefix=runs/fuzz/$$target/ runs/fuzz/$$target/corpus || exit 1; \
+	done
 
 check: $(STAMP)  ## lint, format and types
 	$(BIN)/ruff check .

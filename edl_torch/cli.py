@@ -18,11 +18,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, InvalidArgument
 
 if TYPE_CHECKING:
     from edl_torch.core.dispatcher import Dispatcher
     from edl_torch.master.durable import DurableState
+    from edl_torch.rpc.credentials import Credentials, Door
 
 log = logging.getLogger("edl_torch.master")
 
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except EdlError as error:
-        print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2 if isinstance(error, InvalidArgument) else 1
 
 
@@ -68,7 +70,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(
         parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
-    _option(parser, "--insecure", action="store_true", help="allow an address that other machines can reach")
+    _add_door(parser)
     _option(
         parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead"
     )
@@ -102,9 +104,43 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(data, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 
+def _add_door(parser: argparse.ArgumentParser) -> None:
+    door = parser.add_argument_group("door", "who may come in; without it only this machine")
+    _option(door, "--tls_cert", type=Path, metavar="PEM", help="the master's certificate: for TLS")
+    _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(door, "--tls_client_ca", type=Path, metavar="PEM", help="callers need a certificate signed by it")
+    _option(door, "--token_file", type=Path, metavar="PATH", help="callers need the token in this file")
+    _option(
+        door,
+        "--insecure",
+        action="store_true",
+        help="allow an address that other machines can reach without TLS and token",
+    )
+
+
+def _add_credentials(parser: argparse.ArgumentParser) -> None:
+    door = parser.add_argument_group("door", "default: EDL_MASTER_TOKEN_FILE, EDL_MASTER_TLS_CA and the like")
+    _option(door, "--token_file", type=Path, metavar="PATH", help="the master's token")
+    _option(door, "--tls", action="store_true", help="the master speaks TLS")
+    _option(door, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
+    _option(door, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one")
+    _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(door, "--insecure", action="store_true", help="send the token though there is no TLS")
+
+
+def _credentials(options: argparse.Namespace) -> Credentials | None:
+    """What the options say, or None: then the environment does."""
+    from edl_torch.rpc.credentials import Credentials
+
+    names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls", "insecure")
+    given = {name: getattr(options, name) for name in names}
+    return Credentials.read(**given) if any(given.values()) else None
+
+
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=show_status)
     _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
+    _add_credentials(parser)
     _option(parser, "--json", action="store_true", help="print JSON")
 
 
@@ -204,12 +240,24 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
         serve(
             *(dispatcher, options.addr),
             insecure=options.insecure,
+            door=_door(options),
             on_ready=announce,
             make_commits=make_commits,
             elasticdl=DeskOptions(
                 task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
             ),
         )
+    )
+
+
+def _door(options: argparse.Namespace) -> Door:
+    from edl_torch.rpc.credentials import Door
+
+    return Door.read(
+        token_file=options.token_file,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        tls_client_ca=options.tls_client_ca,
     )
 
 
@@ -223,7 +271,10 @@ def show_status(options: argparse.Namespace) -> int:
     from edl_torch.client.transport import MasterClient
 
     address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
-    with MasterClient(address, "status", master_timeout_s=STATUS_TIMEOUT_S) as client:
+    credentials = _credentials(options)
+    with MasterClient(
+        address, "status", master_timeout_s=STATUS_TIMEOUT_S, credentials=credentials
+    ) as client:
         status = client.status()
     print(as_json(status) if options.json else as_table(status))
     return 0

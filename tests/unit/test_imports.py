@@ -41,9 +41,18 @@ ARROWS: dict[str, set[str]] = {
 FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": ("data",),
     "grpc": (
-        *("rpc", "master.server", "master.servicer", "master.host", "master.elasticdl", "cli"),
+        *(
+            "rpc",
+            "master.server",
+            "master.servicer",
+            "master.gate",
+            "master.health",
+            "master.elasticdl",
+            "cli",
+        ),
         *("client.transport", "client.channel", "client.attendance", "client.calling"),
     ),
+    "grpc_health": ("master.health",),
     "google": ("rpc", "master.servicer", "client.transport"),
     "cv2": ("readers", "testing.images"),
     "pycocotools": ("readers", "testing.images"),
