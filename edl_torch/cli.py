@@ -70,6 +70,9 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(
         parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
+    _option(
+        parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS"
+    )
     _add_door(parser)
     _option(
         parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead"
@@ -243,6 +246,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             door=_door(options),
             on_ready=announce,
             make_commits=make_commits,
+            health_address=options.health_addr,
             elasticdl=DeskOptions(
                 task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
             ),

@@ -57,8 +57,8 @@ class ShardedRecords:
         owed = session.owed
         if owed:
             raise AccountingError(
-                f"{owed} record(s) of {self._service.dataset_name!r} were read and not yet reported as trained "
-                f"on when the next pass began: leave .repeat() out, report each batch, and call "
+                f"{owed} record(s) of {self._service.dataset_name!r} were read and not yet reported as "
+                f"trained on when the next pass began: leave .repeat() out, report each batch, and call "
                 f"service.abandon_pass() when a loop was left early"
             )
         link = DirectLink(session)

@@ -24,7 +24,9 @@ except ModuleNotFoundError as exc:
 
 __all__ = ["DynamicShardingCallback", "DynamicShardingHook", "sharded_dataset"]
 
-tf1 = tf.compat.v1
+tf1: Any = tf.compat.v1
+SessionRunHook: Any = tf1.train.SessionRunHook
+Callback: Any = tf.keras.callbacks.Callback
 
 
 def sharded_dataset(
@@ -59,7 +61,7 @@ def sharded_dataset(
     return samples.padded_batch(service.batch_size) if padded else samples.batch(service.batch_size)
 
 
-class DynamicShardingHook(tf1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
+class DynamicShardingHook(SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
     """Reports a batch after each `run` of a `MonitoredSession` that trained.
 
     A run trains when something it fetches is, or depends on, a training operation: `train_op`, else
@@ -121,7 +123,7 @@ def _upstream(operation: Any) -> Iterator[Any]:
         waiting.extend(before)
 
 
-class DynamicShardingCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]  # as above
+class DynamicShardingCallback(Callback):  # type: ignore[misc]  # as above
     """Reports the batches of `fit`, or of `evaluate` or `predict` where the service is of that task type.
 
     `fit` ends when the data is finished, whatever its number of epochs. Batches of a validation inside

@@ -70,6 +70,16 @@ def test_fit_over_two_epochs_trains_on_each_record_twice(master, watch, steps_pe
     master.outcomes["training"].check_complete(2)
 
 
+def test_fit_under_a_strategy_reads_ahead_to_build_the_model(master, watch):
+    service = make_service(master)
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        model = compiled(watch)
+    callbacks = [DynamicShardingCallback(service), Checks(watch)]
+    model.fit(make_dataset(service, ahead=8), callbacks=callbacks, verbose=0)
+    assert sorted(watch.trained) == list(range(SIZE))
+    master.outcomes["training"].check_complete(1)
+
+
 def test_fit_ends_with_the_data(master, watch):
     service = make_service(master, num_epochs=2)
     history = compiled(watch).fit(
@@ -191,7 +201,7 @@ def test_batch_of_a_step_that_failed_is_not_reported_and_comes_again(master, wat
 
 def test_fit_without_the_callback_is_told_so(master, watch):
     service = make_service(master, num_epochs=2)
-    with pytest.raises(tf.errors.UnknownError, match="AccountingError.*reported"):
+    with pytest.raises(tf.errors.UnknownError, match=r"AccountingError.*reported"):
         compiled(watch).fit(make_dataset(service, ahead=8), epochs=2, verbose=0)
     service.close()
 

@@ -91,14 +91,16 @@ def test_two_epochs_in_a_monitored_session(master, watch, pick):
 def test_runs_that_do_not_train_report_nothing(master, watch):
     service = make_service(master)
     job = Job(service, watch)
-    with job.graph.as_default():
-        with tf1.train.MonitoredTrainingSession(hooks=[DynamicShardingHook(service)]) as session:
-            session.run(job.train)
-            for _ in range(3):
-                session.run([job.weight, job.step])
-            service.session.flush()
-            assert acknowledged(master) == set(range(BATCH))
-            train(job, session, service, job.train, watch)
+    with (
+        job.graph.as_default(),
+        tf1.train.MonitoredTrainingSession(hooks=[DynamicShardingHook(service)]) as session,
+    ):
+        session.run(job.train)
+        for _ in range(3):
+            session.run([job.weight, job.step])
+        service.session.flush()
+        assert acknowledged(master) == set(range(BATCH))
+        train(job, session, service, job.train, watch)
     master.outcomes["training"].check_complete(1)
 
 
@@ -121,15 +123,20 @@ def test_graph_that_does_not_train_is_refused(master):
 def test_failed_run_reports_nothing_and_a_new_session_reads_its_batch_again(master, watch):
     service = make_service(master)
     failing = Job(service, watch, fail_at=2 * BATCH + 1)
-    with failing.graph.as_default(), pytest.raises(tf.errors.InvalidArgumentError):
-        with tf1.train.MonitoredTrainingSession(hooks=[DynamicShardingHook(service)]) as session:
-            train(failing, session, service, failing.train, watch)
+    with (
+        failing.graph.as_default(),
+        pytest.raises(tf.errors.InvalidArgumentError),
+        tf1.train.MonitoredTrainingSession(hooks=[DynamicShardingHook(service)]) as session,
+    ):
+        train(failing, session, service, failing.train, watch)
     service.session.flush()
     assert acknowledged(master) == set(range(2 * BATCH))
     job = Job(service, watch)
-    with job.graph.as_default():
-        with tf1.train.MonitoredTrainingSession(hooks=[DynamicShardingHook(service)]) as session:
-            train(job, session, service, job.train, watch)
+    with (
+        job.graph.as_default(),
+        tf1.train.MonitoredTrainingSession(hooks=[DynamicShardingHook(service)]) as session,
+    ):
+        train(job, session, service, job.train, watch)
     assert sorted(watch.trained) == list(range(SIZE))
     assert np.isfinite(watch.trained).all()
     master.outcomes["training"].check_complete(1)
@@ -150,8 +157,10 @@ def test_preempted_session_goes_on_with_a_new_one(master, watch):
                 if self.runs == 3:
                     raise tf.errors.AbortedError(None, None, "preempted")
 
-    with job.graph.as_default():
-        with tf1.train.MonitoredTrainingSession(hooks=[DynamicShardingHook(service), Preempts()]) as session:
-            train(job, session, service, job.train, watch)
+    with (
+        job.graph.as_default(),
+        tf1.train.MonitoredTrainingSession(hooks=[DynamicShardingHook(service), Preempts()]) as session,
+    ):
+        train(job, session, service, job.train, watch)
     assert sorted(watch.trained) == list(range(SIZE))
     master.outcomes["training"].check_complete(1)

@@ -47,6 +47,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
             "master.servicer",
             "master.gate",
             "master.health",
+            "master.health_port",
             "master.elasticdl",
             "cli",
         ),
