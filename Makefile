@@ -7,7 +7,7 @@ DEMO   := runs/demo
 FUZZ_S := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-tensorflow chaos fuzz check format bench stubs clean
+.PHONY: help demo test test-tensorflow chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -36,6 +36,10 @@ test-tensorflow: $(TF)/.installed  ## TensorFlow's corner, in an environment of 
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
+
+simulate: $(STAMP)  ## the same in simulated time: small jobs, a thousand trainers, then 10,000 with a million shards
+	$(BIN)/python tests/simulation/run.py
+	$(BIN)/python tests/simulation/run.py --trainers 10000 --shards 1000000 --seed 3
 
 fuzz: $(STAMP)  ## the master's calls, tokens and journal rows under atheris, FUZZ_S=60 seconds each
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt atheris

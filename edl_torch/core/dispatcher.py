@@ -130,7 +130,8 @@ class Dispatcher:
         )
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
-        others = ledger.trainers - (call.session in self.sessions_of(ledger.spec.name))
+        member = self.members.get(call.session)
+        others = ledger.trainers - (member is not None and ledger.spec.name in member.datasets)
         spec = reconcile(ledger.spec, call.registration, alone=others == 0)
         if spec != ledger.spec:
             ledger.respecify(spec)
@@ -273,6 +274,12 @@ class Dispatcher:
         """Whether another trainer was sent away empty a moment ago, and so waits for records."""
         hungry = self._hungry.get(dataset, {})
         return any(other != session and now - since <= HUNGRY_S for other, since in hungry.items())
+
+    def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
+        """The sessions that hold leases while another trainer waits: they may have drawn nothing of some."""
+        ledger = self._ledger(dataset)
+        holders = (member.session for member in self.members if ledger.holds(member.session))
+        return tuple(session for session in holders if self.wanted(dataset, session, now))
 
     def report(self, call: ReportCall, now: float) -> ReportAnswer:
         """Apply outcomes and give-backs; leases that are not the session's any more are listed as stale.

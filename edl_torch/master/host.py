@@ -225,9 +225,9 @@ class MasterHost:
         if now - self._called_back.get(dataset, float("-inf")) < CALL_BACK_S:
             return
         self._called_back[dataset] = now
-        for session in self.dispatcher.sessions_of(dataset):
+        for session in self.dispatcher.asked_back(dataset, now):
             stream = self._streams.get(session)
-            if stream is not None and self.dispatcher.wanted(dataset, session, now):
+            if stream is not None:
                 stream.want(dataset)
 
     # The dead -------------------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ _TLS = {
     "Failed to create security handshaker": "the certificates that this caller was given cannot be used",
 }
 
+_TOO_LARGE = "larger than max"
+
 # Without a class of ours: the master is away, or on its way out, and the same call may succeed later.
 _AWAY = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED})
 
@@ -82,7 +84,7 @@ def from_status(error: grpc.RpcError, address: str) -> EdlError:
         for sign, meaning in _TLS.items():
             if sign in details:
                 return errors.AccessDenied(f"no connection to the master at {address}: {meaning}. {details}")
-    if code is _Code.RESOURCE_EXHAUSTED:
+    if code is _Code.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
         return errors.LimitExceeded(f"the call is too large for the master at {address}: {details}")
     if code in _AWAY:
         return MasterUnavailable(f"the master at {address} does not answer ({code.name}: {details})")

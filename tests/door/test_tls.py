@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+import grpc
 import pytest
 from door_kit import credentials, door, lease, register
 
+from edl_torch.client.calling import Caller
 from edl_torch.errors import AccessDenied, MasterUnavailable
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.testing.wait import wait_until
@@ -92,15 +94,44 @@ def test_trainers_certificate_that_is_not_good_is_refused(start, certificates, f
     assert master.digest == before
 
 
-def test_master_that_let_us_in_before_is_waited_for(start, certificates):
-    """A master that goes away ends connections too: that must not end a job."""
-    asks = door(certificates, client_ca=certificates.ca)
-    master = start(asks)
-    client = master.client(credentials(certificates, own=certificates.trainer), master_timeout_s=0.3)
-    client.status()
+class Away(grpc.RpcError):
+    """What grpc says of a connection that was ended, whoever ended it."""
+
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "Socket closed"
+
+    def trailing_metadata(self):
+        return ()
+
+
+@pytest.mark.parametrize("let_in", [True, False])
+def test_only_a_master_that_never_let_us_in_is_asked_why(let_in):
+    """One that goes away ends connections too: that must not end a job."""
+
+    def never(timeout_s):
+        raise AccessDenied("never")
+
+    def rpc(request, **options):
+        if request == "first":
+            return "answer"
+        raise Away
+
+    caller = Caller("h:1", 0.1, never)
+    if let_in:
+        assert caller.call(rpc, "first") == "answer"
+    with pytest.raises(MasterUnavailable if let_in else AccessDenied):
+        caller.call(rpc, "second")
+
+
+def test_master_that_stops_while_we_knock_is_waited_for(start, certificates):
+    """Nobody is there: that is no refusal."""
+    master = start(door(certificates, client_ca=certificates.ca))
     master.stop()
     with pytest.raises(MasterUnavailable):
-        client.status()
+        master.client(credentials(certificates), master_timeout_s=0.3).status()
 
 
 def test_unusable_client_certificate_in_memory_is_said_to_be_so(start, certificates):

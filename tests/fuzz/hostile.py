@@ -203,6 +203,7 @@ class Master:
         self.servicer = MasterServicer(self.host)
         self.elasticdl = ElasticDLServicer(self.host, Desk(self.dispatcher))
         self.calls: list[tuple[str, bytes]] = []
+        self.lent: list[tuple[str, Any]] = []  # session and grant
 
     async def call(self, method: str, raw: bytes) -> Any:
         """The answer; None where the call was cut off. Raises Refused; anything else is a bug."""
@@ -221,6 +222,8 @@ class Master:
             return context.told or None
         if answer is not None and method not in ELASTICDL:
             answer.SerializeToString()
+        if method == "Lease":
+            self.lent += [(request.session, grant) for grant in answer.grants]
         return answer or context.told
 
 
@@ -234,6 +237,7 @@ class Honest:
         self.trained: Counter[tuple[int, int]] = Counter()
         self.request = 0
         self.finished = False
+        self.report: Any = None  # of what it holds
 
     async def start(self) -> None:
         registration = pb.Registration(name="training", records_per_shard=4, max_bad_records=1000)
@@ -247,19 +251,22 @@ class Honest:
         return await self.master.call(method, request.SerializeToString())
 
     async def step(self) -> None:
-        """Lease a slice, train on it, say so."""
+        """Lease a slice; the next time say that it was trained on. So calls of others come in between."""
+        if self.report is not None:
+            told = await self.tell("Report", self.report)
+            assert not told.stale, "a lease of an honest trainer was taken"
+            self.report = None
+            return
         self.request += 1
         same = {"dataset": "training", "ledger": "ledger", "lineage": 1, "request": self.request}
         answer = await self.tell("Lease", pb.LeaseRequest(epoch=NEW_PASS, count=1, **same))
         self.finished = answer.state == pb.PassState.FINISHED
-        report = pb.ReportRequest(**same)
+        if answer.grants:
+            self.report = pb.ReportRequest(**same)
         for grant in answer.grants:
             stop = grant.skip + grant.limit
             self.trained.update((grant.shard, position) for position in range(grant.skip, stop))
-            report.acknowledgements.add(task=grant.task, attempt=grant.attempt, upto=stop)
-        if answer.grants:
-            told = await self.tell("Report", report)
-            assert not told.stale, "a lease of an honest trainer was taken"
+            self.report.acknowledgements.add(task=grant.task, attempt=grant.attempt, upto=stop)
 
     async def beat(self) -> None:
         await self.tell("Heartbeat", pb.HeartbeatRequest(progress=self.request))
@@ -299,27 +306,63 @@ async def attack(choices: Choices, moves: int) -> None:
 
 
 async def move(master: Master, honest: Honest, choices: Choices, tokens: list[str]) -> None:
-    match choices.below(8):
-        case 0:
+    match choices.below(12):
+        case 0 | 1:
             await honest.step()
-        case 1:
+        case 2 | 3 | 4:
+            await hostile(master, "Lease", lease(choices, len(master.calls)).SerializeToString())
+        case 5 | 6:
+            await hostile(master, "Report", trick(master, choices).SerializeToString())
+        case 7 if not choices.below(3):
             await honest.beat()
             master.now += 20.0
             await honest.beat()
             master.dispatcher.expire(master.now)
-        case 2:
+        case 8:
             token = json.loads(tokens[0])
             tokens.append(json.dumps(damaged(token, choices)))
-        case 3:
+        case 9:
             method, raw = pick(choices, master.calls)
             cut = choices.below(len(raw) + 1)
             await hostile(master, method, raw if choices.below(2) else raw[:cut])
-        case 4:
+        case 10:
             await hostile(master, pick(choices, sorted(INPUTS)), choices.raw())
         case _:
             method = pick(choices, sorted(INPUTS))
             made = message(INPUTS[method], choices, tokens)
             await hostile(master, method, made.SerializeToString())
+
+
+def lease(choices: Choices, number: int) -> Any:
+    """An order of a hostile trainer that is in order."""
+    session = pick(choices, ("h1", "h2"))
+    return pb.LeaseRequest(
+        session=session,
+        dataset="training",
+        lineage=1,
+        request=number,
+        epoch=NEW_PASS,
+        count=1 + choices.below(2),
+    )
+
+
+def trick(master: Master, choices: Choices) -> Any:
+    """A report on leases that are lent: to the caller or not, of records that are theirs or nearly so."""
+    report = pb.ReportRequest(
+        session=pick(choices, ("h1", "h2")), dataset="training", lineage=1, request=len(master.calls)
+    )
+    for _ in range(1 + choices.below(3)):
+        _, grant = pick(choices, master.lent) if master.lent else ("", pb.Grant(task=1, attempt=1))
+        where = {"task": grant.task, "attempt": grant.attempt + (not choices.below(6))}
+        position = grant.skip + choices.below(grant.limit + 4) - 1
+        match choices.below(4):
+            case 0:
+                report.failures.add(position=position, reason="x", **where)
+            case 1:
+                report.give_backs.add(start=position, crumb=bool(choices.below(2)), **where)
+            case _:
+                report.acknowledgements.add(upto=position, **where)
+    return report
 
 
 async def hostile(master: Master, method: str, raw: bytes) -> None:

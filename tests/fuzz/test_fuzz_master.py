@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import hostile
 import pytest
+from audited_master import Seeded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,13 @@ class Drawn:
 @given(data=st.data(), moves=st.integers(1, 25))
 def test_books_of_an_honest_trainer_stay_exact(data, moves):
     asyncio.run(hostile.attack(Drawn(data), moves))
+
+
+def test_books_stay_exact_for_forty_seeds():
+    """Hypothesis draws small numbers; these are even."""
+    for seed in range(40):
+        print("seed", seed)
+        asyncio.run(hostile.attack(Seeded(seed), 25))
 
 
 @pytest.fixture(scope="module")
