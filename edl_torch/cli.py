@@ -70,9 +70,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(
         parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
-    _option(
-        parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS"
-    )
+    _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
     _add_door(parser)
     _option(
         parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead"

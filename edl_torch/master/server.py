@@ -130,7 +130,7 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once.
 
-    At `health_address` health checks are answered without TLS, from the first call that is answered to the last.
+    At `health_address` health checks are answered without TLS, as long as calls are answered at all.
     `make_commits` is called on the loop. Raises JournalError, after it has stopped, when a commit fails.
     """
     signals: asyncio.Queue[int] = asyncio.Queue()

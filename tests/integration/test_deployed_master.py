@@ -1,4 +1,4 @@
-"""The master as the container and the StatefulSet run it: only its own packages, TLS, token, probes, the end."""
+"""The master as container and StatefulSet run it: only its own packages, TLS, token, probes, the end."""
 
 from __future__ import annotations
 
@@ -134,27 +134,27 @@ def trainer(pod, secrets):
 
 
 def test_container_has_nothing_but_the_master(environment, clean):
-    listed = json.loads(
-        run(sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "list", "--format", "json")
-    )
+    python = environment / "bin" / "python"
+    listed = json.loads(run(sys.executable, "-m", "pip", "--python", python, "list", "--format", "json"))
     names = {package["name"].lower().replace("_", "-") for package in listed}
-    assert names == {
-        *("edl-torch", "grpcio", "grpcio-health-checking", "protobuf", "numpy", "typing-extensions"),
-    }
-    code = "import edl_torch.master.server, edl_torch.cli, edl_torch.master.journal; print(edl_torch.__file__)"
-    where = run(environment / "bin" / "python", "-c", code, env=clean, cwd=environment)
+    needed = {"grpcio", "grpcio-health-checking", "protobuf", "numpy", "typing-extensions"}
+    assert names == {"edl-torch"} | needed
+    code = "import edl_torch.master.server, edl_torch.cli; print(edl_torch.__file__)"
+    where = run(python, "-c", code, env=clean, cwd=environment)
     assert where.startswith(str(environment))
 
 
 def test_job_against_the_master_of_the_manifests(pod, trainer, clean):
     assert pod.check() == SERVING
     reader = MapDatasetReader(range(100))
-    with MasterClient(pod.address, "w", credentials=Credentials.from_env(trainer)) as client:
-        with DataShardService(8, client, reader=reader, num_epochs=2) as service:
-            seen = []
-            while not service.finished:
-                for batch in ElasticDataLoader(ShardedDataset(service, reader)):
-                    seen += batch.tolist()
+    seen = []
+    with (
+        MasterClient(pod.address, "w", credentials=Credentials.from_env(trainer)) as client,
+        DataShardService(8, client, reader=reader, num_epochs=2) as service,
+    ):
+        while not service.finished:
+            for batch in ElasticDataLoader(ShardedDataset(service, reader)):
+                seen += batch.tolist()
     assert sorted(seen) == sorted([*range(100)] * 2)
     table = run(pod.command, "status", env=clean | trainer)
     assert "training" in table

@@ -20,7 +20,7 @@ PLAIN = {
 
 
 def schema_of(model, foreign):
-    """Properties of a model that are not in it are refused; `foreign(name)` gives the schemas of Kubernetes."""
+    """Other properties than a model's are refused; `foreign(name)` gives the schemas of Kubernetes."""
     models = _models()
 
     def of(kind):

@@ -52,8 +52,8 @@ def check_pytorchjob(document, utils):
     assert any("PodTemplateSpec" in name for name in pods)
     jsonschema.Draft202012Validator(schema).validate(document)
     for replicas in document["spec"]["pytorchReplicaSpecs"].values():
-        template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": replicas["template"]}
-        utils.validate(template, utils.latest_version(), strict=True)
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": replicas["template"]}
+        utils.validate(pod, utils.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
@@ -90,14 +90,15 @@ def test_broken_manifests_do_not(document, validate):
 def test_kustomization_names_every_manifest_of_the_master():
     folder = FOLDER / "master"
     listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
-    assert sorted(listed) == sorted(path.name for path in folder.glob("*.yaml") if path.stem != "kustomization")
+    assert sorted(listed) == sorted(p.name for p in folder.glob("*.yaml") if p.stem != "kustomization")
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_kustomization_builds_with_the_secrets_of_the_script(tmp_path, validate):
     shutil.copytree(FOLDER, tmp_path / "kubernetes", ignore=shutil.ignore_patterns("secrets"))
-    subprocess.run([tmp_path / "kubernetes" / "secrets.sh", "jobs"], check=True, capture_output=True, timeout=60)
+    script = tmp_path / "kubernetes" / "secrets.sh"
+    subprocess.run([script, "jobs"], check=True, capture_output=True, timeout=60)
     built = subprocess.run(
         ["kubectl", "kustomize", tmp_path / "kubernetes" / "master"],
         check=True,
