@@ -46,7 +46,7 @@ def environment(tmp_path_factory):
     installs = re.findall(r"pip --python /opt/edl install --no-cache-dir (.*?)(?: \\)?\n", text)
     assert installs == ["-c constraints.txt -r deploy/master-requirements.txt", "--no-deps /wheels/*.whl"]
     run(sys.executable, "-m", "venv", "--without-pip", folder)
-    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--python", folder, "--disable-pip-version-check"]
     run(*pip, "install", "-q", *installs[0].split(), cwd=ROOT)
     run(*pip, "install", "-q", "--no-deps", ROOT, cwd=folder)
     return folder

@@ -122,6 +122,7 @@ def test_pods_keep_the_restricted_standard_and_have_bounds(name, template):
     assert spec["securityContext"]["runAsUser"] > 0
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False  # they would set EDL_MASTER_PORT and the like
     for container in spec["containers"]:
         security = container["securityContext"]
         assert security["allowPrivilegeEscalation"] is False
