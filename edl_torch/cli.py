@@ -1,4 +1,4 @@
-"""The command line: `edl-torch master`, `status`, `audit` and `convert`.
+"""The command line: `edl-torch master`, `status`, `audit`, `check` and `convert`.
 
 Reads arguments and prints; what a command does lives elsewhere and is imported when it is asked for.
 """
@@ -57,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
     _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
     _add_audit(commands.add_parser("audit", help="prove what was trained on from the trainers' audit logs"))
+    _add_check(commands.add_parser("check", help="read data through its reader and report what is wrong"))
     _add_convert(commands.add_parser("convert", help="write the records of any reader to RecordIO files"))
     return parser
 
@@ -96,7 +97,9 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
     _option(data, "--records_per_task", type=int, default=256, metavar="N", help="records in a shard")
-    _option(data, "--num_epochs", type=int, default=1, metavar="N", help="epochs of training; 0 is endless")
+    _option(
+        data, "--num_epochs", type=int, default=1, metavar="N", help="epochs, 0 is endless; of prediction 1"
+    )
     _option(data, "--shuffle", action="store_true", help="shuffle all training records")
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
     _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
@@ -176,6 +179,20 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
     _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
     _option(parser, "--max_chunk_bytes", type=int, default=1 << 18, metavar="N", help="records in a chunk")
+    _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=run_check)
+    parser.add_argument("data", metavar="DATA", help="data that a reader knows, as for --training_data")
+    _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
+    _option(parser, "--workers", type=int, metavar="N", help="processes that read (default: one a core)")
+    _option(parser, "--limit", type=int, metavar="N", help="read a sample of N records instead of all")
+    _option(parser, "--sample", metavar="PATH.png", help="draw some records as one picture")
+    _option(parser, "--sample_count", type=int, default=12, metavar="N", help="so many (default: 12)")
+    _option(parser, "--list", type=int, default=20, metavar="N", help="findings of each kind to name")
+    _option(parser, "--json", action="store_true", help="print JSON")
     _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
     _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
@@ -304,5 +321,15 @@ def run_audit(options: argparse.Namespace) -> int:
 def run_convert(options: argparse.Namespace) -> int:
     """Write RecordIO files, all or none."""
     from edl_torch.cli_convert import run
+
+    return run(options)
+
+
+# Check ------------------------------------------------------------------------------------------------
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Read a dataset. Status 0: nothing is wrong, 1: findings, 2: the data cannot be used."""
+    from edl_torch.cli_check import run
 
     return run(options)

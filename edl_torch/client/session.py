@@ -345,6 +345,14 @@ class Session:
         lockstep.restarted()
         self.agree_on_end(lockstep)
 
+    def epoch_of_all(self, lockstep: Lockstep) -> int:
+        """The epoch that the next pass of all ranks reads, as rank 0 sees it."""
+
+        def ask() -> str:
+            return str(self.master.dataset_status(self.description.name).epoch)
+
+        return int(together(lockstep.peers, lambda: lockstep.finished, ask))
+
     def agree_on_end(self, lockstep: Lockstep) -> None:
         """All ranks learn whether the master has every record of every epoch accounted for."""
 

@@ -169,7 +169,7 @@ def test_datasets_of_the_command_line_are_there_for_trainers(tmp_path, monkeypat
     assert (answer.spec.records_per_shard, answer.spec.num_epochs) == (7, 2)
     assert answer.spec.shuffle_shards
     status = client.dataset_status("evaluation")
-    assert (status.task_type.name, status.num_epochs, status.size) == ("EVALUATION", 1, 30)
+    assert (status.task_type.name, status.num_epochs, status.size) == ("EVALUATION", 2, 30)
 
 
 def test_status_as_table_and_as_json(start_master):
