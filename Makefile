@@ -32,7 +32,7 @@ $(TF)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-tensorflow: $(TF)/.installed  ## TensorFlow's corner, in an environment of its own
-	$(TF)/bin/python -m pytest -q tests/tensorflow
+	$(TF)/bin/python -m pytest -q tests/with_tensorflow
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
