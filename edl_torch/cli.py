@@ -72,6 +72,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
         parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
+    # For what starts a master beside itself: see integrations/beside_agent.py.
+    _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _add_door(parser)
     _option(
         parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead"
@@ -262,6 +264,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             on_ready=announce,
             make_commits=make_commits,
             health_address=options.health_addr,
+            with_process=options.with_process,
             elasticdl=DeskOptions(
                 task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
             ),

@@ -56,6 +56,7 @@ class Session:
         self.steps = Steps(lookahead)
         self.book = Book()
         self.closed = False
+        self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
         name = description.name
         self.lockstep: Lockstep | None = None
         self._joining = Joining(

@@ -1,1 +1,1 @@
-"""Doors to other frameworks, each an optional extra. Nothing else in the package imports them."""
+"""Where edl_torch meets other frameworks, and the programs that start and watch training jobs."""

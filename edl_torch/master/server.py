@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from edl_torch.master.health import Health
 from edl_torch.master.health_port import HealthPort
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import SERVICE, MasterServicer
+from edl_torch.master.with_process import until_gone
 from edl_torch.rpc import elasticdl as elasticdl_wire
 from edl_torch.rpc.address import HostPort, parse_address
 from edl_torch.rpc.credentials import Door
@@ -125,10 +127,11 @@ async def serve(
     door: Door | None = None,
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
+    with_process: int | None = None,
     elasticdl: DeskOptions | None = None,
     health_address: str | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once.
+    """Serve until SIGTERM or SIGINT, or the end of `with_process`, then drain; a second one stops at once.
 
     At `health_address` health checks are answered without TLS, as long as calls are answered at all.
     `make_commits` is called on the loop. Raises JournalError, after it has stopped, when a commit fails.
@@ -136,6 +139,8 @@ async def serve(
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    if with_process is not None:
+        _watch(with_process, signals)
     commits = None if make_commits is None else make_commits()
     server = MasterServer(
         dispatcher,
@@ -163,6 +168,18 @@ async def serve(
         await probes.stop()
     if server.failure is not None:
         raise server.failure
+
+
+def _watch(process: int, signals: asyncio.Queue[int]) -> None:
+    """Put SIGTERM there when the process has ended."""
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        until_gone(process)
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(signals.put_nowait, signal.SIGTERM)
+
+    threading.Thread(target=watch, name="edl-with-process", daemon=True).start()
 
 
 async def _until_signal_or_failure(server: MasterServer, signals: asyncio.Queue[int]) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from conftest import MakeMaster
 from master_kit import EDL
 
 from edl_torch.core.calls import (
@@ -350,3 +351,13 @@ def test_client_rides_through_a_restart_of_the_master(start_master):
     master.start()
     waiting.join(15)
     assert answers
+
+
+def test_a_master_ends_with_the_process_that_it_is_beside(make_master: MakeMaster) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    master = make_master("--with-process", str(other.pid))
+    master.start()
+    other.kill()
+    other.wait(10)
+    assert master.process.wait(10) == 0
+    other.stdin.close()

@@ -23,10 +23,12 @@ ARROWS: dict[str, set[str]] = {
     "readers": {"errors", "shard"},
     "audit": {"errors", "shard", "core"},
     "checking": {"errors", "shard", "core", "readers"},
-    "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"},
+    "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"}
+    | {"integrations.torchrun"},
     "data": {"errors", "shard", "core", "client", "readers"},
+    "integrations": {"errors", "shard", "core", "client", "readers", "data"}
+    | {"rpc.address", "master.with_process"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
-    "integrations": {"errors", "shard", "core", "client", "readers", "data"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
     | {"cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
     "cli_audit": {"errors", "shard", "core", "audit", "master.journal_view"},
@@ -41,7 +43,7 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data",),
+    "torch": ("data", "integrations.torchrun"),
     "grpc": (
         *(
             "rpc",
