@@ -7,10 +7,10 @@ DEMO   := runs/demo
 FUZZ_S := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test test-tensorflow chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("edl_torch needs Python 3.11 or newer, %s is %d.%d: make PYTHON=python3.12 …" \
@@ -24,6 +24,15 @@ demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends wit
 
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest -q
+
+TF := .venv-tensorflow
+$(TF)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TF)
+	$(TF)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorflow]' pytest pytest-timeout
+	@touch $@
+
+test-tensorflow: $(TF)/.installed  ## TensorFlow's corner, in an environment of its own
+	$(TF)/bin/python -m pytest -q tests/with_tensorflow
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
@@ -60,4 +69,4 @@ stubs: $(STAMP)  ## generate the protobuf stubs again
 	$(BIN)/python -m edl_torch.rpc.generate
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TF) runs build dist .mypy_cache .ruff_cache .hypothesis
