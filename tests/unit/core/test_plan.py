@@ -331,7 +331,7 @@ def test_an_unusable_dataset_is_refused_by_field_value_and_remedy(
     [
         {"num_epochs": 0},
         {"seed": -(10**40)},
-        {"records_per_shard": 10**30},
+        {"records_per_shard": 2**62},
         {"sources": (Source(name="", count=2**62),)},
         {"sources": (Source(name="a", start=5, count=5), Source(name="a", count=5))},
         {"sources": (Source(name="a", count=5), Source(name="a", start=2, count=0))},
