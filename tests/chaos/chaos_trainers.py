@@ -90,7 +90,9 @@ def train(job: dict[str, Any]) -> None:
     workers = job["workers"]
     with (
         open(job["notes"], "w", encoding="ascii", buffering=1) as notes,
-        MasterClient(job["address"], job["worker_id"], master_timeout_s=job.get("master_timeout_s", 60.0)) as client,
+        MasterClient(
+            job["address"], job["worker_id"], master_timeout_s=job.get("master_timeout_s", 60.0)
+        ) as client,
         DataShardService(
             job["batch"],
             client,

@@ -127,7 +127,10 @@ def _run(command: Sequence[str]) -> str:
 
 def _write_sysctls(namespace: str) -> None:
     """Those that this kernel has."""
-    lines = [f"if [ -w /proc/sys/{name} ]; then echo {value} > /proc/sys/{name}; fi" for name, value in SYSCTLS.items()]
+    lines = [
+        f"if [ -w /proc/sys/{name} ]; then echo {value} > /proc/sys/{name}; fi"
+        for name, value in SYSCTLS.items()
+    ]
     _run(["ip", "netns", "exec", namespace, "sh", "-c", "; ".join(lines)])
 
 
