@@ -1,7 +1,7 @@
 """Hosts of one network on this machine: network namespaces with an interface each, plugged into one switch.
 
 Nothing of the machine's own network is touched; names are unique, and everything goes with the `with` block.
-Needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip` of iproute2 and /dev/net/tun: `why_not` says what is missing.
+Needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip` of iproute2 and /dev/net/tun: `why_not` says what lacks.
 """
 
 from __future__ import annotations

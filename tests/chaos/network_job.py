@@ -31,7 +31,7 @@ PATIENCE_S = 40.0  # a busy machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a job did. `doubled` records were trained on twice; `released` says how often who was taken for dead."""
+    """What a job did. `doubled` records were trained on twice; `released` counts who was taken for dead."""
 
     doubled: int
     released: Counter[str]

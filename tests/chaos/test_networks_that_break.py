@@ -1,11 +1,13 @@
-"""Trainers and a master on hosts of their own, on a network that breaks in every way. Real processes, real TCP.
+"""Trainers and a master on hosts of their own, on a network that breaks in many ways. Real processes, TCP.
 
-A host that is cut off for longer than the lease timeout costs at most the batch in its trainer's hand, trained on
-twice; a shorter cut costs nothing. In the end an audit proves that every record had one outcome.
+A host that is cut off for longer than the lease timeout costs at most the batch in its trainer's hand, which is
+trained on twice; a shorter cut costs nothing. In the end an audit proves that every record had one outcome.
 """
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +15,11 @@ from pathlib import Path
 import pytest
 from chaos_plan import BATCH
 from chaos_processes import Launcher
-from network_hosts import Network, why_not
+from network_hosts import Network, ip, why_not
 from network_job import NetworkJob
 from network_switch import BROKEN, Line
+
+from edl_torch.testing import wait_until
 
 TRAINERS = ("t0", "t1", "t2")
 SHORT = {"lease_timeout_s": 1.0, "grace_s": 0.3}
@@ -65,6 +69,17 @@ def cut_for_long(job: NetworkJob, network: Network, *cut: str) -> None:
     outcome = job.finish()
     assert set(cut) <= set(outcome.released)
     assert outcome.doubled <= outcome.excused
+
+
+def test_a_network_leaves_nothing_behind_though_its_user_fails(network: Network) -> None:
+    with pytest.raises(RuntimeError, match="its user"), Network("one", "two") as other:
+        process = subprocess.Popen([*other["one"].prefix, "sleep", "60"])
+        namespaces = {host.namespace for host in other.hosts.values()}
+        wait_until(lambda: ip("netns", "pids", other["one"].namespace).split() == [str(process.pid)])
+        raise RuntimeError("its user")
+    assert process.wait(10) == -signal.SIGKILL
+    assert not namespaces & set(ip("netns", "list").split())
+    assert {host.namespace for host in network.hosts.values()} <= set(ip("netns", "list").split())
 
 
 def test_a_partition_costs_a_batch_for_each_trainer_behind_it(network: Network, start_job: StartJob) -> None:
