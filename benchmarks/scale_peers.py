@@ -1,25 +1,27 @@
 """The other side of `scale.py`: many trainers in one process, each with a connection, a stream and a session.
 
-`scale_peers.py ADDRESS COUNT` reads commands from standard input, `NAME RATE SECONDS` a line, and answers each
-with one line of JSON. `RATE` is that of all its trainers together; calls are spread evenly over them. Trainers ask as
-`dispatch_peers.py`'s do: with messages made by hand, so that they cost little.
+`scale_peers.py ADDRESS COUNT` reads commands from standard input, `NAME RATE SECONDS` a line, and answers with
+a line of JSON. `RATE` is that of all its trainers together; calls are spread evenly over them. Trainers ask as
+those of `dispatch_peers.py` do: with messages made by hand, so that they cost little.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc.aio
-from dispatch_peers import MASTER, Trainer
+from dispatch_peers import MASTER, SHARD, Trainer
 
 from edl_torch.rpc import edl_torch_pb2 as pb
 
 ONE_AT_A_TIME = 1
+TAIL = f"tail-{os.getpid()}"
 STARTING = 16  # at the same time
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
@@ -52,13 +54,39 @@ class Attending(Trainer):
         await self._heartbeat(pb.HeartbeatRequest(session=self._session, progress=self._beats))
         return 1
 
+    async def join(self, dataset: str) -> None:
+        """Take part in another dataset, of one shard."""
+        registration = pb.Registration(name=dataset, records_per_shard=SHARD)
+        registration.sources.sources.add(name="records", count=SHARD)
+        await self._register(
+            pb.RegisterRequest(
+                session=self._session, worker_id="w", batch_size=SHARD, registration=registration
+            )
+        )
+
+    async def take(self, dataset: str, wait_s: float) -> int:
+        """Lease a shard of it, or wait for one in vain."""
+        self._request += 1
+        call = pb.LeaseRequest(
+            session=self._session,
+            dataset=dataset,
+            lineage=1,
+            request=self._request,
+            epoch=0,
+            count=1,
+            wait_s=wait_s,
+        )
+        return len((await self._lease(call)).grants)
+
     async def close(self) -> None:
         """As a trainer that dies."""
         self._stream.cancel()
         await self._channel.close()
 
 
-async def spread(calls: list[Callable[[], Awaitable[int]]], rate: float, seconds: float) -> dict[str, float]:
+async def spread(
+    calls: Sequence[Callable[[], Awaitable[int]]], rate: float, seconds: float
+) -> dict[str, float]:
     """Make calls at an even pace, in turn. A latency counts from when the call was due."""
     began = time.perf_counter()
     latencies: list[float] = []
@@ -84,6 +112,17 @@ async def spread(calls: list[Callable[[], Awaitable[int]]], rate: float, seconds
     return {"calls": len(latencies), "p50_ms": 1e3 * middle, "p99_ms": 1e3 * late}
 
 
+async def wait_for_one(trainers: list[Attending], seconds: float) -> dict[str, float]:
+    """One trainer holds the last shard of a dataset, the others wait for it."""
+    holder, *others = trainers
+    await asyncio.gather(*(trainer.join(TAIL) for trainer in trainers))
+    if not await holder.take(TAIL, 0.0):
+        raise RuntimeError(f"dataset {TAIL!r} has no shard left to hold")
+    print(json.dumps({"ready": len(others)}), flush=True)
+    got = await asyncio.gather(*(trainer.take(TAIL, seconds) for trainer in others))
+    return {"calls": len(got), "p50_ms": 0.0, "p99_ms": 0.0}
+
+
 async def main(address: str, count: int) -> None:
     """Start all trainers, then obey."""
     trainers = [Attending(address) for _ in range(count)]
@@ -93,6 +132,9 @@ async def main(address: str, count: int) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         name, rate, seconds = line.split()
+        if name == "waits":
+            print(json.dumps(await wait_for_one(trainers, float(seconds))), flush=True)
+            continue
         calls = {
             "beats": [trainer.beat for trainer in trainers],
             "leases": [trainer.call for trainer in trainers],

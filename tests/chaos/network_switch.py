@@ -1,8 +1,7 @@
 """A switch for TAP devices, in a thread: what one host sends reaches another late, in part, or not at all.
 
-It carries whole Ethernet frames between the kernels' own network stacks, so TCP meets real silence, with its
-retransmissions and its timeouts. It needs no `tc netem`, which many kernels lack. It must not know what runs on
-the hosts.
+It carries Ethernet frames between the kernel's own network stacks, so TCP meets real silence. It needs no
+`tc netem`, which many kernels lack. It must not know what runs on the hosts.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TUNSETIFF, TUNSETCARRIER = 0x400454CA, 0x400454E2
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One direction between two hosts: frames are `delay_s` late, and each is lost with probability `loss`."""
+    """One direction of two hosts: frames are `delay_s` late, and each is lost with probability `loss`."""
 
     delay_s: float = 0.0
     loss: float = 0.0

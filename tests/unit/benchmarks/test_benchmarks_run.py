@@ -95,3 +95,18 @@ def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path)
     (result,) = body["synchronous"]
     assert result["title"] in printed
     assert set(result["throughputs"]) == {"steps agreed on", "steps not agreed on"}
+
+
+def test_scale_benchmark_counts_memory_work_and_latencies_of_both_masters(tmp_path: Path) -> None:
+    printed, body = run("scale.py", tmp_path)
+    assert body["sizes"]["trainers"] == 20
+    for title in ("in memory", "with journal"):
+        found = {one["what"].strip(): one for one in body["findings"] if one["master"] == title}
+        assert 1 < found["memory of the master for a trainer"]["value"] < 1000
+        p50, p99 = found["lease or report, 100 a second: p50"], found["p99, median of the rounds"]
+        assert 0 < p50["value"] <= p99["value"]
+        assert all(what in printed for what in found)
+        assert all(
+            one["met"] == (None if one["most"] is None else one["value"] <= one["most"])
+            for one in found.values()
+        )
