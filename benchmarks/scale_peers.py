@@ -1,7 +1,7 @@
 """The other side of `scale.py`: many trainers in one process, each with a connection, a stream and a session.
 
-`scale_peers.py ADDRESS COUNT` reads commands from standard input, `NAME RATE SECONDS` a line, and answers with
-a line of JSON. `RATE` is that of all its trainers together; calls are spread evenly over them. Trainers ask as
+`scale_peers.py ADDRESS COUNT` reads commands from standard input, `NAME RATE SECONDS` a line, and answers
+with a line of JSON. `RATE` is that of all its trainers together, spread evenly over them. Trainers ask as
 those of `dispatch_peers.py` do: with messages made by hand, so that they cost little.
 """
 
