@@ -24,6 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "audit": {"errors", "shard", "core"},
     "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"},
     "data": {"errors", "shard", "core", "client", "readers"},
+    "integrations": {"errors", "rpc.address", "client", "master.threaded"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
     | {"cli_data", "cli_status", "cli_audit", "cli_convert"},
@@ -42,11 +43,13 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "grpc": (
         *("rpc", "master.server", "master.servicer", "master.host", "master.elasticdl", "cli"),
         *("client.transport", "client.channel", "client.attendance", "client.calling"),
+        "client.following",
     ),
     "google": ("rpc", "master.servicer", "client.transport"),
     "cv2": ("readers", "testing.images"),
     "pycocotools": ("readers", "testing.images"),
     "PIL": (),
+    "ray": ("integrations.ray",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
     "odps": ("readers.odps_client", "readers.odps_errors", "testing.maxcompute"),

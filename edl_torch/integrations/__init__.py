@@ -1,0 +1,1 @@
+"""Where edl_torch meets the programs that start and watch training jobs."""
