@@ -2,14 +2,15 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+RAY    := .venv-ray
 STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check format bench stubs clean
+.PHONY: help demo test test-ray chaos check format bench stubs clean
 
 help:  ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("edl_torch needs Python 3.11 or newer, %s is %d.%d: make PYTHON=python3.12 …" \
@@ -23,6 +24,14 @@ demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends wit
 
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest -q
+
+test-ray: $(RAY)/.installed  ## jobs on a local Ray cluster whose workers and master are killed; own environment
+	$(RAY)/bin/python -m pytest -q tests/on_ray
+
+$(RAY)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	@touch $@
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
@@ -48,4 +57,4 @@ stubs: $(STAMP)  ## generate the protobuf stubs again
 	$(BIN)/python -m edl_torch.rpc.generate
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY) runs build dist .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     )  # the cluster's own: Ray would put one into the home folder
     token.write_text(secrets.token_hex(32))
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
-    paths = [str(ROOT), str(ROOT / "tests" / "ray")]
+    paths = [str(ROOT), str(ROOT / "tests" / "on_ray")]
     ray.init(
         num_cpus=4,
         address="local",
