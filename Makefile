@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 RAY    := .venv-ray
 STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
+FUZZ_S := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ray chaos check format bench stubs clean
+.PHONY: help demo test test-ray chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -35,6 +36,17 @@ $(RAY)/.installed: pyproject.toml constraints.txt
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
+
+simulate: $(STAMP)  ## the same in simulated time: small jobs, a thousand trainers, then 10,000 with a million shards
+	$(BIN)/python tests/simulation/run.py
+	$(BIN)/python tests/simulation/run.py --trainers 10000 --shards 1000000 --seed 3
+
+fuzz: $(STAMP)  ## the master's calls, tokens and journal rows under atheris, FUZZ_S=60 seconds each
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt atheris
+	@for target in calls state; do \
+		mkdir -p runs/fuzz/$$target/corpus && $(BIN)/python tests/fuzz/fuzz.py $$target -max_total_time=$(FUZZ_S) \
+			-timeout=60 -len_control=0 -max_len=2048 -artifact_prefix=runs/fuzz/$$target/ runs/fuzz/$$target/corpus || exit 1; \
+	done
 
 check: $(STAMP)  ## lint, format and types
 	$(BIN)/ruff check .

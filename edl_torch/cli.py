@@ -1,4 +1,4 @@
-"""The command line: `edl-torch master`, `status`, `audit` and `convert`.
+"""The command line: `edl-torch master`, `status`, `audit`, `check` and `convert`.
 
 Reads arguments and prints; what a command does lives elsewhere and is imported when it is asked for.
 """
@@ -18,11 +18,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, InvalidArgument
 
 if TYPE_CHECKING:
     from edl_torch.core.dispatcher import Dispatcher
     from edl_torch.master.durable import DurableState
+    from edl_torch.rpc.credentials import Credentials, Door
 
 log = logging.getLogger("edl_torch.master")
 
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except EdlError as error:
-        print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2 if isinstance(error, InvalidArgument) else 1
 
 
@@ -55,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
     _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
     _add_audit(commands.add_parser("audit", help="prove what was trained on from the trainers' audit logs"))
+    _add_check(commands.add_parser("check", help="read data through its reader and report what is wrong"))
     _add_convert(commands.add_parser("convert", help="write the records of any reader to RecordIO files"))
     return parser
 
@@ -68,7 +71,9 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(
         parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
-    _option(parser, "--insecure", action="store_true", help="allow an address that other machines can reach")
+    # For what starts a master beside itself: see integrations/beside_agent.py.
+    _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
+    _add_door(parser)
     _option(
         parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead"
     )
@@ -93,7 +98,9 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
     _option(data, "--records_per_task", type=int, default=256, metavar="N", help="records in a shard")
-    _option(data, "--num_epochs", type=int, default=1, metavar="N", help="epochs of training; 0 is endless")
+    _option(
+        data, "--num_epochs", type=int, default=1, metavar="N", help="epochs, 0 is endless; of prediction 1"
+    )
     _option(data, "--shuffle", action="store_true", help="shuffle all training records")
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
     _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
@@ -102,9 +109,43 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(data, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 
+def _add_door(parser: argparse.ArgumentParser) -> None:
+    door = parser.add_argument_group("door", "who may come in; without it only this machine")
+    _option(door, "--tls_cert", type=Path, metavar="PEM", help="the master's certificate: for TLS")
+    _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(door, "--tls_client_ca", type=Path, metavar="PEM", help="callers need a certificate signed by it")
+    _option(door, "--token_file", type=Path, metavar="PATH", help="callers need the token in this file")
+    _option(
+        door,
+        "--insecure",
+        action="store_true",
+        help="allow an address that other machines can reach without TLS and token",
+    )
+
+
+def _add_credentials(parser: argparse.ArgumentParser) -> None:
+    door = parser.add_argument_group("door", "default: EDL_MASTER_TOKEN_FILE, EDL_MASTER_TLS_CA and the like")
+    _option(door, "--token_file", type=Path, metavar="PATH", help="the master's token")
+    _option(door, "--tls", action="store_true", help="the master speaks TLS")
+    _option(door, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
+    _option(door, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one")
+    _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(door, "--insecure", action="store_true", help="send the token though there is no TLS")
+
+
+def _credentials(options: argparse.Namespace) -> Credentials | None:
+    """What the options say, or None: then the environment does."""
+    from edl_torch.rpc.credentials import Credentials
+
+    names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls", "insecure")
+    given = {name: getattr(options, name) for name in names}
+    return Credentials.read(**given) if any(given.values()) else None
+
+
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=show_status)
     _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
+    _add_credentials(parser)
     _option(parser, "--json", action="store_true", help="print JSON")
 
 
@@ -139,6 +180,20 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
     _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
     _option(parser, "--max_chunk_bytes", type=int, default=1 << 18, metavar="N", help="records in a chunk")
+    _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=run_check)
+    parser.add_argument("data", metavar="DATA", help="data that a reader knows, as for --training_data")
+    _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
+    _option(parser, "--workers", type=int, metavar="N", help="processes that read (default: one a core)")
+    _option(parser, "--limit", type=int, metavar="N", help="read a sample of N records instead of all")
+    _option(parser, "--sample", metavar="PATH.png", help="draw some records as one picture")
+    _option(parser, "--sample_count", type=int, default=12, metavar="N", help="so many (default: 12)")
+    _option(parser, "--list", type=int, default=20, metavar="N", help="findings of each kind to name")
+    _option(parser, "--json", action="store_true", help="print JSON")
     _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
     _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
@@ -204,12 +259,25 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
         serve(
             *(dispatcher, options.addr),
             insecure=options.insecure,
+            door=_door(options),
             on_ready=announce,
             make_commits=make_commits,
+            with_process=options.with_process,
             elasticdl=DeskOptions(
                 task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
             ),
         )
+    )
+
+
+def _door(options: argparse.Namespace) -> Door:
+    from edl_torch.rpc.credentials import Door
+
+    return Door.read(
+        token_file=options.token_file,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        tls_client_ca=options.tls_client_ca,
     )
 
 
@@ -223,7 +291,10 @@ def show_status(options: argparse.Namespace) -> int:
     from edl_torch.client.transport import MasterClient
 
     address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
-    with MasterClient(address, "status", master_timeout_s=STATUS_TIMEOUT_S) as client:
+    credentials = _credentials(options)
+    with MasterClient(
+        address, "status", master_timeout_s=STATUS_TIMEOUT_S, credentials=credentials
+    ) as client:
         status = client.status()
     print(as_json(status) if options.json else as_table(status))
     return 0
@@ -251,5 +322,15 @@ def run_audit(options: argparse.Namespace) -> int:
 def run_convert(options: argparse.Namespace) -> int:
     """Write RecordIO files, all or none."""
     from edl_torch.cli_convert import run
+
+    return run(options)
+
+
+# Check ------------------------------------------------------------------------------------------------
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Read a dataset. Status 0: nothing is wrong, 1: findings, 2: the data cannot be used."""
+    from edl_torch.cli_check import run
 
     return run(options)

@@ -25,7 +25,10 @@ _KINDS = (
 
 
 def described(options: argparse.Namespace) -> Iterator[Registration]:
-    """One registration for each kind of data that is given. Epochs and shuffles are those of training."""
+    """One registration for each kind of data that is given.
+
+    Evaluation has as many epochs as training, one after each; prediction has one. Shuffles are training's.
+    """
     given = [(name, getattr(options, option), kind) for name, option, kind in _KINDS]
     if options.custom_data_reader and not any(path for _, path, _ in given):
         raise InvalidArgument(
@@ -46,7 +49,7 @@ def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskT
         shuffle=trains and options.shuffle,
         shuffle_shards=trains and options.shuffle_shards,
         task_type=kind,
-        num_epochs=options.num_epochs if trains else 1,
+        num_epochs=1 if kind is TaskType.PREDICTION else options.num_epochs,
         max_bad_records=options.max_bad_records,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
+from edl_torch.core.printable import printable
 
 MOST_BAD_RECORDS = 20  # in the table; JSON has them all
 
@@ -34,7 +35,7 @@ def _lines(status: MasterStatus) -> Iterator[str]:
         yield from _columns([_DATASET_HEADING, *map(_dataset_row, status.datasets)])
     for dataset in status.datasets:
         if dataset.failure:
-            yield f"FAILED: {dataset.failure}"
+            yield f"FAILED: {printable(dataset.failure)}"
     if status.trainers:
         yield ""
         yield from _columns([_TRAINER_HEADING, *map(_trainer_row, status.trainers)])
@@ -101,6 +102,7 @@ def _bad_row(item: QuarantinedRecord) -> tuple[str, ...]:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
+    shown = [tuple(map(printable, row)) for row in rows]  # names are the trainers' own
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

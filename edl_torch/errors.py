@@ -15,6 +15,14 @@ class InvalidArgument(EdlError, ValueError):
     """An argument, option or variable has a value that cannot be used."""
 
 
+class LimitExceeded(EdlError, ValueError):
+    """More was asked of a master than it keeps or does for one caller."""
+
+
+class AccessDenied(EdlError, PermissionError):
+    """The master does not let this caller in, or is not the one that the caller trusts."""
+
+
 class UnknownDataset(EdlError):
     """The master has no dataset of this name and the call does not describe one."""
 

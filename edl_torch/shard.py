@@ -69,6 +69,21 @@ class Indices(Sequence[tuple[str, int]]):
         self.numbers = numbers
         self.sources = sources
 
+    @classmethod
+    def joined(cls, parts: Sequence[Indices]) -> Indices:
+        """Several one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        place: dict[str, int] = {}
+        sources = []
+        for part in parts:
+            own = np.array([place.setdefault(name, len(place)) for name in part.names], np.int64)
+            where = np.zeros(len(part), np.int64) if part.sources is None else part.sources
+            sources.append(own[where] if len(part) else where)
+        empty = np.empty(0, np.int64)
+        numbers = np.concatenate([part.numbers for part in parts]) if parts else empty
+        return cls(list(place), numbers, np.concatenate(sources) if parts else empty)
+
     def __len__(self) -> int:
         return len(self.numbers)
 

@@ -1,5 +1,6 @@
-"""For all tests: nothing is kept outside the test's own folders."""
+"""For all tests: nothing is kept outside the test's own folders, and Ctrl-C works as in a terminal."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,3 +12,10 @@ def index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDL_INDEX_DIR", str(tmp_path_factory.mktemp("index")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts() -> None:
+    """A run in the background of a script ignores SIGINT, and its children would too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

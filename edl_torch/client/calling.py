@@ -25,15 +25,22 @@ LEAST_ATTEMPT_S = 0.05
 
 
 class Caller:
-    """Calls to the master at `address`. `close()` ends those that wait; they raise ServiceClosed."""
+    """Calls to the master at `address`. `close()` ends those that wait; they raise ServiceClosed.
 
-    def __init__(self, address: str, master_timeout_s: float) -> None:
+    `explain` gets some seconds, and raises where it is certain that the master will never let us in. It is
+    asked while no call was answered yet: a master that did answer, and ends connections, is only away.
+    """
+
+    def __init__(
+        self, address: str, master_timeout_s: float, explain: Callable[[float], None] | None = None
+    ) -> None:
         if not master_timeout_s >= 0:
             raise InvalidArgument(f"master_timeout_s must be 0 or more, not {master_timeout_s}")
         self._address = address
         self.timeout_s = master_timeout_s
         self._process = os.getpid()
         self._closing = threading.Event()
+        self._explain = explain
 
     def call(
         self, rpc: Callable[..., Any], request: Any, *, wait_s: float = 0.0, attempt_s: float = ATTEMPT_S
@@ -45,8 +52,12 @@ class Caller:
             left_s = give_up_at - time.monotonic()
             timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(attempt_s, left_s))
             try:
-                return self.attempt(rpc, request, timeout_s, wait_for_ready=first is not None)
+                answer = self.attempt(rpc, request, timeout_s, wait_for_ready=first is not None)
+                self._explain = None
+                return answer
             except MasterUnavailable as error:
+                if first is None and self._explain is not None:
+                    self._explain(left_s)
                 first = first or error
                 if time.monotonic() + pause_s >= give_up_at:
                     raise self.unavailable(first) from error

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
+from edl_torch.client.diagnosis import explain
+from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.address import HostPort, parse_address
+from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, Credentials
 
 MESSAGE_BYTES = 64 << 20
 
@@ -26,27 +31,90 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+_KINDS_OF_CALLS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
 class MasterChannel:
     """A grpc channel that knows its address. Answers everything that a `grpc.Channel` does."""
 
-    def __init__(self, channel: grpc.Channel, address: HostPort) -> None:
+    def __init__(
+        self, channel: grpc.Channel | _WithToken, address: HostPort, credentials: Credentials
+    ) -> None:
         self.address = address
+        self.credentials = credentials
         self._channel = channel
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
 
+    def explain(self, timeout_s: float) -> None:
+        """Raise AccessDenied where the master will never take this channel's connections."""
+        explain(self.address, self.credentials, timeout_s)
+
     def __repr__(self) -> str:
         return f"<MasterChannel {self.address}>"
 
 
-def build_channel(address: str) -> MasterChannel:
+def build_channel(address: str, credentials: Credentials | None = None) -> MasterChannel:
     """A channel to the master at `host:port`; connects at its first call.
 
-    Raises InvalidArgument for anything but `host:port` with a port of 1 or more.
+    Without `credentials` those that the environment names are used (`Credentials.from_env`). Raises
+    InvalidArgument for anything but `host:port` with a port of 1 or more, for files that cannot be used, and
+    for a token that would cross a network in the clear.
     """
     where = parse_address(address, least_port=1)
-    return MasterChannel(grpc.insecure_channel(str(where), options=channel_options(where)), where)
+    given = Credentials.from_env() if credentials is None else credentials
+    if given.token is not None and not (given.tls or given.insecure or _is_loopback(where.host)):
+        raise InvalidArgument(
+            f"whoever listens on the way to {where} could read the token: use TLS (EDL_MASTER_TLS_CA=PATH "
+            "or EDL_MASTER_TLS=1), or EDL_MASTER_INSECURE=1 if the network is your own"
+        )
+    options = channel_options(where)
+    tls = given.channel_credentials()
+    channel = (
+        grpc.insecure_channel(str(where), options=options)
+        if tls is None
+        else grpc.secure_channel(str(where), tls, options=options)
+    )
+    return MasterChannel(channel if given.token is None else _WithToken(channel, given.token), where, given)
+
+
+class _WithToken:
+    """A channel that puts the token on every call; an interceptor of grpc would cost more."""
+
+    def __init__(self, channel: grpc.Channel, token: AccessToken) -> None:
+        self._channel = channel
+        self._entry = (METADATA_KEY, token.header)
+
+    def __getattr__(self, name: str) -> Any:
+        made = getattr(self._channel, name)
+        return functools.partial(self._make, made) if name in _KINDS_OF_CALLS else made
+
+    def _make(self, make: Callable[..., Any], *arguments: Any, **options: Any) -> _Carrier:
+        return _Carrier(make(*arguments, **options), self._entry)
+
+
+class _Carrier:
+    """One call of a stub, with an entry of metadata added to the caller's own."""
+
+    def __init__(self, call: Any, entry: tuple[str, str]) -> None:
+        self._call = call
+        self._entry = entry
+
+    def __call__(self, request: Any, **options: Any) -> Any:
+        return self._call(request, **self._with_entry(options))
+
+    def with_call(self, request: Any, **options: Any) -> Any:
+        """As grpc has it."""
+        return self._call.with_call(request, **self._with_entry(options))
+
+    def future(self, request: Any, **options: Any) -> Any:
+        """As grpc has it."""
+        return self._call.future(request, **self._with_entry(options))
+
+    def _with_entry(self, options: dict[str, Any]) -> dict[str, Any]:
+        options["metadata"] = (*(options.get("metadata") or ()), self._entry)
+        return options
 
 
 def channel_options(address: HostPort) -> list[tuple[str, int]]:

@@ -1,11 +1,13 @@
 """Which master a service speaks to when it is given none.
 
-An address in the environment means a server; without one the master lives in this process.
+An address in the environment means a server; without one torchrun's workers share a master of their own, and
+else it lives in this process.
 """
 
 from __future__ import annotations
 
 from edl_torch.client.environment import (
+    finds_master_through_torchrun,
     master_address_from_env,
     master_protocol_from_env,
     master_timeout_from_env,
@@ -15,13 +17,18 @@ from edl_torch.errors import InvalidArgument
 
 
 def default_master(master_timeout_s: float | None = None) -> MasterPort:
-    """A client for the master that the environment names, else a `LocalMaster`.
+    """A client for the master that the environment names, or of the torchrun job; else a `LocalMaster`.
 
     `master_timeout_s` is the client's; None takes it from the environment too. Raises InvalidArgument for
     what cannot be used of the environment.
     """
-    address = master_address_from_env()
     protocol = master_protocol_from_env()
+    if protocol == "edl_torch" and finds_master_through_torchrun():
+        from edl_torch.integrations.torchrun import master_of_job
+
+        address: str | None = master_of_job()
+    else:
+        address = master_address_from_env()
     if address is None:
         if protocol == "elasticdl":
             raise InvalidArgument(

@@ -5,6 +5,8 @@ The master decides when such a pass ends. It does not know what is in a batch, n
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource, Mode
@@ -15,6 +17,7 @@ from edl_torch.client.streams import BrokenStreams
 from edl_torch.client.tickets import Book, Ticket
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, ConcurrentIteration
+from edl_torch.shard import Indices, Slice
 
 
 class ElasticPasses:
@@ -43,6 +46,7 @@ class ElasticPasses:
         self._broken = broken
         self._plain = plain
         self._exhausted = False  # every batch of the pass was handed out
+        self._in_hand: tuple[tuple[Slice, int, int], ...] = ()
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self._leases} exhausted={self._exhausted}>"
@@ -162,7 +166,21 @@ class ElasticPasses:
             handed = self._book.hand(ticket)
             if handed:
                 self._steps.handed()
+                self._in_hand = self._book.slices(ticket)
         return handed
+
+    def stood_in(self) -> None:
+        """The loop gets a batch that holds no record of its own."""
+        self._in_hand = ()
+
+    def records_in_hand(self) -> Indices:
+        """Name and number of each record of the batch that was handed out last."""
+        plan = self._joining.plan()
+        parts = [
+            plan.indices(replace(item, skip=first, limit=after - first))
+            for item, first, after in self._in_hand
+        ]
+        return Indices.joined(parts)
 
     def crumble(self, ticket: Ticket) -> None:
         """A partial batch is not to be trained: back to the master, until it fills one."""

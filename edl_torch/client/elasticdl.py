@@ -35,6 +35,7 @@ from edl_torch.core.calls import (
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult
 from edl_torch.errors import EdlError, TooManyBadRecords, UnknownDataset, Unsupported
 from edl_torch.rpc import elasticdl as wire
+from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType
 
 log = logging.getLogger("edl_torch.client")
@@ -64,10 +65,11 @@ class ElasticDLMasterClient:
         worker_id: str | int | None = None,
         *,
         master_timeout_s: float = 600.0,
+        credentials: Credentials | None = None,
     ) -> None:
         self._worker = elasticdl_worker_id(worker_id)
-        self._channel = build_channel(master) if isinstance(master, str) else master
-        self._caller = Caller(self.address, master_timeout_s)
+        self._channel = build_channel(master, credentials) if isinstance(master, str) else master
+        self._caller = Caller(self.address, master_timeout_s, self._channel.explain)
         names = (wire.GET_TASK, wire.REPORT_TASK_RESULT, wire.REPORT_TRAINING_PARAMS)
         self._get, self._report, self._params = (
             self._channel.unary_unary(f"/{wire.SERVICE}/{name}") for name in names

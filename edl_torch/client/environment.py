@@ -13,6 +13,7 @@ from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.address import parse_address
 
 MASTER_TIMEOUT_S = 600.0
+TORCHRUN_TIMEOUT_S = 30.0  # a master beside an agent that is gone does not come back: the workers restart
 PROTOCOLS = ("edl_torch", "elasticdl")
 
 
@@ -36,6 +37,12 @@ def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | N
             "EDL_MASTER_ADDR=HOST:PORT in its environment"
         )
     return None
+
+
+def finds_master_through_torchrun(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this process is torchrun's, and nobody has named a master."""
+    env = os.environ if environ is None else environ
+    return bool(env.get("TORCHELASTIC_RUN_ID", "").strip()) and not env.get("EDL_MASTER_ADDR", "").strip()
 
 
 def master_protocol_from_env(environ: Mapping[str, str] | None = None) -> str:
@@ -62,11 +69,15 @@ def elasticdl_worker_id(worker_id: str | int | None, environ: Mapping[str, str] 
 
 
 def master_timeout_from_env(environ: Mapping[str, str] | None = None) -> float:
-    """`EDL_MASTER_TIMEOUT_S`, else 600 s: how long a master may be away. Raises InvalidArgument."""
+    """`EDL_MASTER_TIMEOUT_S`: how long a master may be away. Raises InvalidArgument.
+
+    Else 600 s, and 30 s for a master that torchrun's workers have started.
+    """
     env = os.environ if environ is None else environ
     text = env.get("EDL_MASTER_TIMEOUT_S", "").strip()
+    default = TORCHRUN_TIMEOUT_S if finds_master_through_torchrun(env) else MASTER_TIMEOUT_S
     try:
-        seconds = float(text or MASTER_TIMEOUT_S)
+        seconds = float(text or default)
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:

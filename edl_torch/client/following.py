@@ -17,6 +17,7 @@ from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.forks import ForkGuard
 from edl_torch.errors import EdlError
 from edl_torch.rpc.address import HostPort
+from edl_torch.rpc.credentials import Credentials
 
 log = logging.getLogger("edl_torch.client")
 
@@ -28,15 +29,23 @@ class FollowingChannel:
     """Takes the place of a `MasterChannel`.
 
     `find()` returns the master's `host:port`; an EdlError means that nobody knows it now.
+    `credentials` are as those of `build_channel`.
     """
 
-    def __init__(self, find: Callable[[], str], *, look_every_s: float = LOOK_EVERY_S) -> None:
+    def __init__(
+        self,
+        find: Callable[[], str],
+        credentials: Credentials | None = None,
+        *,
+        look_every_s: float = LOOK_EVERY_S,
+    ) -> None:
         self._find = find
+        self._credentials = credentials
         self._look_every_s = look_every_s
         self._closed = threading.Event()
         self._doubt = threading.Event()
         self._text = find()
-        self._channel = build_channel(self._text)
+        self._channel = build_channel(self._text, credentials)
         self._guard = ForkGuard(self._channel.address)
         self._thread = threading.Thread(target=self._follow, name="edl-follow", daemon=True)
         self._thread.start()
@@ -97,7 +106,7 @@ class FollowingChannel:
             log.exception("cannot ask where the master is; asking again")
 
     def _move(self, found: str) -> None:
-        channel = build_channel(found)
+        channel = build_channel(found, self._credentials)
         guard = ForkGuard(channel.address)
         log.info("the master moved from %s to %s", self._text, found)
         old_channel, old_guard = self._channel, self._guard

@@ -5,13 +5,13 @@ It decides as which member the session speaks; what that makes void is forgotten
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.description import Description
 from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
+from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.plan import Plan
 from edl_torch.errors import StaleLease, UnknownDataset
@@ -34,6 +34,7 @@ class Joining:
         on_gone: Callable[[], None],
         on_member: Callable[[Membership], None],
         on_first: Callable[[], None],
+        threads: Threads = SYSTEM,
     ) -> None:
         self._master = master
         self._session = session
@@ -42,7 +43,7 @@ class Joining:
         self._on_gone = on_gone
         self._on_member = on_member
         self._on_first = on_first
-        self._joining = threading.Lock()
+        self._joining = threads.lock()
         self._plan: Plan | None = None
         self._membership = Membership()
 

@@ -6,13 +6,13 @@ It does not know what a record is, nor when one has been trained on.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
 from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
+from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseCall, PassState
 from edl_torch.errors import SessionLost
 
@@ -39,6 +39,7 @@ class LeaseSource:
         on_unwanted: Callable[[list[Grant]], None],
         on_lost: Callable[[Membership], None],
         holds: Callable[[], bool],
+        threads: Threads = SYSTEM,
     ) -> None:
         self._membership = Membership()
         self._port = port
@@ -48,7 +49,8 @@ class LeaseSource:
         self._on_unwanted = on_unwanted
         self._on_lost = on_lost
         self._holds = holds
-        self._changed = threading.Condition()
+        self._threads = threads
+        self._changed = threads.condition()
         self._ready: deque[Grant] = deque()
         self._reserved: dict[str, deque[Grant]] = {}  # the rest of a bundle, for the stream that began it
         self._streams: set[str] = set()
@@ -66,7 +68,7 @@ class LeaseSource:
         self._ahead = not port.in_process
         self._error: Exception | None = None
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def __repr__(self) -> str:
         state = f"open epoch={self._epoch}" if self._open else "closed"
@@ -304,7 +306,7 @@ class LeaseSource:
 
     def _start_thread(self) -> None:
         if self._thread is None and not self._port.in_process:
-            self._thread = threading.Thread(target=self._fetch_ahead, name="edl-leases", daemon=True)
+            self._thread = self._threads.thread(self._fetch_ahead, "edl-leases")
             self._thread.start()
 
     def _fetch_ahead(self) -> None:
@@ -344,5 +346,5 @@ class LeaseSource:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join(timeout_s)

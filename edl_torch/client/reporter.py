@@ -7,14 +7,13 @@ they come faster than answers. It does not know why something is acknowledged.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
+from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, ReportAnswer, ReportCall
 from edl_torch.errors import EdlError, MasterUnavailable, SessionLost, StaleLease
 
@@ -64,6 +63,7 @@ class Reporter:
         on_lost: Callable[[Membership], None],
         audit: Audit | None = None,
         on_refused: Callable[[tuple[int, ...]], None] | None = None,
+        threads: Threads = SYSTEM,
     ) -> None:
         self._membership = Membership()
         self._port = port
@@ -73,7 +73,8 @@ class Reporter:
         self._on_lost = on_lost
         self._audit = audit or Audit()
         self._on_refused = on_refused
-        self._changed = threading.Condition()
+        self._threads = threads
+        self._changed = threads.condition()
         self._outbox = Outbox()
         self._request = 0
         self._noted = 0  # reports noted
@@ -82,7 +83,7 @@ class Reporter:
         self._sending = False
         self._stalled = False  # the master did not answer: send again only when asked to
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def __repr__(self) -> str:
         return f"<Reporter request={self._request} unanswered={self._noted - self._answered}>"
@@ -119,7 +120,7 @@ class Reporter:
             with self._changed:
                 self._raise_error()
         elif self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="edl-reporter", daemon=True)
+            self._thread = self._threads.thread(self._run, "edl-reporter")
             self._thread.start()
 
     def wait_answered(self, lag: int, timeout_s: float | None = None) -> bool:
@@ -260,7 +261,7 @@ class Reporter:
     def close(self, timeout_s: float) -> None:
         """Send what is left and end the thread, within `timeout_s`. What a master does not answer it takes
         back by itself when the session ends."""
-        deadline = time.monotonic() + timeout_s
+        deadline = self._threads.clock() + timeout_s
         try:
             self.flush(timeout_s)
         except (MasterUnavailable, StaleLease):
@@ -269,5 +270,5 @@ class Reporter:
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
-            if self._thread is not None and self._thread is not threading.current_thread():
-                self._thread.join(max(0.0, deadline - time.monotonic()))
+            if self._thread is not None:
+                self._thread.join(max(0.0, deadline - self._threads.clock()))

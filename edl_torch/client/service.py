@@ -38,9 +38,10 @@ class SteppingOptimizer(Protocol):
 class DataShardService:
     """Fetches shards from the master and tells it which records were trained on.
 
-    Without `master_client` the master's address comes from `EDL_MASTER_ADDR`; without that a master is
-    embedded in this process. The plan comes from `reader`, or is `dataset_size` records without a name;
-    where the master knows `dataset_name` already, neither is needed. The dataset is registered at first use.
+    Without `master_client` the master's address comes from `EDL_MASTER_ADDR`; without that torchrun's workers
+    start one for all of them, and elsewhere a master is embedded in this process. The plan comes from
+    `reader`, or is `dataset_size` records without a name; where the master knows `dataset_name` already,
+    neither is needed. The dataset is registered at first use.
 
     Args:
         batch_size: records in a batch of this trainer.
@@ -59,7 +60,7 @@ class DataShardService:
         max_bad_records: so many records may go to quarantine before the job fails.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step.
         master_timeout_s: without `master_client`, how long the master may be away before calls raise
-            MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600.
+            MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600, and 30 for a torchrun job's own.
 
         audit_dir: a folder where this trainer writes down what it reports, for `edl-torch audit`.
 

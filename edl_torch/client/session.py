@@ -6,8 +6,6 @@ It decides nothing about samples or batches; it does not know torch.
 from __future__ import annotations
 
 import logging
-import time
-import uuid
 from pathlib import Path
 
 from edl_torch.audit.log import Audit, AuditLog
@@ -24,6 +22,7 @@ from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
+from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
@@ -47,14 +46,17 @@ class Session:
         description: Description,
         lookahead: int,
         audit_dir: str | Path | None = None,
+        threads: Threads = SYSTEM,
     ) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = threads.new_id()
+        self._threads = threads
         self._audit = Audit() if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
         self.master = master
         self.description = description
         self.steps = Steps(lookahead)
         self.book = Book()
         self.closed = False
+        self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
         name = description.name
         self.lockstep: Lockstep | None = None
         self._joining = Joining(
@@ -65,9 +67,12 @@ class Session:
             on_gone=self._forget,
             on_member=self._follow,
             on_first=self._attend,
+            threads=threads,
         )
         self._reporter = Reporter(
-            *(master, self.id, name, self._on_answer, self._rejoin, self._audit), on_refused=self._on_refused
+            *(master, self.id, name, self._on_answer, self._rejoin, self._audit),
+            on_refused=self._on_refused,
+            threads=threads,
         )
         self._leases = LeaseSource(
             master,
@@ -77,6 +82,7 @@ class Session:
             on_unwanted=self._on_unwanted,
             on_lost=self._rejoin,
             holds=self._holds,
+            threads=threads,
         )
         self._confirmer = Confirmer(
             master, self.id, name, held=self._held, on_void=self._on_void, on_lost=self._rejoin
@@ -331,6 +337,14 @@ class Session:
         lockstep.restarted()
         self.agree_on_end(lockstep)
 
+    def epoch_of_all(self, lockstep: Lockstep) -> int:
+        """The epoch that the next pass of all ranks reads, as rank 0 sees it."""
+
+        def ask() -> str:
+            return str(self.master.dataset_status(self.description.name).epoch)
+
+        return int(together(lockstep.peers, lambda: lockstep.finished, ask))
+
     def agree_on_end(self, lockstep: Lockstep) -> None:
         """All ranks learn whether the master has every record of every epoch accounted for."""
 
@@ -357,14 +371,14 @@ class Session:
 
     def close(self) -> None:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        deadline = self._threads.clock() + CLOSE_TIMEOUT_S
         self.closed = True
         self._broken.close()
         try:
             self._leases.close(CLOSE_TIMEOUT_S)
             with self.book.lock:
                 self._reporter.note(give_backs=self.book.give_back_unacknowledged())
-            self._reporter.close(max(0.0, deadline - time.monotonic()))
+            self._reporter.close(max(0.0, deadline - self._threads.clock()))
         finally:
             self._audit.close()
             if self.joined:

@@ -140,6 +140,10 @@ class Book:
         self._batches.append(ticket)
         return True
 
+    def slices(self, ticket: Ticket) -> tuple[tuple[Slice, int, int], ...]:
+        """What a batch that was handed holds: of each slice the positions `first … after - 1`."""
+        return tuple((self._holdings[task].slice, first, after) for task, first, after in ticket)
+
     def is_mine(self, ticket: Ticket) -> bool:
         """Whether all leases of a batch are held."""
         return not any(self._is_void(task, after) for task, _, after in ticket)

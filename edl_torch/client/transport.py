@@ -37,6 +37,7 @@ from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
 from edl_torch.rpc.convert import checked
+from edl_torch.rpc.credentials import Credentials
 
 __all__ = ["MasterClient", "build_channel"]
 
@@ -51,7 +52,8 @@ class MasterClient:
     follows a master) that it then owns.
 
     A call that finds no master is repeated, with pauses of at most a second, for `master_timeout_s`; then it
-    raises MasterUnavailable. `close()` ends calls that wait; they raise ServiceClosed.
+    raises MasterUnavailable. `credentials` open the master's door; default: those of the environment.
+    `close()` ends calls that wait; they raise ServiceClosed.
     """
 
     in_process = False
@@ -63,10 +65,11 @@ class MasterClient:
         worker_id: str | int | None = None,
         *,
         master_timeout_s: float = 600.0,
+        credentials: Credentials | None = None,
     ) -> None:
         self.worker_id = default_worker_id() if worker_id is None else str(worker_id)
-        self._channel = build_channel(master) if isinstance(master, str) else master
-        self._caller = Caller(str(self._channel.address), master_timeout_s)
+        self._channel = build_channel(master, credentials) if isinstance(master, str) else master
+        self._caller = Caller(str(self._channel.address), master_timeout_s, self._channel.explain)
         self._stub: Any = pb_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
         self._guard = ForkGuard(self._channel.address)
         self._lock = threading.Lock()

@@ -40,3 +40,13 @@ def check_report(
             reached = pass_over(ahead.get(back.task, lease.done), holes)
             if reached < lease.stop:  # else it has ended by then, and there is nothing to give back
                 lease.check_give_back(back.start, reached)
+
+
+def count_new(loans: Loans, session: str, failures: Iterable[Failure]) -> int:
+    """How many records these would put into quarantine that are not there yet."""
+    new: set[tuple[int, int]] = set()
+    for failure in failures:
+        lease = loans.live(session, failure.task, failure.attempt)
+        if lease is not None and lease.is_open(failure.position):
+            new.add((failure.task, failure.position))
+    return len(new)

@@ -26,7 +26,9 @@ from edl_torch.core.calls import (
     TrainerStatus,
 )
 from edl_torch.core.changes import Changes, unrecorded
+from edl_torch.core.checking import count_new
 from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
 from edl_torch.core.registration import new_spec, option_differences, reconcile
 from edl_torch.core.token import Token
@@ -61,12 +63,14 @@ class Dispatcher:
         grace_s: float = 1.0,
         progress_timeout_s: float = 0.0,
         changes: Changes | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.ledger_id = ledger_id
         self.durable = changes is not None
         self.members = Members(
             lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
         )
+        self.limits = limits or Limits()
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
         self._ledgers: dict[str, ShardLedger] = {}
@@ -108,6 +112,11 @@ class Dispatcher:
         if call.batch_size < 1:
             raise InvalidArgument(f"batch_size must be 1 or more, not {call.batch_size}")
         name = call.registration.name
+        self.limits.check_register(
+            call,
+            datasets=len(self._ledgers) + (name not in self._ledgers),
+            sessions=len(self.members) + (self.members.get(call.session) is None),
+        )
         ledger = self._ledgers.get(name)
         if ledger is None:
             ledger = self._make(call.registration, call.batch_size)
@@ -121,7 +130,8 @@ class Dispatcher:
         )
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
-        others = ledger.trainers - (call.session in self.sessions_of(ledger.spec.name))
+        member = self.members.get(call.session)
+        others = ledger.trainers - (member is not None and ledger.spec.name in member.datasets)
         spec = reconcile(ledger.spec, call.registration, alone=others == 0)
         if spec != ledger.spec:
             ledger.respecify(spec)
@@ -247,6 +257,7 @@ class Dispatcher:
         ledger = self._fenced(call)
         if call.count < 1:
             raise InvalidArgument(f"a lease call asks for 1 slice or more, not {call.count}")
+        self.limits.check_lease(call)
         member = self.members.find(call.session)
         if call.drained or not self._holds(member):
             member.progressed = now  # its loop waits for the master
@@ -264,6 +275,12 @@ class Dispatcher:
         hungry = self._hungry.get(dataset, {})
         return any(other != session and now - since <= HUNGRY_S for other, since in hungry.items())
 
+    def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
+        """The sessions that hold leases while another trainer waits: they may have drawn nothing of some."""
+        ledger = self._ledger(dataset)
+        holders = (member.session for member in self.members if ledger.holds(member.session))
+        return tuple(session for session in holders if self.wanted(dataset, session, now))
+
     def report(self, call: ReportCall, now: float) -> ReportAnswer:
         """Apply outcomes and give-backs; leases that are not the session's any more are listed as stale.
 
@@ -271,6 +288,10 @@ class Dispatcher:
         """
         member = self.members.heard(call.session, now)
         ledger = self._fenced(call)
+        if call.failures:
+            new = count_new(ledger.loans, call.session, call.failures)  # a repeated call adds none
+            if new:
+                self.limits.check_quarantine(call.dataset, len(ledger.quarantine) + new)
         ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
         if takes_part and call.request > member.reports.get(call.dataset, 0):
@@ -289,7 +310,8 @@ class Dispatcher:
         session = call.session
         for failure in call.failures:
             try:
-                ledger.fail(session, failure.task, failure.attempt, failure.position, failure.reason)
+                reason = self.limits.shorten(failure.reason)
+                ledger.fail(session, failure.task, failure.attempt, failure.position, reason)
             except StaleLease:
                 stale.append(failure.task)
         for done in call.acknowledgements:
@@ -337,7 +359,11 @@ class Dispatcher:
     def restore(self, dataset: str, token: str | None) -> int:
         """Take the dataset back to a token (None: to the beginning). Returns the new lineage."""
         ledger = self._ledger(dataset)
-        ledger.restore(None if token is None else Token.decode(token))
+        position = None if token is None else Token.decode(token)
+        if position is not None:
+            self.limits.check_quarantine(dataset, len(position.quarantine))
+            self.limits.check_entries("slices", len(position.open) + len(position.crumbs))
+        ledger.restore(position)
         self._hungry.pop(dataset, None)
         for member in self.members:
             if member.answers.pop(dataset, None) is not None:

@@ -36,6 +36,10 @@ class Lease:
         """Records that have no outcome yet."""
         return self.stop - self.done - len(self.holes)
 
+    def is_open(self, position: int) -> bool:
+        """Whether the record at this position has no outcome yet."""
+        return self.done <= position < self.stop and position not in self.holes
+
     def pass_holes(self, upto: int) -> int:
         """Forget the holes below `upto`. Returns how many there were."""
         passed = {hole for hole in self.holes if hole < upto}

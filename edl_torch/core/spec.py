@@ -31,6 +31,8 @@ def validate_spec(spec: DatasetSpec) -> None:
         _check_integer(who, field, value)
         if value < least:
             raise InvalidArgument(f"{who}: {field} is {value}: {_REMEDY[field]}")
+    if spec.records_per_shard > MAX_SIZE:
+        raise InvalidArgument(f"{who}: records_per_shard is {spec.records_per_shard}: 2**62 is the most")
     for field in _SWITCHES:
         if not isinstance(getattr(spec, field), bool):
             raise InvalidArgument(f"{who}: {field} is {getattr(spec, field)!r}: give True or False")

@@ -17,6 +17,7 @@ from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.shard import DatasetSpec, Slice
 
 VERSION = 1
+MOST = 1 << 62  # of any number: what grows from there still fits the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class Token:
         """Read a token. Raises TokenError when it is damaged or of a newer version."""
         try:
             return cls._from(json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise TokenError(f"not a data token ({exc}): pass what service.state_dict() returned") from exc
 
     @classmethod
@@ -133,8 +134,8 @@ class Token:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:  # True is no count
-        raise ValueError(f"{value!r} is not a count")
+    if type(value) is not int or not 0 <= value <= MOST:  # True is no count
+        raise ValueError("it has something that is not a count where one belongs")
     return value
 
 

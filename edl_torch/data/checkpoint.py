@@ -1,7 +1,8 @@
 """Model, optimizer and data position as one checkpoint, at the same step on every rank.
 
 Written by `torch.distributed.checkpoint`, so that a job of another size can load it. A checkpoint is there
-whole or not at all. It must not know what a token holds.
+whole or not at all, and follows on the one that its model came from: where two incarnations of a job are
+alive, as after a partition, only one goes on. It must not know what a token holds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import os
 import re
 import shutil
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,13 +56,14 @@ def save_checkpoint(
         extra: what else belongs to it, as `torch.load(weights_only=True)` takes it: numbers, strings,
             tensors, lists and dicts of them, such as a scheduler's `state_dict()`.
 
-    Returns the folder, `directory/00000001` and so on. Raises CheckpointError where it cannot be written;
-    earlier checkpoints are then untouched.
+    Returns the folder, `directory/00000001` and so on. Raises CheckpointError where it cannot be written, or
+    where others have saved one since this job loaded or saved its last; earlier ones are then untouched.
     """
     folder = Path(directory)
     data = service.state_dict()
-    name = _on_first(service, lambda: _prepare(folder))
-    partial = folder / (name + _PARTIAL)
+    last = service.session.checkpoints.get(str(folder))
+    partial = folder / _on_first(service, lambda: _prepare(folder, last))
+    name = partial.name.partition(".")[0]
     model_state, optimizer_state = get_state_dict(model, optimizer)
     beside = {"data": data, "extra": _pickled(extra)}
     try:
@@ -73,6 +76,7 @@ def save_checkpoint(
     except (OSError, CheckpointException) as exc:
         raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {exc}") from exc
     _on_first(service, lambda: _finish(partial, folder / name, keep))
+    service.session.checkpoints[str(folder)] = name
     return folder / name
 
 
@@ -89,6 +93,7 @@ def load_checkpoint(
     CheckpointError for one that cannot be read, TokenError for one of another dataset.
     """
     name = _on_first(service, lambda: _newest(Path(directory)))
+    service.session.checkpoints[str(Path(directory))] = name
     if not name:
         service.load_state_dict(None)
         return None
@@ -144,24 +149,39 @@ def _newest(folder: Path) -> str:
     return max(_checkpoints(folder), default="")
 
 
-def _prepare(folder: Path) -> str:
-    """The name of the next checkpoint. What a job that died has left half written is removed."""
+def _prepare(folder: Path, last: str | None) -> str:
+    """Where to write the next checkpoint; `last` is the one before it, None where that is not known."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob("*" + _PARTIAL):
-            shutil.rmtree(left)
     except OSError as exc:
         raise CheckpointError(f"checkpoints cannot be written to '{folder}': {exc.strerror}") from exc
-    return f"{int(_newest(folder) or 0) + 1:08d}"
+    newest = _newest(folder)
+    if last is not None and newest != last:
+        raise CheckpointError(_overtaken(folder / newest))
+    return f"{int(newest or 0) + 1:08d}.{uuid.uuid4().hex[:8]}{_PARTIAL}"
+
+
+def _overtaken(other: Path) -> str:
+    return (
+        f"'{other}' was saved by another incarnation of this job, since this one loaded or saved its last: "
+        "start all ranks again from it, as torchrun does by itself"
+    )
 
 
 def _finish(partial: Path, whole: Path, keep: int) -> str:
-    """From here on it counts; only then may older ones go."""
+    """From here on it counts; only then may older ones go, and what others have left half written."""
     try:
         for path in (*partial.iterdir(), partial):
             _sync(path)
-        os.rename(partial, whole)
+        try:
+            os.rename(partial, whole)
+        except OSError as exc:
+            if whole.exists():
+                raise CheckpointError(_overtaken(whole)) from exc
+            raise
         _sync(whole.parent)
+        for left in whole.parent.glob("*" + _PARTIAL):
+            shutil.rmtree(left, ignore_errors=True)  # its writer may be at it still, and will fail
         for old in _checkpoints(whole.parent)[: -max(1, keep)]:
             shutil.rmtree(whole.parent / old)
     except OSError as exc:

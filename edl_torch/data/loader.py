@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from edl_torch.client.peers import Peers
 from edl_torch.client.service import DataShardService
+from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.dataset import Feed, ShardedDataset
@@ -24,6 +25,7 @@ from edl_torch.data.process_group import ProcessGroupPeers
 from edl_torch.data.stand_in import StandIn, freeze_statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import ConcurrentIteration, InvalidArgument
+from edl_torch.shard import Indices
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -113,18 +115,49 @@ class ElasticDataLoader(DataLoader[Any]):
         """
         return self.service.session.elastic.epoch
 
+    @property
+    def records(self) -> Indices:
+        """Name and record number of each sample of the batch in hand, in its order.
+
+        A lazy sequence of `(name, index)`, computed when it is asked for; empty for a batch that stands in.
+        With wrappers that ask for batches ahead it is the batch handed out last.
+        """
+        return self.service.session.elastic.records_in_hand()
+
+    def through(self, epoch: int) -> Iterator[Any]:
+        """Iterate over every epoch up to `epoch` that is not over, and over none after it.
+
+        For a pass between epochs of something else, as evaluation is: trainers that share it come at their
+        own time, and one that finds the epoch over gets no batch, instead of the next epoch's. `epoch` counts
+        from 0. The dataset needs its barrier between epochs.
+        """
+        spec = self.service.session.plan().spec
+        if not spec.epoch_barrier:
+            raise InvalidArgument("through() needs epochs that end: not with epoch_barrier=False")
+        if spec.num_epochs:
+            epoch = min(epoch, spec.num_epochs - 1)
+        while (running := self._running_epoch()) <= epoch:
+            yield from self._iterate(running)
+
+    def _running_epoch(self) -> int:
+        session = self.service.session
+        return self.service.epoch if session.lockstep is None else session.epoch_of_all(session.lockstep)
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self._iterate(NEW_PASS)
+
+    def _iterate(self, epoch: int) -> Iterator[Any]:
         live = None if self._live is None else self._live()
         if live is not None and live.going_on:
             raise ConcurrentIteration(
                 "an iterator over this loader is alive: finish it, break out of its loop, or call "
                 "loader.close()"
             )
-        iterator = self._begin()
+        iterator = self._begin(epoch)
         self._live = weakref.ref(iterator)
         return iterator
 
-    def _begin(self) -> LoaderPass:
+    def _begin(self, epoch: int) -> LoaderPass:
         session = self.service.session
         session.plan()  # joins
         whole_batch = self.batch_size if self.drop_last else None
@@ -132,8 +165,8 @@ class ElasticDataLoader(DataLoader[Any]):
             self._lineage = session.lineage
             self._weights.restart()
         if self._peers is None:
-            return LoaderPass(self, session, whole_batch, self._weights)
-        return LockstepPass(self, session, whole_batch, self._weights, self._stand_in)
+            return LoaderPass(self, session, whole_batch, self._weights, epoch)
+        return LockstepPass(self, session, whole_batch, self._weights, self._stand_in, epoch)
 
     def __len__(self) -> int:
         size = self.service.size

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 from edl_torch.client.session import Session
 from edl_torch.client.tickets import Ticket, ticket_size
+from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.weights import Weights
 from edl_torch.errors import LoaderWorkerDied, ServiceClosed
@@ -30,11 +31,21 @@ class Source(Protocol):
 
 
 class LoaderPass(Iterator[Any]):
-    """The iterator. Batches of less than `whole_batch` records, where that is given, are not handed out."""
+    """The iterator, over `epoch` or the one that runs.
+
+    Batches of less than `whole_batch` records, where that is given, are not handed out.
+    """
 
     _closed = True
 
-    def __init__(self, loader: Source, session: Session, whole_batch: int | None, weights: Weights) -> None:
+    def __init__(
+        self,
+        loader: Source,
+        session: Session,
+        whole_batch: int | None,
+        weights: Weights,
+        epoch: int = NEW_PASS,
+    ) -> None:
         self._loader = loader
         self._session = session
         self._passes = session.elastic
@@ -42,11 +53,12 @@ class LoaderPass(Iterator[Any]):
         self._weights = weights
         self._inner: Iterator[Envelope] | None = None
         self._pid = os.getpid()
+        self._epoch = epoch
         self._number = self._open()
         self._closed = False  # last: without a pass there is nothing to close
 
     def _open(self) -> int:
-        return self._passes.open()
+        return self._passes.open(self._epoch)
 
     @property
     def going_on(self) -> bool:

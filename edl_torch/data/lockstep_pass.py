@@ -13,6 +13,7 @@ from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Ballot, Peers, Vote, check_peers, together
 from edl_torch.client.session import Session
 from edl_torch.client.tickets import ticket_size
+from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.loader_pass import LoaderPass, Source
 from edl_torch.data.stand_in import StandIn
@@ -32,6 +33,7 @@ class LockstepPass(LoaderPass):
         whole_batch: int | None,
         weights: Weights,
         stand_in: StandIn,
+        epoch: int = NEW_PASS,
     ) -> None:
         if session.lockstep is None:
             raise InvalidArgument("the session has no peers: make the loader with synchronous=True")
@@ -42,16 +44,12 @@ class LockstepPass(LoaderPass):
         self._error: Exception | None = None
         self._vote: Vote | None = None
         self._steps = 0
-        super().__init__(loader, session, whole_batch, weights)
+        super().__init__(loader, session, whole_batch, weights, epoch)
 
     def _open(self) -> int:
         """All ranks read the epoch that rank 0 sees."""
-
-        def ask() -> str:
-            return str(self._session.master.dataset_status(self._session.description.name).epoch)
-
-        epoch = together(self._peers, lambda: self._lockstep.finished, ask)
-        return self._passes.open(int(epoch))
+        epoch = self._session.epoch_of_all(self._lockstep) if self._epoch == NEW_PASS else self._epoch
+        return self._passes.open(epoch)
 
     def __next__(self) -> Any:
         if not self.going_on:
@@ -132,6 +130,7 @@ class LockstepPass(LoaderPass):
         self._steps += 1
         self._weights.step(0 if mine is None else ticket_size(mine.ticket), count.records)
         if mine is None:
+            self._passes.stood_in()
             return self._stand_in.batch()
         if not self._passes.deliver(mine.ticket):
             raise StaleLease(

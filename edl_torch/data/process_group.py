@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from edl_torch.client.peers import Ballot
+from edl_torch.data.fresh_names import fresh_name
 from edl_torch.errors import InvalidArgument, PeerFailed
 
 TIMEOUT_S = 1800.0  # as torch's own default for gloo: a rank may decode, or wait for its master, for long
@@ -85,14 +86,15 @@ def _connect(ranks: list[int], rank: int, timeout_s: float) -> Any:
     """Connections between the ranks, which find each other through the job's store.
 
     Not `new_group`: it needs the ranks outside of the group too; or else its groups' names differ where ranks
-    have made unequal numbers of groups before, and it waits for ever.
+    have made unequal numbers of groups before, and it waits for ever. Nor names that a restarted job's store
+    may know from ranks that are gone.
     """
-    name = "edl_torch/" + hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+    where = "edl_torch/" + hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
     store = _get_default_store()
-    number = store.add(f"{name}/made by {rank}", 1)
     with _peers_alive():
+        name = fresh_name(store, where, rank, len(ranks), timeout_s)
         return dist.ProcessGroupGloo(
-            PrefixStore(f"{name}/{number}", store), rank, len(ranks), timedelta(seconds=timeout_s)
+            PrefixStore(f"{where}/{name}", store), rank, len(ranks), timedelta(seconds=timeout_s)
         )
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edl_torch.client.following import FollowingChannel
 from edl_torch.client.transport import MasterClient
 from edl_torch.errors import EdlError, InvalidArgument, MasterStartError, MasterUnavailable, Unsupported
+from edl_torch.rpc.credentials import Credentials
 
 NAME = "edl-master"
 START_S = 120.0  # Ray may have to find a node first
@@ -28,10 +30,17 @@ class MasterActor:
     """The actor. Ray starts it again when its process dies, and its journal brings everything back."""
 
     def __init__(
-        self, state: str, host: str | None, port: int, insecure: bool, patience: dict[str, float]
+        self,
+        state: str,
+        host: str | None,
+        port: int,
+        insecure: bool,
+        door: dict[str, str],
+        patience: dict[str, float],
     ) -> None:
         from edl_torch.master.threaded import ThreadedMaster
         from edl_torch.rpc.address import HostPort
+        from edl_torch.rpc.credentials import Door
 
         sys.setswitchinterval(SWITCH_S)
         here = _ray().util.get_node_ip_address() if host is None else host
@@ -39,6 +48,7 @@ class MasterActor:
             str(HostPort(here, port)),
             state=Path(state),
             insecure=insecure,
+            door=Door.read(**door),
             on_failure=lambda _: os._exit(1),  # Ray starts the actor again
             **patience,
         )
@@ -88,6 +98,7 @@ def start_master(
     host: str | None = None,
     port: int = 0,
     insecure: bool = False,
+    door: Mapping[str, str] | None = None,
     lease_timeout_s: float = 30.0,
     grace_s: float = 1.0,
     progress_timeout_s: float = 0.0,
@@ -99,7 +110,8 @@ def start_master(
 
     `state` is the folder of its journal. Where Ray may start the actor again on another node, it has to be on
     storage that all nodes share; else keep it on one (`actor_options={"resources": …}`). It listens on the
-    address of its node, which needs `insecure=True` where other machines can reach it; `host="127.0.0.1"`
+    address of its node; where other machines can reach that it needs a `door`, files on the actor's node by
+    the names of `Door.read` (`token_file`, `tls_cert`, `tls_key`, …), or `insecure=True`. `host="127.0.0.1"`
     keeps it on one machine. A `detached` actor outlives the driver. Raises MasterStartError.
     """
     ray = _ray()
@@ -118,7 +130,11 @@ def start_master(
         **(actor_options or {}),
     }
     folder = str(Path(state).absolute())
-    actor = ray.remote(MasterActor).options(**options).remote(folder, host, port, insecure, patience)
+    actor = (
+        ray.remote(MasterActor)
+        .options(**options)
+        .remote(folder, host, port, insecure, dict(door or {}), patience)
+    )
     try:
         address: str = ray.get(actor.address.remote(), timeout=START_S)
     except ray.exceptions.RayError as error:
@@ -149,12 +165,13 @@ def master_client(
     namespace: str | None = None,
     worker_id: str | int | None = None,
     master_timeout_s: float = 600.0,
+    credentials: Credentials | None = None,
 ) -> MasterClient:
     """A client of the actor `name`, for a `DataShardService`; it follows the actor wherever Ray restarts it.
 
-    Raises MasterUnavailable where there is no such actor.
+    `credentials` default to those of the environment. Raises MasterUnavailable where there is no such actor.
     """
-    channel = FollowingChannel(lambda: master_address(name, namespace=namespace))
+    channel = FollowingChannel(lambda: master_address(name, namespace=namespace), credentials)
     return MasterClient(channel, worker_id, master_timeout_s=master_timeout_s)
 
 

@@ -17,6 +17,7 @@ import grpc.aio
 from edl_torch.core.calls import LeaseAnswer, LeaseCall, PassState
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall
+from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, MasterUnavailable, StaleLease, UnknownDataset
 from edl_torch.master.elasticdl_desk import Desk
 from edl_torch.master.host import MasterHost, log_released
@@ -95,7 +96,8 @@ class ElasticDLServicer:
         async def answer() -> bytes:
             result = wire.result_from_wire(request)
             if result.failure:
-                log.warning("elasticdl task=%d failed: %s", result.task_id, result.failure)
+                why = self._host.dispatcher.limits.shorten(result.failure)
+                log.warning("elasticdl task=%d failed: %s", result.task_id, printable(why))
             if not self._host.apply(lambda _, now: self._desk.report(result, now)):
                 log.warning("elasticdl task=%d is not lent (any more): its report is ignored", result.task_id)
             return wire.EMPTY
@@ -118,7 +120,7 @@ class ElasticDLServicer:
         try:
             return await self._host.durably(answer())
         except EdlError as error:
-            log.warning("elasticdl call refused: %s", error)
+            log.warning("elasticdl call refused: %s", printable(str(error)))
             code, details, metadata = to_status(error)
             await context.abort(code, details, metadata)
 

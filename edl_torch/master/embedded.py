@@ -106,9 +106,8 @@ class LocalMaster:
             now = self._clock()
             wanted = [
                 listener
-                for session in self._dispatcher.sessions_of(call.dataset)
+                for session in self._dispatcher.asked_back(call.dataset, now)
                 if (listener := self._listeners.get(session)) is not None
-                and self._dispatcher.wanted(call.dataset, session, now)
             ]
         for listener in wanted:  # outside the lock: it will call back into this master
             listener(call.dataset)

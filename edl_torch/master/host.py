@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from edl_torch.core.calls import LeaseAnswer, LeaseCall, RegisterAnswer, RegisterCall
 from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, JournalError
 from edl_torch.master.commits import GroupCommit
 
@@ -148,7 +149,10 @@ class MasterHost:
         """Join a dataset."""
         answer = self.apply(lambda dispatcher, now: dispatcher.register(call, now))
         self._deadlines_changed.set()
-        log.info("registered dataset=%s worker=%s session=%s", answer.spec.name, call.worker_id, call.session)
+        log.info(
+            "registered dataset=%s worker=%s session=%s",
+            *map(printable, (answer.spec.name, call.worker_id, call.session)),
+        )
         return answer
 
     async def lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
@@ -192,8 +196,9 @@ class MasterHost:
     @contextlib.contextmanager
     def attending(self, session: str) -> Iterator[SessionStream]:
         """The session's stream stands while this is open. A newer one of the same session replaces it."""
-        stream = SessionStream()
         older = self._streams.get(session)
+        self.dispatcher.limits.check_stream(session, streams=len(self._streams) + (older is None))
+        stream = SessionStream()
         if older is not None:
             older.end()
         self._streams[session] = stream
@@ -210,7 +215,7 @@ class MasterHost:
             return  # replaced, or the session has left
         del self._streams[session]
         if not self._draining:
-            log.info("stream broke session=%s", session)
+            log.info("stream broke session=%s", printable(session))
             self.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
             self._deadlines_changed.set()
 
@@ -220,9 +225,9 @@ class MasterHost:
         if now - self._called_back.get(dataset, float("-inf")) < CALL_BACK_S:
             return
         self._called_back[dataset] = now
-        for session in self.dispatcher.sessions_of(dataset):
+        for session in self.dispatcher.asked_back(dataset, now):
             stream = self._streams.get(session)
-            if stream is not None and self.dispatcher.wanted(dataset, session, now):
+            if stream is not None:
                 stream.want(dataset)
 
     # The dead -------------------------------------------------------------------------------------------
@@ -259,5 +264,6 @@ def log_released(released: tuple[Released, ...], why: str) -> None:
         records = sum(s.limit for s in item.slices)
         log.info(
             "released dataset=%s worker=%s session=%s why=%s slices=%d records=%d",
-            *(item.dataset, item.worker_id, item.session, why, len(item.slices), records),
+            *map(printable, (item.dataset, item.worker_id, item.session)),
+            *(why, len(item.slices), records),
         )

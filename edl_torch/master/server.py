@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,10 +22,14 @@ from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStar
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
 from edl_torch.master.elasticdl_desk import Desk, DeskOptions
+from edl_torch.master.gate import Gate
+from edl_torch.master.health import Health
 from edl_torch.master.host import MasterHost
-from edl_torch.master.servicer import MasterServicer
-from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
+from edl_torch.master.servicer import SERVICE, MasterServicer
+from edl_torch.master.with_process import until_gone
+from edl_torch.rpc import elasticdl as elasticdl_wire
 from edl_torch.rpc.address import HostPort, parse_address
+from edl_torch.rpc.credentials import Door
 
 log = logging.getLogger("edl_torch.master")
 
@@ -41,31 +46,56 @@ class MasterServer:
         address: str,
         *,
         insecure: bool = False,
+        door: Door | None = None,
         commits: GroupCommit | None = None,
         elasticdl: DeskOptions | None = None,
     ) -> None:
-        self._wanted = checked_address(address, insecure=insecure)
+        self._door = door or Door()
+        self._wanted = checked_address(address, insecure=insecure, door=self._door)
         self._host = MasterHost(dispatcher, commits=commits)
-        self._server = grpc.aio.server(options=server_options(dispatcher.members.lease_timeout_s))
-        pb_grpc.add_MasterServicer_to_server(MasterServicer(self._host), self._server)  # type: ignore[no-untyped-call]
+        token = self._door.token
+        self._server = grpc.aio.server(
+            interceptors=[] if token is None else [Gate(token)],
+            options=server_options(dispatcher.members.lease_timeout_s),
+        )
+        MasterServicer(self._host).add_to(self._server)
         self._elasticdl = ElasticDLServicer(self._host, Desk(dispatcher, elasticdl))
         self._server.add_generic_rpc_handlers((self._elasticdl.handlers(),))
+        self.health = Health(SERVICE, elasticdl_wire.SERVICE)
+        self.health.add_to(self._server)
+        self._sick: asyncio.Task[None] | None = None
 
     async def start(self) -> HostPort:
         """Bind and serve. Returns the address with its real port; raises MasterStartError."""
         check_free(self._wanted)
         try:
-            port = self._server.add_insecure_port(str(self._wanted))
-        except RuntimeError as exc:
-            raise MasterStartError(f"cannot listen on {self._wanted}: {exc}") from exc
+            port = self._bind()
+        except (RuntimeError, ValueError) as exc:
+            hint = "; do the certificate and its key belong together?" if self._door.encrypted else ""
+            raise MasterStartError(f"cannot listen on {self._wanted}: {exc}{hint}") from exc
         self._host.start()
         self._elasticdl.start()
         await self._host.committed()  # datasets of the command line
         await self._server.start()
+        self._sick = asyncio.create_task(self._stop_health(), name="edl-health")
         return HostPort(self._wanted.host, port)
 
+    def _bind(self) -> int:
+        tls = self._door.server_credentials()
+        if tls is None:
+            return self._server.add_insecure_port(str(self._wanted))
+        return self._server.add_secure_port(str(self._wanted), tls)
+
+    async def _stop_health(self) -> None:
+        await self._host.failed()
+        self.health.stop()
+
     async def drain(self, grace_s: float = DRAIN_S) -> None:
-        """Take no new calls, answer those that are here, commit, stop."""
+        """Say that it stops, take no new calls, answer those that are here, commit, stop."""
+        self.health.stop()
+        if self._sick is not None:
+            self._sick.cancel()
+        await asyncio.sleep(0)  # who watches its health is told first
         self._host.drain()
         await self._server.stop(grace_s)
         await self._elasticdl.close()
@@ -93,22 +123,27 @@ async def serve(
     address: str,
     *,
     insecure: bool = False,
+    door: Door | None = None,
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
+    with_process: int | None = None,
     elasticdl: DeskOptions | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once.
+    """Serve until SIGTERM or SIGINT, or the end of `with_process`, then drain; a second one stops at once.
 
     `make_commits` is called on the loop. Raises JournalError, after it has stopped, when a commit fails.
     """
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    if with_process is not None:
+        _watch(with_process, signals)
     commits = None if make_commits is None else make_commits()
     server = MasterServer(
         dispatcher,
         address,
         insecure=insecure,
+        door=door,
         commits=commits,
         elasticdl=elasticdl,
     )
@@ -124,6 +159,18 @@ async def serve(
         await server.stop()
     if server.failure is not None:
         raise server.failure
+
+
+def _watch(process: int, signals: asyncio.Queue[int]) -> None:
+    """Put SIGTERM there when the process has ended."""
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        until_gone(process)
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(signals.put_nowait, signal.SIGTERM)
+
+    threading.Thread(target=watch, name="edl-with-process", daemon=True).start()
 
 
 async def _until_signal_or_failure(server: MasterServer, signals: asyncio.Queue[int]) -> None:
@@ -164,7 +211,7 @@ def server_options(lease_timeout_s: float) -> list[tuple[str, int]]:
     ]
 
 
-def checked_address(text: str, *, insecure: bool) -> HostPort:
+def checked_address(text: str, *, insecure: bool, door: Door) -> HostPort:
     """Where to listen. Raises MasterStartError for what cannot be, or must not be without being asked for."""
     try:
         address = parse_address(text)
@@ -174,14 +221,24 @@ def checked_address(text: str, *, insecure: bool) -> HostPort:
     except OSError as exc:
         raise MasterStartError(f"cannot listen on {text}: host {address.host!r} is unknown: {exc}") from exc
     exposed = sorted(str(ip) for ip in found if not ip.is_loopback)
-    if exposed and not insecure:
+    if not exposed or door.closed:
+        return address
+    if not insecure:
         raise MasterStartError(
-            f"{text} can be reached from other machines ({', '.join(exposed)}), and whoever reaches it may "
-            f"use it: listen on 127.0.0.1, or pass --insecure if the network is your own"
+            f"{text} can be reached from other machines ({', '.join(exposed)}), and {_ajar(door)}: give "
+            "--tls-cert, --tls-key and --token-file (or --tls-client-ca), listen on 127.0.0.1, or pass "
+            "--insecure if the network is your own"
         )
-    if exposed:
-        log.warning("listening on %s without encryption and without a password (--insecure)", text)
+    log.warning("listening on %s though %s (--insecure)", text, _ajar(door))
     return address
+
+
+def _ajar(door: Door) -> str:
+    if door.encrypted:
+        return "whoever reaches it may use it"
+    if door.token is not None:
+        return "whoever listens there can read the token"
+    return "whoever reaches it may use it, unencrypted"
 
 
 def check_free(address: HostPort) -> None:

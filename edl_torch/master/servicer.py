@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import grpc
 import grpc.aio
+from google.protobuf import message_factory
+from google.protobuf.message import DecodeError
 
 from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.errors import EdlError
+from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.master.host import MasterHost
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.convert import checked
 from edl_torch.rpc.status import to_status
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
+SERVICE = _SERVICE.full_name
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -27,11 +34,16 @@ Handler = Callable[["MasterServicer", Q, Context], Awaitable[R]]
 
 
 def guarded(handler: Handler[Q, R]) -> Handler[Q, R]:
-    """Errors of ours become statuses; any other one is a bug and is logged by grpc with its traceback."""
+    """Errors of ours become statuses; any other one is a bug and is logged by grpc with its traceback.
+
+    So a message that cannot be read must not raise in grpc: a stranger could fill the log with it.
+    """
 
     @functools.wraps(handler)
     async def guard(self: MasterServicer, request: Q, context: Context) -> R:
         try:
+            if isinstance(request, Unreadable):
+                raise InvalidArgument(f"not a message of this call: {request.why}")
             return await self._host.durably(handler(self, request, context))
         except EdlError as error:
             code, details, metadata = to_status(error)
@@ -40,14 +52,53 @@ def guarded(handler: Handler[Q, R]) -> Handler[Q, R]:
     return guard
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """In place of a message: bytes that are none."""
+
+    why: str
+
+
+def reader(kind: Any) -> Callable[[bytes], Any]:
+    """What makes messages of this kind of bytes."""
+    read = kind.FromString
+
+    def read_or_say_why(raw: bytes) -> Any:
+        try:
+            return read(raw)
+        except DecodeError as exc:
+            return Unreadable(str(exc))
+
+    return read_or_say_why
+
+
 class MasterServicer:
     """One method per call of `service Master`, on the host's event loop."""
 
     def __init__(self, host: MasterHost) -> None:
         self._host = host
+        self._limits = host.dispatcher.limits
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Answer at this server."""
+        handlers = {method.name: self._handler(method) for method in _SERVICE.methods}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    def _handler(self, method: Any) -> Any:
+        make = (
+            grpc.unary_stream_rpc_method_handler
+            if method.server_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        return make(
+            getattr(self, method.name),
+            request_deserializer=reader(message_factory.GetMessageClass(method.input_type)),
+            response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
+        )
 
     @guarded
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        self._limits.check_sources(len(request.registration.sources.sources))
         answer = self._host.register(checked(convert.register_call_from_wire, request))
         return checked(convert.register_answer_to_wire, answer)
 
@@ -73,11 +124,14 @@ class MasterServicer:
 
     @guarded
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
+        parts = len(request.failures) + len(request.acknowledgements) + len(request.give_backs)
+        self._limits.check_entries("outcomes", parts)
         call = convert.report_call_from_wire(request)
         return convert.report_answer_to_wire(self._host.apply(lambda d, now: d.report(call, now)))
 
     @guarded
     async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
+        self._limits.check_entries("leases", len(request.leases))
         call = convert.confirm_call_from_wire(request)
         return convert.confirm_answer_to_wire(self._host.apply(lambda d, now: d.confirm(call, now)))
 

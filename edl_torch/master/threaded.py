@@ -17,6 +17,7 @@ from pathlib import Path
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.durable import DurableState
 from edl_torch.master.server import MasterServer
+from edl_torch.rpc.credentials import Door
 
 log = logging.getLogger("edl_torch.master")
 
@@ -37,6 +38,7 @@ class ThreadedMaster:
         *,
         state: Path,
         insecure: bool = False,
+        door: Door | None = None,
         lease_timeout_s: float = 30.0,
         grace_s: float = 1.0,
         progress_timeout_s: float = 0.0,
@@ -44,6 +46,7 @@ class ThreadedMaster:
     ) -> None:
         self._wanted = address
         self._insecure = insecure
+        self._door = door
         self._state = state
         self._lease_timeout_s = lease_timeout_s
         self._grace_s = grace_s
@@ -90,7 +93,9 @@ class ThreadedMaster:
     async def _serve(self, state: DurableState) -> None:
         self._loop = asyncio.get_running_loop()
         commits = state.group_commit()
-        server = MasterServer(state.dispatcher, self._wanted, insecure=self._insecure, commits=commits)
+        server = MasterServer(
+            state.dispatcher, self._wanted, insecure=self._insecure, door=self._door, commits=commits
+        )
         try:
             self._ready.set_result(str(await server.start()))
             stopping = asyncio.create_task(self._stopping.wait())

@@ -48,6 +48,10 @@ class AbstractDataReader(ABC):
         """Optional: the records `indices` (int64 array) of the source `name` as one columnar batch."""
         raise AttributeError(f"{type(self).__name__} has no columnar reads")
 
+    def listed_files(self) -> Iterable[str]:
+        """Optional: the path of the file behind each entry of the reader's list, for `edl-torch check`."""
+        return ()
+
     def expect(self, name: str, start: int, end: int) -> None:  # noqa: B027  nothing is a good answer
         """Optional: the records `start … end - 1` of `name` are asked for next, one by one or in batches, in
         any order. A reader that fetches ahead then knows how far."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -86,6 +86,10 @@ class CocoCaptionsReader(IndexedReader):
 
     def _read(self, row: int) -> Image:
         return read_image(os.path.join(self.images, self._images.files[row]))
+
+    def listed_files(self) -> Iterator[str]:
+        """The images' paths, in the order of the file's `images`."""
+        return self._images.paths(self.images)
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -170,6 +174,10 @@ class CocoDetectionReader(IndexedReader):
             raise DataFormatError(
                 f"{where}[{position}] has category_id {labels[position]}, which 'categories' lacks"
             )
+
+    def listed_files(self) -> Iterator[str]:
+        """The images' paths, in the order of the file's `images`."""
+        return self._images.paths(self.images)
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ It parses and checks once; afterwards no dictionary of the file is kept. It must
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -83,6 +84,10 @@ class CocoImages:
     def ids(self) -> IndexArray:
         """The ids, int64 [n]."""
         return self.arrays["ids"]
+
+    def paths(self, folder: str) -> Iterator[str]:
+        """The files in `folder`, in the file's order."""
+        return (os.path.join(folder, file) for file in self.files)
 
     def __len__(self) -> int:
         return len(self.ids)

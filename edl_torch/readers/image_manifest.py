@@ -83,6 +83,10 @@ class ImageManifestReader(IndexedReader):
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image
 
+    def listed_files(self) -> Iterator[str]:
+        """The images' paths, by record."""
+        return (os.path.join(self.root, file) for file in self._files)
+
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Constructor arguments for a `.csv` file that lists images, else None: others are `CsvReader`'s.

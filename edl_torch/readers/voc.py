@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError
@@ -91,6 +91,10 @@ class VocReader(IndexedReader):
         return next(
             (stem + ending for ending in _IMAGE_ENDINGS if os.path.exists(stem + ending)), stem + ".jpg"
         )
+
+    def listed_files(self) -> Iterator[str]:
+        """The images' paths, by record."""
+        return map(self._image_path, self._ids)
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -288,6 +288,7 @@ _COUNTS = (
     "failure",
 )
 _QUARANTINED = ("epoch", "shard", "position", "name", "index", "reason")
+_MOST = (1 << 63) - 1
 _TRAINER = ("session", "worker_id", "leased", "idle_s", "since_progress_s")
 
 
@@ -295,9 +296,22 @@ def _take(value: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
+def _fit(value: Any) -> Any:
+    """What people see, where it would not fit otherwise: nothing that is in a token may spoil the status."""
+    if type(value) is int:
+        return min(value, _MOST)
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _take_fit(value: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: _fit(getattr(value, name)) for name in names}
+
+
 def dataset_status_to_wire(value: calls.DatasetStatus) -> pb.DatasetStatus:
-    quarantine = [pb.QuarantinedRecord(**_take(q, _QUARANTINED)) for q in value.quarantine]
-    return pb.DatasetStatus(task_type=value.task_type.name, quarantine=quarantine, **_take(value, _COUNTS))
+    quarantine = [pb.QuarantinedRecord(**_take_fit(q, _QUARANTINED)) for q in value.quarantine]
+    return pb.DatasetStatus(
+        task_type=value.task_type.name, quarantine=quarantine, **_take_fit(value, _COUNTS)
+    )
 
 
 def dataset_status_from_wire(message: pb.DatasetStatus) -> calls.DatasetStatus:

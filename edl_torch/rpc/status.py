@@ -22,6 +22,8 @@ _Code = grpc.StatusCode
 STATUS: dict[type[EdlError], grpc.StatusCode] = {
     EdlError: _Code.INTERNAL,
     errors.InvalidArgument: _Code.INVALID_ARGUMENT,
+    errors.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
+    errors.AccessDenied: _Code.UNAUTHENTICATED,
     errors.UnknownDataset: _Code.NOT_FOUND,
     errors.DatasetConflict: _Code.ALREADY_EXISTS,
     errors.StaleLease: _Code.ABORTED,
@@ -48,6 +50,19 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
 }
 _BY_NAME = {cls.__name__: cls for cls in STATUS}
 
+# What grpc says of a connection that TLS ended, and what that means. None of it goes away by waiting.
+_TLS = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: give the authority that signed it, "
+    "EDL_MASTER_TLS_CA=PATH, or renew one that has expired",
+    "Hostname Verification Check failed": "its certificate is for other names: call it by one of those, or "
+    "have one made for this one",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS: start it with --tls-cert and --tls-key, or leave out "
+    "EDL_MASTER_TLS, EDL_MASTER_TLS_CA and EDL_MASTER_TLS_CERT here",
+    "Failed to create security handshaker": "the certificates that this caller was given cannot be used",
+}
+
+_TOO_LARGE = "larger than max"
+
 # Without a class of ours: the master is away, or on its way out, and the same call may succeed later.
 _AWAY = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED})
 
@@ -64,6 +79,12 @@ def from_status(error: grpc.RpcError, address: str) -> EdlError:
     cls = _BY_NAME.get(_error_name(error))
     if cls is not None:
         return cls(details)
+    if code is _Code.UNAVAILABLE:
+        for sign, meaning in _TLS.items():
+            if sign in details:
+                return errors.AccessDenied(f"no connection to the master at {address}: {meaning}. {details}")
+    if code is _Code.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
+        return errors.LimitExceeded(f"the call is too large for the master at {address}: {details}")
     if code in _AWAY:
         return MasterUnavailable(f"the master at {address} does not answer ({code.name}: {details})")
     if code is _Code.UNIMPLEMENTED:

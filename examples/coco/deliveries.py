@@ -5,6 +5,7 @@ It counts what the training loop was given, by epoch and record number, and know
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,11 +18,19 @@ class Deliveries:
     def __init__(self, size: int) -> None:
         self.size = size
         self.epochs: dict[int, Tensor] = {}
+        self._gathered: dict[int, Tensor] = {}  # what of it all ranks know
 
     def add(self, epoch: int, numbers: Tensor) -> None:
         """Count a batch's record numbers (int64)."""
         counts = self.epochs.setdefault(epoch, torch.zeros(self.size, dtype=torch.int16))
         counts.index_add_(0, numbers, torch.ones(len(numbers), dtype=torch.int16))
+
+    def gather(self, epoch: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Add what the other ranks were given in the epoch; all ranks call it together."""
+        known = self._gathered.get(epoch, torch.zeros(self.size, dtype=torch.int16))
+        mine = self.epochs.get(epoch, known) - known
+        total = known + sum_over_ranks(mine.int()).to(torch.int16)
+        self.epochs[epoch], self._gathered[epoch] = total, total.clone()
 
     @property
     def delivered(self) -> int:
@@ -50,3 +59,4 @@ class Deliveries:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting from a checkpoint."""
         self.size, self.epochs = state["size"], dict(state["epochs"])
+        self._gathered = {epoch: counts.clone() for epoch, counts in self.epochs.items()}

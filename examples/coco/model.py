@@ -106,3 +106,15 @@ class Captioner(nn.Module):
             ended |= best == EOS
             tokens = torch.cat([tokens, best[:, None]], dim=1)
         return tokens[:, 1:]
+
+
+class WithLoss(nn.Module):
+    """A captioner whose call is its loss: what DDP wraps has to be called."""
+
+    def __init__(self, captioner: Captioner) -> None:
+        super().__init__()
+        self.captioner = captioner
+
+    def forward(self, images: Tensor, captions: Tensor) -> Tensor:
+        """As `Captioner.loss`."""
+        return self.captioner.loss(images, captions)

@@ -38,6 +38,8 @@ class Options:
     seed: int
     output: Path
     checkpoint_every_s: float
+    checkpoint_steps: int
+    audit: Path | None
     resume: Path | None
     rewind: bool
     master: str | None
@@ -64,6 +66,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     if values["resume"] is True:
         values["resume"] = output / CHECKPOINT
     values["device"] = _device(values["device"])
+    _check_together(values)
     values["master"] = values["master"] or _master_of_environment()
     _check_data(values)
     return Options(**values)
@@ -139,6 +142,10 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
         help="seconds (60)",
     )
     files.add_argument(
+        "--checkpoint-steps", type=_count, default=50, metavar="N", help="under torchrun: steps (50)"
+    )
+    files.add_argument("--audit", type=Path, metavar="DIR", help="write down there what is trained on")
+    files.add_argument(
         "--resume",
         nargs="?",
         type=Path,
@@ -168,10 +175,19 @@ def _master_of_environment() -> str | None:
     return os.environ.get("EDL_MASTER_ADDR") or (address if ":" in address else None)
 
 
+def _check_together(values: dict[str, Any]) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ and (values["resume"] or values["rewind"]):
+        raise InvalidArgument(
+            "under torchrun all go on from OUTPUT/checkpoints by themselves: leave --resume out"
+        )
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        return accelerator if accelerator is not None else torch.device("cpu")
+        name = "cpu" if accelerator is None else accelerator.type
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -8,14 +8,18 @@ from typing import Any
 
 
 class StopSignal:
-    """Notes the first SIGINT or SIGTERM, to be asked about between batches; a second one interrupts."""
+    """Notes the first SIGINT or SIGTERM, to be asked about between batches; a second one interrupts.
 
-    def __init__(self) -> None:
+    With `listen=False` it leaves signals alone.
+    """
+
+    def __init__(self, *, listen: bool = True) -> None:
         self.number = 0
+        self._listened = (signal.SIGINT, signal.SIGTERM) if listen else ()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._listened:
             self._before[number] = signal.signal(number, self._note)
         return self
 

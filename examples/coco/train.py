@@ -2,6 +2,7 @@
 
     python examples/coco/train.py --demo
     python examples/coco/train.py --images DIR --annotations captions_train2017.json --epochs 10
+    torchrun --nproc-per-node=2 --max-restarts=3 examples/coco/train.py --demo
 
 The loop in `Trainer.train` is all that elastic sharding asks of a training program; the rest is what any
 training program has: options, checkpoints, a progress line, results.
@@ -23,15 +24,16 @@ import torch
 from batches import Batch, Encode, Fit, NumberedReader, collate
 from deliveries import Deliveries
 from inputs import Data, existing_file, find_data, make_output
-from model import Captioner, ModelConfig
+from model import Captioner, ModelConfig, WithLoss
 from options import CHECKPOINT, Options, parse
 from progress import ProgressLine, Standing
+from ranks import Ranks, join_ranks
 from results import Trained, finish
 from split import read_captions
 from stopping import StopSignal, leave_signals_to_trainer
 from vocabulary import Vocabulary
 
-from edl_torch import DataShardService, ElasticDataLoader, ImageDataset
+from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, load_checkpoint, save_checkpoint
 from edl_torch.errors import EdlError
 from edl_torch.readers import CocoCaptionsReader
 
@@ -78,27 +80,39 @@ class Tally:
 class Trainer:
     """A model, its optimizer, and all that a checkpoint holds except the position in the data."""
 
-    def __init__(self, options: Options, vocabulary: Vocabulary, config: ModelConfig, size: int) -> None:
+    def __init__(
+        self,
+        options: Options,
+        vocabulary: Vocabulary,
+        config: ModelConfig,
+        size: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         torch.manual_seed(options.seed)
         self.options = options
         self.vocabulary = vocabulary
+        self.ranks = ranks or Ranks()
         self.model = Captioner(config).to(options.device)
+        self.loss = self.ranks.wrap(WithLoss(self.model), options.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr, weight_decay=0.01)
         self.deliveries = Deliveries(size)
         self.tally = Tally()
         self.history: list[dict[str, Any]] = []
-        self.line = ProgressLine()
+        self.line = ProgressLine(None if self.ranks.first else open(os.devnull, "w"))  # noqa: SIM115
         self._saved_at = self.line.now()
 
     def train(self, service: DataShardService, loader: ElasticDataLoader, stop: StopSignal) -> None:
         """Train until the data is finished, or a signal asks to stop."""
         service.attach(self.optimizer)
-        if self.options.resume is None:
+        loader.freeze_statistics(self.model)
+        if self.ranks.together:
+            self._load_together(service)
+        elif self.options.resume is None:
             self.save(service)  # so that --resume never finds the checkpoint of an earlier run
         while not service.finished and not stop.asked():
             self._begin_epoch(service.epoch)
             for batch in loader:
-                self._step(batch, len(loader))
+                self._step(batch, loader)
                 self._look_around(service, stop)
                 if stop.asked():
                     return
@@ -109,25 +123,30 @@ class Trainer:
             self.tally = Tally(epoch=epoch)
         self.line.restart()
 
-    def _step(self, batch: Batch, batches_in_epoch: int) -> None:
-        share = min(1.0, self.tally.batches / max(1, batches_in_epoch))
+    def _step(self, batch: Batch, loader: ElasticDataLoader) -> None:
+        share = min(1.0, self.tally.batches / max(1, len(loader)))
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.lr * schedule((self.tally.epoch + share) / self.options.epochs)
         images = batch.images.to(self.options.device, non_blocking=True)
         captions = batch.captions.to(self.options.device, non_blocking=True)
         self.optimizer.zero_grad()
-        loss = self.model.loss(images, captions)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self.loss(images, captions)
+        loader.weigh(loss).backward()  # type: ignore[no-untyped-call]
+        loader.scale_gradients(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
         self.optimizer.step()
-        self.deliveries.add(self.tally.epoch, batch.numbers)
-        self.tally = self.tally.plus(len(batch.numbers), loss.item())
-        self.line.count(len(batch.numbers))
+        if loader.weight:  # else it only stands in
+            self.deliveries.add(self.tally.epoch, batch.numbers)
+        self.tally = self.tally.plus(loader.weight, loss.item())
+        self.line.count(loader.weight)
 
     def _look_around(self, service: DataShardService, stop: StopSignal) -> None:
-        if self.line.due:
+        if self.line.due and self.ranks.first:
             self._draw(service)
-        if stop.asked() or self.line.now() - self._saved_at >= self.options.checkpoint_every_s:
+        if self.ranks.together:  # clocks differ, and all must save at the same step
+            if self.tally.batches % self.options.checkpoint_steps == 0:
+                self.save(service)
+        elif stop.asked() or self.line.now() - self._saved_at >= self.options.checkpoint_every_s:
             self.save(service)
 
     def _end_epoch(self, service: DataShardService) -> None:
@@ -138,6 +157,8 @@ class Trainer:
         )
         loss = tally.loss if tally.records else None  # other trainers may have taken all of an epoch
         self.history.append({"epoch": tally.epoch, "loss": loss, "records": tally.records})
+        if self.ranks.together:
+            self.deliveries.gather(tally.epoch, self.ranks.sum)
         self.tally = Tally(epoch=tally.epoch + 1)
         self.save(service)
 
@@ -168,6 +189,9 @@ class Trainer:
 
     def save(self, service: DataShardService) -> None:
         """Save the model and the position in the data: one instant, one file."""
+        if self.ranks.together:
+            self._save_together(service)
+            return
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -181,6 +205,25 @@ class Trainer:
         }
         checkpoint.save(self.checkpoint_path, state)
         self._saved_at = self.line.now()
+
+    def _save_together(self, service: DataShardService) -> None:
+        """The same of all ranks: `deliveries` are everybody's then, the rest is the first one's."""
+        self.deliveries.gather(self.tally.epoch, self.ranks.sum)
+        save_checkpoint(
+            *(self.options.output / "checkpoints", self.loss, self.optimizer, service),
+            deliveries=self.deliveries.state_dict(),
+            tally=asdict(self.tally),
+            history=self.history,
+        )
+
+    def _load_together(self, service: DataShardService) -> None:
+        """Go on where this job's last checkpoint was, whoever saved it; or begin."""
+        folder = self.options.output / "checkpoints"
+        extra = load_checkpoint(folder, self.loss, self.optimizer, service)
+        if extra is not None:
+            self.deliveries.load_state_dict(extra["deliveries"])
+            self.tally = Tally(**extra["tally"])
+            self.history = list(extra["history"])
 
     def load(self, state: dict[str, Any]) -> None:
         """Everything in a checkpoint but the position in the data."""
@@ -199,12 +242,19 @@ def schedule(share: float) -> float:
 
 def run(options: Options) -> int:
     """Train, evaluate, write results; the exit status."""
+    with join_ranks(options.device) as ranks:
+        return _run(options, ranks)
+
+
+def _run(options: Options, ranks: Ranks) -> int:
     _set_machine(options)
-    make_output(options.output)
+    with ranks.in_turn():
+        make_output(options.output)
+        data = find_data(options)
     saved = None if options.resume is None else checkpoint.load(existing_file(options.resume))
-    data = find_data(options)
-    trainer, reader = _make_trainer(options, data, saved)
-    with StopSignal() as stop, _make_service(options, reader) as service:
+    trainer, reader = _make_trainer(options, data, saved, ranks)
+    # torchrun stops all ranks at once, each where it is: they go on from their last checkpoint.
+    with StopSignal(listen=not ranks.together) as stop, _make_service(options, reader) as service:
         loader = _make_loader(options, service, reader, trainer)
         if saved is not None:
             trainer.load(saved)
@@ -214,7 +264,7 @@ def run(options: Options) -> int:
     if stop.asked():
         print(f"stopped: go on with --resume {trainer.checkpoint_path}", file=sys.stderr)
         return 128 + stop.number
-    return finish(options, data, trainer.trained)
+    return finish(options, data, trainer.trained) if ranks.first else 0
 
 
 def _set_machine(options: Options) -> None:
@@ -228,7 +278,7 @@ def _set_machine(options: Options) -> None:
 
 
 def _make_trainer(
-    options: Options, data: Data, saved: dict[str, Any] | None
+    options: Options, data: Data, saved: dict[str, Any] | None, ranks: Ranks
 ) -> tuple[Trainer, NumberedReader]:
     content = read_captions(data.annotations)
     if saved is not None:
@@ -238,7 +288,7 @@ def _make_trainer(
         vocabulary = Vocabulary.from_captions(captions, options.min_count)
         config = ModelConfig(vocabulary=len(vocabulary), image_size=options.image_size, width=options.width)
     reader = NumberedReader(CocoCaptionsReader(str(data.images), str(data.annotations), per="annotation"))
-    return Trainer(options, vocabulary, config, len(content["annotations"])), reader
+    return Trainer(options, vocabulary, config, len(content["annotations"]), ranks), reader
 
 
 def _make_service(options: Options, reader: NumberedReader) -> DataShardService:
@@ -248,6 +298,7 @@ def _make_service(options: Options, reader: NumberedReader) -> DataShardService:
         num_epochs=options.epochs,
         shuffle_shards=True,
         seed=options.seed,
+        audit_dir=options.audit,
     )
 
 
@@ -264,6 +315,7 @@ def _make_loader(
     )
     return ElasticDataLoader(
         dataset,
+        synchronous=trainer.ranks.together,
         num_workers=options.workers,
         collate_fn=collate,
         pin_memory=options.device.type == "cuda",

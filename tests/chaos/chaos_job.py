@@ -5,6 +5,7 @@ What the job did is judged by `chaos_judge`.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import signal
@@ -15,11 +16,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos_judge import ChaosError, Judge, Result
-from chaos_plan import BATCH, EPOCHS, GRACE_S, LEASE_TIMEOUT_S, NETWORK, Fault, Kind, Plan
+from chaos_plan import (
+    BATCH,
+    EPOCHS,
+    GRACE_S,
+    LEASE_TIMEOUT_S,
+    NETWORK,
+    PROGRESS_TIMEOUT_S,
+    Fault,
+    Kind,
+    Plan,
+)
 from chaos_processes import Launcher, Life, MasterProcess
 from proxy import Proxy
 
-END_S = 60.0  # from the last fault to the end of the job, on a busy machine
+from edl_torch.testing import wait_until
+
+ORPHAN_S = 15.0  # torch's workers look for their trainer every 5 s
+END_S = 120.0  # from the last fault to the end of the job, on a busy machine
 
 
 @dataclass(slots=True)
@@ -38,7 +52,10 @@ class Run:
 
     def __post_init__(self) -> None:
         self._master = MasterProcess(
-            self.folder, "--lease-timeout-s", str(LEASE_TIMEOUT_S), "--grace-s", str(GRACE_S)
+            self.folder,
+            f"--lease-timeout-s={LEASE_TIMEOUT_S}",
+            f"--grace-s={GRACE_S}",
+            f"--progress-timeout-s={PROGRESS_TIMEOUT_S}",
         )
 
     def result(self) -> Result:
@@ -55,6 +72,7 @@ class Run:
             self._play(began)
             peace = time.monotonic()
             self._finish()
+            self._check_orphans()
             now = time.monotonic()
             return self._judge().result(took_s=now - began, tail_s=now - peace)
 
@@ -92,6 +110,9 @@ class Run:
         if fault.kind is Kind.STOP:
             life.signal(signal.SIGSTOP)
             return lambda: life.signal(signal.SIGCONT)
+        if fault.kind is Kind.HANG:
+            life.hang(fault.for_s)
+            return lambda: None  # the trainer goes on by itself
         life.kill()
         self._start_trainer(fault.slot, fault.for_s)
         return None
@@ -155,10 +176,16 @@ class Run:
         for life in self._current.values():
             self._expect(life.exit_status == 0, f"trainer {life.worker_id} failed:\n{life.errors}")
 
+    def _check_orphans(self) -> None:
+        """A killed trainer's loader workers end by themselves."""
+        for life in self.lives:
+            wait_until(lambda life=life: not life.processes, timeout_s=ORPHAN_S, what=f"{life} left none")
+
     def _hung(self) -> None:
         for life in self._current.values():
             life.signal(signal.SIGUSR1)
-        time.sleep(1.0)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: all(life.shown for life in self._current.values()), timeout_s=5.0)
         errors = "\n".join(f"{life.worker_id}:\n{life.errors}" for life in self._current.values())
         self._expect(False, f"not finished {END_S:g} s after the last fault:\n{errors}")
 

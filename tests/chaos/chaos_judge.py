@@ -32,7 +32,8 @@ class Result:
 
     `doubled` records were trained twice; `charged` of them were not in the last batch of a dead trainer. All
     disruptions together excuse `allowed`. `tail_s` is the part of `took_s` after the last fault. `release_s`
-    are the times from a trainer's kill until the master took its leases back, where its log has that.
+    are the times from a trainer's kill until the master took its leases back, where its log has that;
+    `stalled` is how often it took leases for want of progress.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class Result:
     took_s: float
     tail_s: float
     release_s: tuple[float, ...]
+    stalled: int
 
     def __str__(self) -> str:
         return (
@@ -87,6 +89,7 @@ class Judge:
             took_s=took_s,
             tail_s=tail_s,
             release_s=tuple(self._release_times()),
+            stalled=self.master_log.count("why=stalled"),
         )
 
     def _check_status(self) -> None:
@@ -118,9 +121,9 @@ class Judge:
         return times.total() - len(times), sum(count for count in charged.values() if count > 0)
 
     def _disturbances(self) -> int:
-        """Stops and cuts: each may cost a batch. The master's deaths cost none."""
+        """Stops, hangs and cuts: each may cost a batch. The master's deaths cost none."""
         counts = self.plan.counts
-        planned = sum(counts[kind] for kind in (Kind.STOP, Kind.CUT, Kind.HOLD, Kind.REFUSE))
+        planned = sum(counts[kind] for kind in (Kind.STOP, Kind.HANG, Kind.CUT, Kind.HOLD, Kind.REFUSE))
         return planned + self.broken
 
     def _release_times(self) -> Iterator[float]:

@@ -15,6 +15,7 @@ BATCH = 4
 EPOCHS = 2
 LEASE_TIMEOUT_S = 2.0
 GRACE_S = 0.3
+PROGRESS_TIMEOUT_S = 2.0
 QUIET_S = 0.4  # a trainer is left in peace for so long after a fault is over
 
 
@@ -24,6 +25,7 @@ class Kind(Enum):
     KILL = "kill"  # kill -9 of a trainer; the next one takes `for_s` to come up
     MASTER = "master"  # kill -9 of the master; its next life is started after `for_s`
     STOP = "stop"  # SIGSTOP, and SIGCONT after `for_s`
+    HANG = "hang"  # the training loop stands still while heartbeats flow, then goes on with its batch
     CUT = "cut"  # the trainer's connections are reset
     HOLD = "hold"  # a black hole: nothing passes
     REFUSE = "refuse"  # reset, and so is every new connection
@@ -98,8 +100,8 @@ def make_plan(seed: int, intensity: Intensity) -> Plan:
     steps = tuple(chance.uniform(0.01, 0.04) for _ in range(slots))
     kinds = [Kind.KILL] * intensity.trainer_kills + [Kind.MASTER] * intensity.master_kills
     # Some runs have nothing that excuses a record trained twice but a trainer's death.
-    weights = chance.choice(((5, 2, 2, 2, 2, 1), (5, 2, 2, 2, 2, 1), (0, 0, 0, 0, 0, 1)))
-    kinds += chance.choices([Kind.STOP, *NETWORK], weights, k=intensity.others)
+    weights = chance.choice(((3, 2, 2, 2, 2, 2, 1), (3, 2, 2, 2, 2, 2, 1), (0, 0, 0, 0, 0, 0, 1)))
+    kinds += chance.choices([Kind.STOP, Kind.HANG, *NETWORK], weights, k=intensity.others)
     chance.shuffle(kinds)
     faults = _schedule(chance, kinds, slots, intensity.pace_s)
     lasts_s = max(fault.at_s + fault.for_s for fault in faults)
@@ -148,6 +150,8 @@ def _duration(chance: random.Random, kind: Kind) -> float:
             return chance.choice((0.0, 0.0, 0.0, chance.uniform(0.5, 2.0)))  # the last is a slow start
         case Kind.MASTER:
             return chance.choice((0.0, chance.uniform(0.0, 1.0)))
+        case Kind.HANG:
+            return chance.uniform(1.6, 2.0) * PROGRESS_TIMEOUT_S  # a heartbeat late tells of the last move
         case Kind.CUT:
             return 0.0
         case Kind.DELAY | Kind.RAGGED:

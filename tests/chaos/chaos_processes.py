@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,15 @@ class MasterProcess:
         return self._log.read_text()
 
 
+def living() -> Iterator[tuple[int, int]]:
+    """Every process that has not ended, and its group."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group, *_ = path.read_text().rpartition(")")[2].split()
+            if state not in "ZX":
+                yield int(path.parent.name), int(group)
+
+
 @dataclass(slots=True)
 class Life:
     """One trainer process, from its start to its end."""
@@ -98,6 +107,22 @@ class Life:
     def errors(self) -> str:
         path = self.path("errors")
         return path.read_text() if path.exists() else ""
+
+    def hang(self, seconds: float) -> None:
+        """Its loop stands still for so long, after the batch that it has in hand."""
+        new = self.path("hang.new")
+        new.write_text(str(seconds))
+        new.replace(self.path("hang"))
+
+    @property
+    def shown(self) -> bool:
+        """Whether it has answered SIGUSR1, or cannot."""
+        return self.exit_status is not None or "most recent call first" in self.errors
+
+    @property
+    def processes(self) -> list[int]:
+        """What lives of it and its loader workers, its group; nothing where there is no /proc."""
+        return [pid for pid, group in living() if group == self.pid]
 
     def path(self, kind: str) -> Path:
         """Where its `notes`, `errors` or `exit` are."""
@@ -137,7 +162,7 @@ class Launcher:
     def start(self, slot: int, worker_id: str, stem: Path, job: dict[str, Any]) -> Life:
         """Start a trainer; returns once it is forked."""
         life = Life(slot=slot, worker_id=worker_id, stem=stem, pid=0)
-        paths = {kind: str(life.path(kind)) for kind in ("notes", "errors", "exit")}
+        paths = {kind: str(life.path(kind)) for kind in ("notes", "errors", "exit", "hang")}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({**job, **paths, "worker_id": worker_id}) + "\n")

@@ -65,7 +65,8 @@ def reap(children: dict[int, Path], pid: int) -> None:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Be the trainer."""
+    """Be the trainer, in a group of its own with its loader workers."""
+    os.setpgid(0, 0)
     errors = os.open(job["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(errors, 2)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -111,7 +112,16 @@ def train(job: dict[str, Any]) -> None:
             for batch in loader:
                 if not os.path.exists(job["hurry"]):
                     time.sleep(job["step_s"])
+                hang(Path(job["hang"]))
                 notes.write(f"{loader.epoch} {' '.join(map(str, batch.tolist()))}\n")
+
+
+def hang(order: Path) -> None:
+    """Stand still, once, if that was ordered."""
+    if order.exists():
+        seconds = float(order.read_text())
+        order.unlink()
+        time.sleep(seconds)
 
 
 if __name__ == "__main__":

@@ -151,8 +151,10 @@ def test_journalled_leases_live_one_full_timeout_after_a_restart(make_master):
     client = MasterClient(master.address, "w")
     register(client, "a", 8)
     (grant,) = client.lease(lease_call("a", 1)).grants
+    heard = time.monotonic()
     master.kill()
-    time.sleep(1.6)  # longer than the session may be silent: but nobody was there to hear it
+    # Longer than the session may be silent: but nobody was there to hear it.
+    wait_until(lambda: time.monotonic() - heard > 1.5)
     master.start()
     started = time.monotonic()
     assert client.dataset_status("d").leased == grant.slice.limit

@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from conftest import MakeMaster
 from master_kit import EDL
 
 from edl_torch.core.calls import (
@@ -169,7 +170,7 @@ def test_datasets_of_the_command_line_are_there_for_trainers(tmp_path, monkeypat
     assert (answer.spec.records_per_shard, answer.spec.num_epochs) == (7, 2)
     assert answer.spec.shuffle_shards
     status = client.dataset_status("evaluation")
-    assert (status.task_type.name, status.num_epochs, status.size) == ("EVALUATION", 1, 30)
+    assert (status.task_type.name, status.num_epochs, status.size) == ("EVALUATION", 2, 30)
 
 
 def test_status_as_table_and_as_json(start_master):
@@ -350,3 +351,13 @@ def test_client_rides_through_a_restart_of_the_master(start_master):
     master.start()
     waiting.join(15)
     assert answers
+
+
+def test_a_master_ends_with_the_process_that_it_is_beside(make_master: MakeMaster) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    master = make_master("--with-process", str(other.pid))
+    master.start()
+    other.kill()
+    other.wait(10)
+    assert master.process.wait(10) == 0
+    other.stdin.close()

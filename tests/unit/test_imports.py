@@ -22,13 +22,17 @@ ARROWS: dict[str, set[str]] = {
     "master": {"errors", "shard", "core", "rpc"},
     "readers": {"errors", "shard"},
     "audit": {"errors", "shard", "core"},
-    "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"},
+    "checking": {"errors", "shard", "core", "readers"},
+    "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"}
+    | {"integrations.torchrun"},
     "data": {"errors", "shard", "core", "client", "readers"},
-    "integrations": {"errors", "rpc.address", "client", "master.threaded"},
+    "integrations": {"errors", "rpc.address", "rpc.credentials", "data.fresh_names", "client"}
+    | {"master.with_process", "master.threaded"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
-    | {"cli_data", "cli_status", "cli_audit", "cli_convert"},
+    | {"cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
     "cli_audit": {"errors", "shard", "core", "audit", "master.journal_view"},
+    "cli_check": {"errors", "shard", "readers", "checking", "cli_data", "cli_progress"},
     "cli_convert": {"errors", "shard", "readers", "cli_data", "cli_progress"},
     "cli_progress": set(),
     "cli_data": {"errors", "shard", "core", "readers"},
@@ -39,14 +43,23 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data",),
+    "torch": ("data", "integrations.torchrun"),
     "grpc": (
-        *("rpc", "master.server", "master.servicer", "master.host", "master.elasticdl", "cli"),
+        *(
+            "rpc",
+            "master.server",
+            "master.servicer",
+            "master.gate",
+            "master.health",
+            "master.elasticdl",
+            "cli",
+        ),
         *("client.transport", "client.channel", "client.attendance", "client.calling"),
         "client.following",
     ),
+    "grpc_health": ("master.health",),
     "google": ("rpc", "master.servicer", "client.transport"),
-    "cv2": ("readers", "testing.images"),
+    "cv2": ("readers", "checking.sheet", "testing.images"),
     "pycocotools": ("readers", "testing.images"),
     "PIL": (),
     "ray": ("integrations.ray",),

@@ -54,7 +54,13 @@ def test_worker_id():
 
 @pytest.mark.parametrize(
     ("environ", "seconds"),
-    [({}, 600), ({"EDL_MASTER_TIMEOUT_S": " 2.5 "}, 2.5), ({"EDL_MASTER_TIMEOUT_S": "0"}, 0)],
+    [
+        ({}, 600),
+        ({"TORCHELASTIC_RUN_ID": "run"}, 30),
+        ({"EDL_MASTER_TIMEOUT_S": " 2.5 "}, 2.5),
+        ({"EDL_MASTER_TIMEOUT_S": "0"}, 0),
+        ({"TORCHELASTIC_RUN_ID": "run", "EDL_MASTER_ADDR": "m:1"}, 600),
+    ],
 )
 def test_how_long_a_master_may_be_away(environ, seconds):
     assert master_timeout_from_env(environ) == seconds

@@ -298,6 +298,17 @@ def test_a_repeated_report_changes_nothing_and_is_answered_alike(dispatcher: Dis
     assert answer.stale == ()
 
 
+def test_leases_are_asked_back_only_from_those_who_hold_some(dispatcher: Dispatcher, a: Trainer) -> None:
+    b, c = Trainer(dispatcher, "b"), Trainer(dispatcher, "c")
+    b.register()
+    c.register()
+    a.lease(count=9)
+    assert dispatcher.asked_back("training", 0.0) == ()
+    assert b.lease().nothing_yet
+    assert dispatcher.asked_back("training", 0.0) == ("a",)
+    assert dispatcher.asked_back("training", 60.0) == ()
+
+
 def test_too_many_bad_records_fail_every_later_lease(dispatcher: Dispatcher, a: Trainer) -> None:
     (grant,) = a.lease().grants
     a.report(Failure(task=grant.task, attempt=1, position=0, reason="bad"))

@@ -140,3 +140,38 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, new_job: NewJob) 
     new_job().save(tmp_path)
     with pytest.raises(TokenError, match="25"):
         new_job(25).load(tmp_path)
+
+
+def test_of_two_incarnations_that_are_alive_one_goes_on(tmp_path: Path, new_job: NewJob) -> None:
+    old, new = new_job(), new_job()
+    old.load(tmp_path)
+    next(old.steps())
+    old.save(tmp_path)
+    new.load(tmp_path)
+    next(new.steps())
+    new.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"00000002.*another incarnation"):
+        old.save(tmp_path)
+    new.save(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003"]
+
+
+def test_who_saves_at_the_same_time_does_not_overwrite(
+    tmp_path: Path, new_job: NewJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = new_job(), new_job()
+    first.load(tmp_path)
+    second.load(tmp_path)
+    rename = os.rename
+
+    def late(source: Path, target: Path) -> None:
+        if Path(target).name == "00000001":
+            monkeypatch.setattr(os, "rename", rename)
+            second.save(tmp_path)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    with pytest.raises(CheckpointError, match=r"00000001.*another incarnation"):
+        first.save(tmp_path)
+    assert os.listdir(tmp_path) == ["00000001"]
+    assert new_job().load(tmp_path) == {}

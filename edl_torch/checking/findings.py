@@ -1,0 +1,85 @@
+"""What is wrong with data: findings by kind and record, a bounded number of them.
+
+It must not know how they were found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["unreadable", "missing", "duplicate"]
+KINDS: tuple[Kind, ...] = ("unreadable", "missing", "duplicate")
+
+_MOST_KEPT = 10_000
+_LONGEST_REASON = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Records `start … end - 1` of the source `name`, or `entries` of the reader's list of files."""
+
+    kind: Kind
+    name: str
+    start: int
+    end: int
+    reason: str
+    entries: bool = False
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        one, many = ("entry", "entries") if self.entries else ("record", "records")
+        which = f"{one} {self.start}" if len(self) == 1 else f"{many} {self.start} to {self.end - 1}"
+        return f"{which} of {self.name!r}: {self.reason}"
+
+
+def found(kind: Kind, name: str, start: int, reason: str, *, entry: bool = False) -> Finding:
+    """A finding of one record, or entry; the reason becomes one line of bounded length."""
+    line = " ".join(reason.split())
+    if len(line) > _LONGEST_REASON:
+        line = line[:_LONGEST_REASON] + " …"
+    return Finding(kind=kind, name=name, start=start, end=start + 1, reason=line, entries=entry)
+
+
+def joined(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Neighbours with one reason as one finding."""
+    last: Finding | None = None
+    for item in findings:
+        if last is not None and item == replace(last, start=last.end, end=item.end):
+            last = replace(last, end=item.end)
+            continue
+        if last is not None:
+            yield last
+        last = item
+    if last is not None:
+        yield last
+
+
+class Findings:
+    """Counts all findings and keeps the first ten thousand."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Kind] = Counter()  # records
+        self._kept: list[Finding] = []
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Take findings, in any order."""
+        for item in findings:
+            self.counts[item.kind] += len(item)
+            if len(self._kept) < _MOST_KEPT:
+                self._kept.append(item)
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+    def kept(self, kind: Kind) -> list[Finding]:
+        """Those of one kind that were kept, by source and record."""
+        of_kind = (item for item in self._kept if item.kind == kind)
+        return list(joined(sorted(of_kind, key=lambda item: (item.name, item.start))))
+
+    def __repr__(self) -> str:
+        return f"<Findings {dict(self.counts)} kept={len(self._kept)}>"

@@ -1,0 +1,134 @@
+"""Records as one picture: a grid of cells with images, boxes and text. Needs OpenCV.
+
+OpenCV's letters are ASCII: others lose their accents, or become `?`. It must not know readers.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import textwrap
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edl_torch.checking.describe import Box, View
+from edl_torch.errors import OutputError, ReaderUnavailable
+
+Picture = npt.NDArray[np.uint8]
+
+_CELL, _MARGIN, _LINE = 256, 6, 14  # pixels
+_TEXT_LINES = 4  # below an image
+_MOST_COLUMNS = 6
+_FONT_SCALE = 0.38
+_LETTERS = (_CELL - 2 * _MARGIN) // 6
+_PAPER, _INK, _BAD, _BOX = (250, 250, 250), (30, 30, 30), (190, 20, 20), (0, 200, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One record: its heading, and what is to be seen, or why nothing is."""
+
+    heading: str
+    view: View | None = None
+    error: str = ""
+
+
+def draw(cells: Sequence[Cell]) -> Picture:
+    """The sheet, uint8 [height, width, 3], RGB."""
+    cv2 = _opencv()
+    columns = min(_MOST_COLUMNS, max(1, int(np.ceil(np.sqrt(len(cells))))))
+    height = _CELL + _LINE * (_TEXT_LINES + 1) + 2 * _MARGIN
+    rows = -(-len(cells) // columns)
+    sheet = np.full((rows * height, columns * _CELL, 3), _PAPER, np.uint8)
+    for number, cell in enumerate(cells):
+        top, left = number // columns * height, number % columns * _CELL
+        _draw_cell(cv2, sheet[top : top + height, left : left + _CELL], cell)
+    return sheet
+
+
+def save(sheet: Picture, path: str | os.PathLike[str]) -> None:
+    """Write a PNG, whole or not at all. Raises OutputError."""
+    cv2 = _opencv()
+    written, data = cv2.imencode(".png", sheet[..., ::-1])
+    folder, name = os.path.split(os.fspath(path))
+    try:
+        number, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(data.tobytes() if written else b"")
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+    except OSError as exc:
+        raise OutputError(
+            f"'{os.fspath(path)}' cannot be written: {exc.strerror}; choose another path"
+        ) from exc
+
+
+def _draw_cell(cv2: Any, area: Picture, cell: Cell) -> None:
+    cv2.rectangle(area, (0, 0), (area.shape[1] - 1, area.shape[0] - 1), (210, 210, 210), 1)
+    _write(cv2, area, [cell.heading], _MARGIN, 1, _INK)
+    top = _MARGIN + _LINE
+    if cell.view is None:
+        _write(cv2, area, [cell.error], top, _fitting(area, top), _BAD)
+        return
+    if cell.view.image is not None:
+        top += _place(cv2, area[top : top + _CELL, _MARGIN:-_MARGIN], cell.view.image, cell.view.boxes)
+    _write(cv2, area, cell.view.lines, top, _fitting(area, top), _INK)
+
+
+def _fitting(area: Picture, top: int) -> int:
+    return int((area.shape[0] - top) // _LINE)
+
+
+def _place(cv2: Any, area: Picture, image: Picture, boxes: Sequence[Box]) -> int:
+    """Returns the height that it takes."""
+    scale = min(area.shape[0] / image.shape[0], area.shape[1] / image.shape[1])
+    width, height = (max(1, int(side * scale)) for side in (image.shape[1], image.shape[0]))
+    how = cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST
+    area[:height, :width] = cv2.resize(image, (width, height), interpolation=how)
+    frame = np.ascontiguousarray(area[:height, :width])
+    for *corners, label in boxes:
+        x1, y1, x2, y2 = (int(np.clip(c * scale, -1e4, 1e4)) for c in corners)
+        cv2.rectangle(frame, (x1, y1), (x2, y2), _BOX, 1)
+        (wide, high), _ = cv2.getTextSize(_ascii(label), cv2.FONT_HERSHEY_SIMPLEX, 0.35, 1)
+        cv2.rectangle(frame, (x1, y1), (x1 + wide + 2, y1 + high + 3), _INK, cv2.FILLED)
+        at = (x1 + 1, y1 + high + 1)
+        cv2.putText(frame, _ascii(label), at, cv2.FONT_HERSHEY_SIMPLEX, 0.35, _BOX, 1, cv2.LINE_AA)
+    area[:height, :width] = frame
+    return height
+
+
+def _write(cv2: Any, area: Picture, lines: Sequence[str], top: int, most: int, colour: Sequence[int]) -> None:
+    wrapped = [piece for line in lines for piece in textwrap.wrap(_ascii(line), _LETTERS) or [""]]
+    if len(wrapped) > most:
+        wrapped = [*wrapped[: most - 1], "..."]
+    canvas = np.ascontiguousarray(area)
+    for number, line in enumerate(wrapped):
+        at = (_MARGIN, top + (number + 1) * _LINE - 4)
+        cv2.putText(canvas, line, at, cv2.FONT_HERSHEY_SIMPLEX, _FONT_SCALE, tuple(colour), 1, cv2.LINE_AA)
+    area[:] = canvas
+
+
+def _ascii(text: str) -> str:
+    plain = unicodedata.normalize("NFKD", text.replace("\t", "    ").translate(_QUOTES))
+    plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    return plain.encode("ascii", "replace").decode()
+
+
+_QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "’": "'", "‘": "'", "–": "-", "—": "-", "…": "..."})
+
+
+def _opencv() -> Any:
+    try:
+        import cv2
+    except ImportError as exc:
+        raise ReaderUnavailable("--sample needs OpenCV: pip install opencv-python-headless") from exc
+    return cv2

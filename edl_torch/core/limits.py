@@ -1,0 +1,73 @@
+"""How much a master keeps for its callers: what is beyond is refused, by name, before anything is changed.
+
+Numbers and their errors only; it must not know who calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl_torch.core.calls import LeaseCall, RegisterCall
+from edl_torch.errors import LimitExceeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Generous for real jobs, and small enough that a stranger's mistake cannot fill the master's memory."""
+
+    datasets: int = 1_000
+    sessions: int = 100_000
+    sources: int = 1_000_000
+    name_bytes: int = 1_024
+    source_name_bytes: int = 4_096
+    leases_per_call: int = 4_096
+    entries_per_call: int = 100_000
+    quarantine: int = 100_000
+    reason_chars: int = 1_000
+
+    def check_register(self, call: RegisterCall, *, datasets: int, sessions: int) -> None:
+        """Raise LimitExceeded for names that are too long, and for one session or dataset too many.
+
+        `datasets` and `sessions` count what there would be.
+        """
+        self._check_names(session=call.session, worker_id=call.worker_id, dataset=call.registration.name)
+        _check("trainers", sessions, self.sessions, "stop those that are not needed")
+        _check("datasets", datasets, self.datasets, "start a master for each job")
+        sources = call.registration.sources or ()
+        self.check_sources(len(sources))
+        longest = max((len(source.name.encode("utf-8", "replace")) for source in sources), default=0)
+        _check("bytes of a source's name", longest, self.source_name_bytes, "use shorter paths")
+
+    def check_lease(self, call: LeaseCall) -> None:
+        """Raise LimitExceeded for a call that asks for too many leases."""
+        _check("leases a call", call.count, self.leases_per_call, "ask more often, for less")
+
+    def check_entries(self, what: str, entries: int) -> None:
+        """Raise LimitExceeded for a call with too many parts; asked before these are looked at."""
+        _check(f"{what} in one call", entries, self.entries_per_call, "send several calls")
+
+    def check_sources(self, sources: int) -> None:
+        """Raise LimitExceeded for a dataset of too many parts; asked before these are looked at."""
+        _check("sources of a dataset", sources, self.sources, "join small files, or split the dataset")
+
+    def check_stream(self, session: str, *, streams: int) -> None:
+        """Raise LimitExceeded for one stream too many; `streams` counts what there would be."""
+        self._check_names(session=session)
+        _check("trainers' streams", streams, self.sessions, "stop those that are not needed")
+
+    def check_quarantine(self, dataset: str, records: int) -> None:
+        """Raise LimitExceeded where quarantine would outgrow its place; `records` is what there would be."""
+        _check(f"records of {dataset!r} in quarantine", records, self.quarantine, "repair the data")
+
+    def shorten(self, reason: str) -> str:
+        """A reason as it is kept."""
+        return reason if len(reason) <= self.reason_chars else f"{reason[: self.reason_chars]}…"
+
+    def _check_names(self, **names: str) -> None:
+        for what, name in names.items():
+            _check(f"bytes of {what}", len(name.encode("utf-8", "replace")), self.name_bytes, "shorten it")
+
+
+def _check(what: str, value: int, most: int, remedy: str) -> None:
+    if value > most:
+        raise LimitExceeded(f"{value:,} {what}: this master takes {most:,} at most; {remedy}")

@@ -1,0 +1,10 @@
+"""Names that callers chose, made fit for a log or a terminal: one line, and no control of either."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """`text` with everything that is not printable escaped, such as line ends and terminal sequences."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,0 +1,98 @@
+"""What torchrun tells a worker about its job, read from the environment.
+
+Reads variables and the process tree; opens nothing, and must not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl_torch.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A worker's view of its job, in torchrun's own words.
+
+    Attributes:
+        run_id: `--rdzv-id`.
+        rank: of this worker in this incarnation; it may have another one in the next.
+        world_size: number of workers.
+        node: of this agent among the agents.
+        nodes: number of agents, in this incarnation.
+        host, port: of the job's store.
+        agents_store: whether an agent keeps that store, else the worker of rank 0 does.
+        agent: the process that started this worker, and starts the next one.
+        log_dir: a folder of this agent alone that lives as long as it does, where it has one.
+    """
+
+    run_id: str
+    rank: int
+    world_size: int
+    node: int
+    nodes: int
+    host: str
+    port: int
+    agents_store: bool
+    agent: int
+    log_dir: Path | None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Job:
+        """Read it. Raises InvalidArgument that names the variable which is not as torchrun sets it."""
+        env = os.environ if environ is None else environ
+        run_id = _text(env, "TORCHELASTIC_RUN_ID")
+        return cls(
+            run_id=run_id,
+            rank=_number(env, "RANK"),
+            world_size=_number(env, "WORLD_SIZE"),
+            node=_number(env, "GROUP_RANK"),
+            nodes=_number(env, "GROUP_WORLD_SIZE"),
+            host=_text(env, "MASTER_ADDR"),
+            port=_number(env, "MASTER_PORT"),
+            agents_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            agent=_agent(run_id),
+            log_dir=_log_dir(env.get("TORCHELASTIC_ERROR_FILE", "")),
+        )
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "").strip()
+    if not value:
+        raise InvalidArgument(
+            f"{name} is not set, though TORCHELASTIC_RUN_ID is: start this program with torchrun, or name "
+            "the master in EDL_MASTER_ADDR"
+        )
+    return value
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    value = _text(env, name)
+    if not (value.isascii() and value.isdigit()):
+        raise InvalidArgument(f"{name} is {value!r}: torchrun sets it to a number")
+    return int(value)
+
+
+def _log_dir(error_file: str) -> Path | None:
+    """torchrun tells each worker of a file `DIR/attempt_N/LOCAL_RANK/error.json`; DIR is the agent's own."""
+    path = Path(error_file)
+    if not (path.is_absolute() and path.parent.parent.name.startswith("attempt_")):
+        return None
+    folder = path.parents[2]
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _agent(run_id: str) -> int:
+    """The parent, or, behind shells that torchrun was told to start, the first that is none of the job's."""
+    pid = os.getppid()
+    mark = f"TORCHELASTIC_RUN_ID={run_id}".encode()
+    try:
+        while mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            status = Path(f"/proc/{pid}/stat").read_text()
+            pid = int(status.rpartition(")")[2].split()[1])
+    except (OSError, ValueError):  # no /proc, or another user's process
+        return pid
+    return pid

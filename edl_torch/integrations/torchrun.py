@@ -1,0 +1,161 @@
+"""A job under torchrun finds its master, or starts it, through the job's own store.
+
+Workers agree who starts it; it runs beside the agents, so that it survives the workers' restarts. It must not
+know what a master does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from edl_torch.data.fresh_names import fresh_name
+from edl_torch.errors import EdlError, MasterStartError
+from edl_torch.integrations.beside_agent import BesideAgent
+from edl_torch.integrations.job import Job
+from edl_torch.integrations.notice import Notice, answers
+from edl_torch.master.with_process import until_gone
+
+START_S = 60.0  # from a worker's claim to start the master until the others try it
+NODES_S = 10.0  # how long a word from each node is waited for
+STORE_S = 300.0
+KILL_S = 30.0  # what torchrun itself gives a worker after SIGTERM
+LOOK_S = 0.02
+
+
+def master_of_job() -> str:
+    """The address of this job's master, which is started where there is none.
+
+    Also ties this process to its torchrun agent: it ends, as the agent would end it, when the agent is gone.
+    Raises MasterStartError where no master can be started, InvalidArgument for an environment that is not
+    torchrun's.
+    """
+    job = Job.from_env()
+    _end_with(job.agent)
+    return Finder(job, _store(job.host, job.port, is_master=job.rank == 0 and not job.agents_store)).find()
+
+
+def init_process_group(backend: str | None = None, *, timeout_s: float = 1800.0, **arguments: Any) -> None:
+    """As `torch.distributed.init_process_group(backend, …)`, right after a restart too.
+
+    torchrun's agents may keep the job's store over restarts, with the addresses of workers that are gone.
+    Here each incarnation has names of its own. Elsewhere than under such agents it is torch's own function.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not (job := Job.from_env()).agents_store:
+        dist.init_process_group(backend, timeout=timeout, **arguments)
+        return
+    _end_with(job.agent)
+    store = _store(job.host, job.port, is_master=False)
+    name = fresh_name(store, f"edl_torch/{job.run_id}/workers", job.rank, job.world_size, timeout_s)
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"edl_torch/{job.run_id}/{name}", store),
+        rank=job.rank,
+        world_size=job.world_size,
+        timeout=timeout,
+        **arguments,
+    )
+
+
+class Finder:
+    """One worker's part in the agreement on the master.
+
+    Masters of a job have numbers, from 1. Whoever is first to claim a number starts that master and pins up a
+    notice; the others read it. A master that does not answer is followed by the next number.
+    """
+
+    def __init__(self, job: Job, store: Store, beside: BesideAgent | None = None) -> None:
+        self._job = job
+        self._board = PrefixStore(f"edl_torch/{job.run_id}/master", store)
+        self._beside = BesideAgent(job) if beside is None else beside
+
+    def find(self) -> str:
+        """The address of a master that answers."""
+        number = self._board.add("newest", 0)
+        if number == 0:
+            self._board.set(f"node/{self._job.node}", self._beside.running() or "")
+        else:
+            notice = self._read(number)
+            if notice.address and answers(notice.here().address):
+                return notice.address
+        while True:
+            number += 1
+            if self._board.add(f"claim/{number}", 1) == 1:
+                return self._pin(number, self._from_before if number == 1 else self._beside.start)
+            if self._pinned(number):
+                return self._read(number).here().address
+
+    def _from_before(self) -> str:
+        """A master that an agent has kept from before this store, else a new one."""
+        keys = [f"node/{node}" for node in range(self._job.nodes)]
+        _within(NODES_S, lambda: self._board.check(keys))
+        for key in keys:
+            kept = self._board.get(key).decode() if self._board.check([key]) else ""
+            if kept and answers(kept):
+                return kept
+        return self._beside.start()
+
+    def _pin(self, number: int, make: Callable[[], str]) -> str:
+        try:
+            notice = Notice.of(make())
+        except EdlError as error:  # the others must not wait for it
+            self._board.set(f"notice/{number}", Notice(error=str(error)).text)
+            self._board.add("newest", 1)
+            raise
+        self._board.set(f"notice/{number}", notice.text)
+        self._board.add("newest", 1)
+        return notice.address
+
+    def _pinned(self, number: int) -> bool:
+        return _within(START_S, lambda: self._board.check([f"notice/{number}"]))
+
+    def _read(self, number: int) -> Notice:
+        return Notice.read(self._board.get(f"notice/{number}"))
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(LOOK_S)
+    return True
+
+
+@cache  # a store that this process keeps must live as long as it
+def _store(host: str, port: int, *, is_master: bool) -> Store:
+    try:
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=is_master, multi_tenant=True, timeout=timedelta(seconds=STORE_S)
+        )
+    except RuntimeError as exc:  # torch's errors of the network are such
+        raise MasterStartError(
+            f"the store of this job at {host}:{port} (MASTER_ADDR, MASTER_PORT) cannot be reached: {exc}"
+        ) from exc
+    return store
+
+
+@cache
+def _end_with(agent: int) -> None:
+    """End this process, as its torchrun agent would, when the agent is gone.
+
+    Nobody else would: it would go on in the job, unwatched, and hold back the restart of the others.
+    """
+
+    def watch() -> None:
+        until_gone(agent)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(KILL_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="edl-torchrun-agent", daemon=True).start()

@@ -1,0 +1,74 @@
+"""Health checks of orchestrators, `grpc.health.v1`: whether the master answers calls, and nothing else.
+
+Open to everybody, so that probes need no secret. It must not know calls, nor keep anything of who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2 as pb
+
+SERVICE = "grpc.health.v1.Health"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Health:
+    """SERVING until `stop()`, and never again after it.
+
+    `services` are the full names that may be asked for, beside '' for the whole master.
+    """
+
+    def __init__(self, *services: str) -> None:
+        self._services = frozenset((*services, ""))
+        self._stopped = asyncio.Event()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Answer at this server."""
+        wire = {
+            "request_deserializer": pb.HealthCheckRequest.FromString,
+            "response_serializer": pb.HealthCheckResponse.SerializeToString,
+        }
+        handlers = {
+            "Check": grpc.unary_unary_rpc_method_handler(self.Check, **wire),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.Watch, **wire),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    def stop(self) -> None:
+        """The master answers no more calls. Whoever watches is told, and let go: nobody holds up the end."""
+        self._stopped.set()
+
+    @property
+    def serving(self) -> bool:
+        """What is told."""
+        return not self._stopped.is_set()
+
+    async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        """How it is now."""
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+        return self._answer()
+
+    async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
+        """How it is now, and again when it stops."""
+        known = request.service in self._services
+        await context.write(self._answer() if known else _answer("SERVICE_UNKNOWN"))
+        if self.serving:
+            await self._stopped.wait()
+            if known:
+                await context.write(self._answer())
+
+    def _answer(self) -> pb.HealthCheckResponse:
+        return _answer("SERVING" if self.serving else "NOT_SERVING")
+
+    def __repr__(self) -> str:
+        return f"<Health {'serving' if self.serving else 'stopped'}>"
+
+
+def _answer(status: str) -> pb.HealthCheckResponse:
+    return pb.HealthCheckResponse(status=status)

@@ -1,0 +1,229 @@
+"""What opens the master's door: certificates for TLS, and a token that every call carries.
+
+Files are read once; nothing of what is in them is ever shown. It must not know calls.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn, Self
+
+import grpc
+
+from edl_torch.errors import InvalidArgument
+
+METADATA_KEY = "authorization"
+LEAST_TOKEN = 16  # characters; shorter ones can be guessed over the network
+
+_Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessToken:
+    """A shared secret. Comparing takes the same time wherever the difference is; it is never pickled."""
+
+    _value: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, path: _Path) -> Self:
+        """The token in a file, without the white space around it. Raises InvalidArgument."""
+        value = _read(path, "token").strip()
+        if len(value) < LEAST_TOKEN or not value.isascii() or any(not 32 < byte < 127 for byte in value):
+            raise InvalidArgument(
+                f"the token file '{path}' must hold one word of {LEAST_TOKEN} or more ASCII characters; "
+                f"make one with: python -c 'import secrets; print(secrets.token_urlsafe())' > '{path}'"
+            )
+        return cls(value)
+
+    @property
+    def header(self) -> str:
+        """What a call carries under `METADATA_KEY`."""
+        return f"Bearer {self._value.decode()}"
+
+    def opens(self, header: str | bytes) -> bool:
+        """Whether a call may come in."""
+        given = header.encode("utf-8", "replace") if isinstance(header, str) else header
+        return hmac.compare_digest(given, self.header.encode())
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the master's token stays in the process that has read it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """A trainer's part: how it knows the master, and how the master knows it.
+
+    Attributes:
+        token: sent with every call.
+        tls: whether the channel is encrypted.
+        insecure: whether the token may cross a network that is not.
+        ca: PEM of the authority that signed the master's certificate; None: those of the system.
+        cert, key: PEM of the trainer's own certificate, where the master asks for one.
+    """
+
+    token: AccessToken | None = None
+    tls: bool = False
+    insecure: bool = False
+    ca: bytes | None = field(default=None, repr=False)
+    cert: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(
+        cls,
+        *,
+        token_file: _Path | None = None,
+        tls: bool = False,
+        insecure: bool = False,
+        tls_ca: _Path | None = None,
+        tls_cert: _Path | None = None,
+        tls_key: _Path | None = None,
+    ) -> Self:
+        """From files. Raises InvalidArgument that names the file, or the one that is missing."""
+        if (tls_cert is None) != (tls_key is None):
+            raise InvalidArgument("a TLS certificate and its key belong together: give both, or neither")
+        _check_files(tls_cert, tls_key, tls_ca)
+        return cls(
+            token=None if token_file is None else AccessToken.read(token_file),
+            insecure=insecure,
+            tls=tls or tls_ca is not None or tls_cert is not None,
+            ca=None if tls_ca is None else _read_pem(tls_ca, "CA certificate"),
+            cert=None if tls_cert is None else _read_pem(tls_cert, "certificate"),
+            key=None if tls_key is None else _read_pem(tls_key, "private key"),
+        )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """From `EDL_MASTER_TOKEN_FILE`, `EDL_MASTER_TLS_CA`, `…_TLS_CERT` and `…_TLS_KEY`.
+
+        `EDL_MASTER_TLS=1` trusts the authorities of the system, `EDL_MASTER_INSECURE=1` sends a token without
+        TLS.
+        """
+        env = os.environ if environ is None else environ
+
+        def path(name: str) -> str | None:
+            return env.get(f"EDL_MASTER_{name}", "").strip() or None
+
+        def switch(name: str) -> bool:
+            value = path(name) or "0"
+            if value not in ("0", "1"):
+                raise InvalidArgument(f"EDL_MASTER_{name} is {value!r}: it must be 0 or 1")
+            return value == "1"
+
+        return cls.read(
+            token_file=path("TOKEN_FILE"),
+            tls=switch("TLS"),
+            insecure=switch("INSECURE"),
+            tls_ca=path("TLS_CA"),
+            tls_cert=path("TLS_CERT"),
+            tls_key=path("TLS_KEY"),
+        )
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """For grpc; None without TLS."""
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.cert) if self.tls else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """The master's part.
+
+    Attributes:
+        token: without it a call learns nothing; None: no token is asked for.
+        cert, key: PEM of the master's certificate; None: no TLS.
+        client_ca: PEM of the authority whose certificates callers must have; None: any caller.
+    """
+
+    token: AccessToken | None = None
+    cert: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+    client_ca: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(
+        cls,
+        *,
+        token_file: _Path | None = None,
+        tls_cert: _Path | None = None,
+        tls_key: _Path | None = None,
+        tls_client_ca: _Path | None = None,
+    ) -> Self:
+        """From files. Raises InvalidArgument that names the file, or the one that is missing."""
+        if (tls_cert is None) != (tls_key is None):
+            raise InvalidArgument("--tls-cert and --tls-key belong together: give both, or neither")
+        if tls_client_ca is not None and tls_cert is None:
+            raise InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key")
+        _check_files(tls_cert, tls_key, tls_client_ca)
+        return cls(
+            token=None if token_file is None else AccessToken.read(token_file),
+            cert=None if tls_cert is None else _read_pem(tls_cert, "certificate"),
+            key=None if tls_key is None else _read_pem(tls_key, "private key"),
+            client_ca=None if tls_client_ca is None else _read_pem(tls_client_ca, "CA certificate"),
+        )
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether callers speak TLS."""
+        return self.cert is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether a stranger on the network stays out: nobody listens in, and callers show who they are."""
+        return self.encrypted and (self.token is not None or self.client_ca is not None)
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """For grpc; None without TLS."""
+        if self.cert is None or self.key is None:
+            return None
+        asks = self.client_ca is not None
+        return grpc.ssl_server_credentials([(self.key, self.cert)], self.client_ca, require_client_auth=asks)
+
+
+def _check_files(cert: _Path | None, key: _Path | None, ca: _Path | None) -> None:
+    """Raise InvalidArgument that names the file which TLS cannot use: grpc would say so late, or nowhere."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca is not None:
+        _read_pem(ca, "CA certificate")
+        try:
+            context.load_verify_locations(ca)
+        except ssl.SSLError as exc:
+            raise InvalidArgument(f"the CA certificate file '{ca}' is damaged: {_reason(exc)}") from exc
+    if cert is not None and key is not None:
+        _read_pem(cert, "certificate")
+        _read_pem(key, "private key")
+        try:
+            context.load_cert_chain(cert, key, password=_no_password)
+        except ssl.SSLError as exc:
+            raise InvalidArgument(
+                f"the certificate '{cert}' and the private key '{key}' do not belong together, or one is "
+                f"damaged: {_reason(exc)}"
+            ) from exc
+
+
+def _no_password() -> str:
+    raise InvalidArgument(
+        "the private key is encrypted: give one without a pass phrase, in a file of yours alone"
+    )
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return error.reason or "it cannot be read"
+
+
+def _read(path: _Path, what: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise InvalidArgument(f"the {what} file '{path}' cannot be read: {exc.strerror}") from exc
+
+
+def _read_pem(path: _Path, what: str) -> bytes:
+    content = _read(path, what)
+    if b"-----BEGIN " not in content:
+        raise InvalidArgument(f"the {what} file '{path}' is no PEM file: it has no '-----BEGIN …' line")
+    return content

@@ -1,0 +1,319 @@
+"""Each limit at its edge: exactly as much passes, one more is refused by name and changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import grpc
+import pytest
+from door_kit import MasterThread, digest, lease, register, report
+
+from edl_torch.core.calls import NEW_PASS, Acknowledgement, ConfirmCall, Failure, HeldLease
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.elasticdl import TaskResult
+from edl_torch.core.limits import Limits
+from edl_torch.core.token import Token
+from edl_torch.errors import InvalidArgument, LimitExceeded, TokenError
+from edl_torch.master.server import MESSAGE_BYTES
+from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc import elasticdl as wire
+from edl_torch.shard import Source
+
+SMALL = Limits(
+    datasets=2,
+    sessions=2,
+    sources=3,
+    name_bytes=8,
+    source_name_bytes=6,
+    leases_per_call=3,
+    entries_per_call=4,
+    quarantine=2,
+    reason_chars=5,
+)
+
+
+def limited():
+    return Dispatcher(ledger_id="x", limits=SMALL)
+
+
+def unchanged(dispatcher, call, match):
+    """The call is refused, and the state is what it was."""
+    before = digest(dispatcher)
+    with pytest.raises(LimitExceeded, match=match):
+        call()
+    assert digest(dispatcher) == before
+
+
+# In the core ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "most", "what"),
+    [
+        ("session", "é" * 4, "bytes of session"),
+        ("worker_id", "w" * 8, "bytes of worker_id"),
+        ("name", "n" * 8, "bytes of dataset"),
+    ],
+)
+def test_names(field, most, what):
+    dispatcher = limited()
+    unchanged(
+        dispatcher,
+        lambda: dispatcher.register(register(**{field: most + "x"}), 0.0),
+        f"9 {what}: .* 8 at most",
+    )
+    dispatcher.register(register(**{field: most}), 0.0)
+
+
+def test_names_of_sources():
+    dispatcher = limited()
+    long = (Source(name="", count=1), Source(name="s" * 7, count=1))
+    unchanged(
+        dispatcher, lambda: dispatcher.register(register(sources=long), 0.0), "7 bytes of a source's name"
+    )
+    dispatcher.register(register(sources=(Source(name="s" * 6, count=1),)), 0.0)
+
+
+def test_sources():
+    dispatcher = limited()
+    many = tuple(Source(name=str(number), count=1) for number in range(4))
+    unchanged(dispatcher, lambda: dispatcher.register(register(sources=many), 0.0), "4 sources of a dataset")
+    dispatcher.register(register(sources=many[:3]), 0.0)
+
+
+def test_datasets():
+    dispatcher = limited()
+    dispatcher.register(register(name="a"), 0.0)
+    dispatcher.register(register(name="b"), 0.0)
+    unchanged(dispatcher, lambda: dispatcher.register(register(name="c"), 0.0), "3 datasets")
+    dispatcher.register(register(name="b"), 0.0)
+
+
+def test_trainers():
+    dispatcher = limited()
+    dispatcher.register(register("a"), 0.0)
+    dispatcher.register(register("b"), 0.0)
+    unchanged(dispatcher, lambda: dispatcher.register(register("c"), 0.0), "3 trainers")
+    dispatcher.register(register("a", name="other"), 0.0)
+    dispatcher.leave("a")
+    dispatcher.register(register("c"), 0.0)
+
+
+def test_leases_of_one_call():
+    dispatcher = limited()
+    dispatcher.register(register(size=100), 0.0)
+    unchanged(dispatcher, lambda: dispatcher.lease(lease(1, count=4), 0.0), "4 leases a call")
+    assert len(dispatcher.lease(lease(1, count=3), 0.0).grants) == 3
+
+
+def quarantined(dispatcher, positions, request=1):
+    return dispatcher.report(
+        report(
+            request,
+            failures=tuple(Failure(task=1, attempt=1, position=p, reason="a reason") for p in positions),
+        ),
+        0.0,
+    )
+
+
+def test_quarantine_and_a_repeated_report_of_the_last_record_that_fits():
+    dispatcher = limited()
+    dispatcher.register(register(max_bad_records=10), 0.0)
+    dispatcher.lease(lease(1), 0.0)
+    unchanged(dispatcher, lambda: quarantined(dispatcher, (0, 1, 2)), "3 records of 'd' in quarantine")
+    quarantined(dispatcher, (0, 1))
+    quarantined(dispatcher, (0, 1))  # its answer was lost on the way: nothing is new
+    unchanged(dispatcher, lambda: quarantined(dispatcher, (2,), 2), "3 records of 'd' in quarantine")
+    (one, two) = dispatcher.find_ledger("d").quarantine
+    assert (one.reason, two.reason) == ("a rea…", "a rea…")
+
+
+def test_the_same_record_twice_in_one_report_counts_once():
+    dispatcher = limited()
+    dispatcher.register(register(max_bad_records=10), 0.0)
+    dispatcher.lease(lease(1), 0.0)
+    quarantined(dispatcher, (3, 3, 3, 2))
+    assert len(dispatcher.find_ledger("d").quarantine) == 2
+
+
+def test_quarantine_and_slices_of_a_token():
+    dispatcher = limited()
+    dispatcher.register(register(size=100, max_bad_records=10), 0.0)
+    dispatcher.lease(lease(1, count=3), 0.0)
+    begun = json.loads(dispatcher.snapshot("d"))
+    bad = [0, 0, 0, "", 0, "why"]
+    piece = begun["open"][0]
+    slices = [[*piece[:2], number, 1] for number in range(4)]
+    for more, match in (
+        ({"quarantine": [bad] * 3}, "quarantine"),
+        ({"open": slices, "crumbs": [piece]}, "5 slices"),
+    ):
+        text = json.dumps(begun | more)
+        unchanged(dispatcher, lambda text=text: dispatcher.restore("d", text), match)
+    dispatcher.restore("d", json.dumps(begun | {"quarantine": [bad] * 2, "open": slices}))
+
+
+def test_limits_of_a_master_have_room_for_real_jobs():
+    limits = Limits()
+    spec = tuple(Source(name=f"train/{number:07}.tar", count=1) for number in range(100_000))
+    limits.check_register(register(sources=spec), datasets=1, sessions=10_000)
+    limits.check_entries("leases", 64 * 64)
+
+
+# Numbers that would not fit -------------------------------------------------------------------------------
+
+
+def test_records_per_shard_that_no_answer_could_carry_make_no_dataset():
+    dispatcher = Dispatcher(ledger_id="x")
+    before = digest(dispatcher)
+    for call in (
+        register(batch_size=1 << 61, records_per_shard=None),
+        register(records_per_shard=(1 << 62) + 1),
+    ):
+        with pytest.raises(InvalidArgument, match=r"2\*\*62 is the most"):
+            dispatcher.register(call, 0.0)
+    assert digest(dispatcher) == before
+    dispatcher.register(register(records_per_shard=1 << 62), 0.0)
+
+
+@pytest.mark.parametrize("value", [(1 << 62) + 1, 1 << 63, 10**4000, -1, True, 1.5, "1", None])
+@pytest.mark.parametrize("field", ["acknowledged", "dropped", "cursor"])
+def test_token_with_a_number_that_is_none_changes_nothing(field, value):
+    dispatcher = Dispatcher(ledger_id="x")
+    dispatcher.register(register(), 0.0)
+    begun = json.loads(dispatcher.snapshot("d"))
+    begun[field] = [value, 0, 0] if field == "cursor" else value
+    before = digest(dispatcher)
+    with pytest.raises(TokenError):
+        dispatcher.restore("d", json.dumps(begun))
+    assert digest(dispatcher) == before
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"a":' * 200_000, "1" * 10_000, "NaN", '"\ud800"', "\0", ""]
+)
+def test_text_that_is_no_token(text):
+    with pytest.raises(TokenError):
+        Token.decode(text)
+
+
+# Over the wire --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(start):
+    return start(dispatcher=limited())
+
+
+def refused(master, call, match):
+    before = master.digest
+    with pytest.raises(LimitExceeded, match=match):
+        call()
+    assert master.digest == before
+
+
+def test_limits_over_the_wire(small):
+    client = small.client()
+    many = tuple(Source(name=str(number), count=1) for number in range(4))
+    refused(small, lambda: client.register(register(name="n" * 9)), "9 bytes of dataset")
+    refused(small, lambda: client.register(register(sources=many)), "4 sources")
+    client.register(register(sources=many[:3]))
+    client.register(register("t", name="e"))
+    refused(small, lambda: client.register(register("u")), "3 trainers")
+    refused(small, lambda: client.register(register(name="f")), "3 datasets")
+
+
+def heard(small, call, match):
+    """Refused; the session was heard, nothing else has changed."""
+    rows = small.on_loop(lambda: small.dispatcher.snapshot("d"))
+    with pytest.raises(LimitExceeded, match=match):
+        call()
+    assert small.on_loop(lambda: small.dispatcher.snapshot("d")) == rows
+
+
+def test_parts_of_one_call_over_the_wire(small):
+    client = small.client()
+    client.register(register(size=100, max_bad_records=9))
+    heard(small, lambda: client.lease(lease(1, count=4)), "4 leases a call")
+    assert len(client.lease(lease(1, count=3)).grants) == 3
+    done = Acknowledgement(task=1, attempt=1, upto=1)
+    bad = [Failure(task=1, attempt=1, position=p, reason="x") for p in (1, 2, 3)]
+    heard(small, lambda: client.report(report(1, acknowledgements=(done,) * 5)), "5 outcomes in one call")
+    heard(small, lambda: client.report(report(1, failures=tuple(bad))), "3 records of 'd' in quarantine")
+    assert client.report(report(1, acknowledgements=(done,) * 2, failures=tuple(bad[:2]))).stale == ()
+    held = HeldLease(task=1, attempt=1)
+    call = ConfirmCall(session="s", dataset="d", lineage=1, leases=(held,) * 5)
+    heard(small, lambda: client.confirm(call), "5 leases in one call")
+    assert client.confirm(dataclasses.replace(call, leases=(held,) * 4)).void == ()
+
+
+def test_streams_over_the_wire(small):
+    with grpc.insecure_channel(small.address) as channel:
+        attend = channel.unary_stream(
+            "/edl_torch.v1.Master/Attend", pb.AttendRequest.SerializeToString, pb.AttendEvent.FromString
+        )
+        streams = [attend(pb.AttendRequest(session=session), timeout=20) for session in ("a", "b" * 8)]
+        assert [next(stream).WhichOneof("event") for stream in streams] == ["attending"] * 2
+        for session, words in (("c", "3 trainers' streams"), ("c" * 9, "9 bytes of session")):
+            with pytest.raises(grpc.RpcError) as caught:
+                next(attend(pb.AttendRequest(session=session), timeout=20))
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert words in caught.value.details()
+        again = attend(pb.AttendRequest(session="a"), timeout=20)  # replaces the older one
+        assert next(again).WhichOneof("event") == "attending"
+        for stream in (*streams, again):
+            stream.cancel()
+
+
+def test_message_that_is_too_large_is_refused_by_both_sides(start):
+    master = start()
+    client = master.client(master_timeout_s=600)
+    client.register(register())
+    before = master.digest
+    with pytest.raises(LimitExceeded, match=r"too large.*larger than max"):
+        client.restore("d", "x" * (MESSAGE_BYTES + 1))
+    with grpc.insecure_channel(master.address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        for size, code in ((MESSAGE_BYTES + 1, "RESOURCE_EXHAUSTED"), (MESSAGE_BYTES, "INVALID_ARGUMENT")):
+            head = pb.RestoreRequest(dataset="d", token="").SerializeToString()[:-1]
+            length = size - len(head) - 4
+            raw = head + _varint(length) + b"x" * length
+            assert len(raw) == size
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary("/edl_torch.v1.Master/Restore")(raw, timeout=60)
+            assert caught.value.code().name == code
+    assert master.digest == before
+
+
+def _varint(number):
+    parts = []
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def test_status_is_told_whatever_a_token_said(start):
+    """Numbers and names of a token may not fit the wire: who asks for the status must not suffer for it."""
+    master: MasterThread = start()
+    client = master.client()
+    client.register(register(size=1 << 61, records_per_shard=1 << 61, max_bad_records=5))
+    begun = json.loads(client.snapshot("d"))
+    whole = [[epoch, 0, 0, 1 << 61] for epoch in range(6)]
+    bad = [0, 0, 0, "bad \ud800 name", 1 << 62, "why \udfff"]
+    text = json.dumps(begun | {"open": whole, "cursor": [1 << 62, 0, 0], "quarantine": [bad]})
+    assert client.restore("d", text) == 2
+    (status,) = client.status().datasets
+    assert status.todo == (1 << 63) - 1
+    assert status.quarantine[0].name == "bad \\ud800 name"
+    assert client.lease(lease(1, epoch=NEW_PASS, lineage=2)).epoch == 0
+
+
+def test_words_of_an_elasticdl_worker_are_one_short_line_of_the_log(start, caplog):
+    master = start()
+    call = wire.result_to_wire(TaskResult(task_id=7, error="disk\n\x1b[2J" + "x" * 5000))
+    with grpc.insecure_channel(master.address) as channel:
+        channel.unary_unary("/proto.Master/report_task_result")(call, timeout=10)
+    (told,) = (line for line in caplog.messages if "task=7 failed" in line)
+    assert told.startswith("elasticdl task=7 failed: disk\\n\\x1b[2Jxxx")
+    assert len(told) < 1100

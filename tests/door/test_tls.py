@@ -1,0 +1,140 @@
+"""TLS both ways, and what a trainer is told that does not fit: at once, and why."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+import pytest
+from door_kit import credentials, door, lease, register
+
+from edl_torch.client.calling import Caller
+from edl_torch.errors import AccessDenied, MasterUnavailable
+from edl_torch.rpc.credentials import Credentials
+from edl_torch.testing.wait import wait_until
+
+PATIENT = {"master_timeout_s": 15.0}
+QUICK_S = 10.0  # on a machine that does other things too
+
+
+def denied(client, match):
+    """What a call of this client is told, quickly."""
+    began = time.monotonic()
+    with pytest.raises(AccessDenied, match=match) as caught:
+        client.status()
+    assert time.monotonic() - began < QUICK_S
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("host", [None, "localhost"])
+def test_calls_over_tls(start, certificates, host):
+    master = start(door(certificates))
+    client = master.client(credentials(certificates), host=host)
+    client.register(register())
+    client.attend("s", print)
+    wait_until(lambda: client._attendances["s"].attending)
+    assert len(client.lease(lease(1)).grants) == 1
+
+
+def test_calls_over_mutual_tls(start, certificates):
+    master = start(door(certificates, client_ca=certificates.ca))
+    client = master.client(credentials(certificates, own=certificates.trainer))
+    assert client.status().ledger == "ledger-of-the-master"
+
+
+def test_certificate_of_another_authority_is_not_trusted(start, certificates):
+    master = start(door(certificates))
+    client = master.client(credentials(ca=certificates.stranger.ca), **PATIENT)
+    told = denied(client, "not trusted")
+    assert "EDL_MASTER_TLS_CA" in told
+    assert master.address in told
+
+
+def test_expired_certificate_is_told_at_once(start, certificates):
+    old = certificates.issue("old", "127.0.0.1", expired=True)
+    master = start(door(master=old))
+    denied(master.client(credentials(certificates), **PATIENT), "renew one that has expired.*has expired")
+
+
+def test_certificate_for_another_host_is_told_at_once(start, certificates):
+    other = certificates.issue("elsewhere", "elsewhere.test")
+    master = start(door(master=other))
+    denied(master.client(credentials(certificates), **PATIENT), "for other names")
+
+
+def test_trainer_without_tls_is_told_that_the_master_speaks_it(start, certificates):
+    master = start(door(certificates))
+    denied(master.client(Credentials(), **PATIENT), "speaks TLS: .*EDL_MASTER_TLS_CA")
+
+
+def test_trainer_with_tls_is_told_that_the_master_does_not_speak_it(start, certificates):
+    master = start()
+    denied(master.client(credentials(certificates), **PATIENT), "does not speak TLS: .*--tls-cert")
+
+
+def test_trainer_without_a_certificate_is_told_that_one_is_wanted(start, certificates):
+    master = start(door(certificates, client_ca=certificates.ca))
+    denied(master.client(credentials(certificates), **PATIENT), "none was given: EDL_MASTER_TLS_CERT")
+    denied(master.client(Credentials(), **PATIENT), "speaks TLS")
+
+
+@pytest.mark.parametrize("fault", ["of another authority", "expired"])
+def test_trainers_certificate_that_is_not_good_is_refused(start, certificates, fault):
+    own = (
+        certificates.issue("late", "trainer.test", expired=True)
+        if fault == "expired"
+        else certificates.stranger.trainer
+    )
+    master = start(door(certificates, client_ca=certificates.ca))
+    before = master.digest
+    client = master.client(credentials(certificates, own=own), **PATIENT)
+    denied(client, "the one given is another, or has expired")
+    with pytest.raises(AccessDenied):
+        client.register(register())
+    assert master.digest == before
+
+
+class Away(grpc.RpcError):
+    """What grpc says of a connection that was ended, whoever ended it."""
+
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "Socket closed"
+
+    def trailing_metadata(self):
+        return ()
+
+
+@pytest.mark.parametrize("let_in", [True, False])
+def test_only_a_master_that_never_let_us_in_is_asked_why(let_in):
+    """One that goes away ends connections too: that must not end a job."""
+
+    def never(timeout_s):
+        raise AccessDenied("never")
+
+    def rpc(request, **options):
+        if request == "first":
+            return "answer"
+        raise Away
+
+    caller = Caller("h:1", 0.1, never)
+    if let_in:
+        assert caller.call(rpc, "first") == "answer"
+    with pytest.raises(MasterUnavailable if let_in else AccessDenied):
+        caller.call(rpc, "second")
+
+
+def test_master_that_stops_while_we_knock_is_waited_for(start, certificates):
+    """Nobody is there: that is no refusal."""
+    master = start(door(certificates, client_ca=certificates.ca))
+    master.stop()
+    with pytest.raises(MasterUnavailable):
+        master.client(credentials(certificates), master_timeout_s=0.3).status()
+
+
+def test_unusable_client_certificate_in_memory_is_said_to_be_so(start, certificates):
+    master = start(door(certificates))
+    given = Credentials(tls=True, ca=b"-----BEGIN nothing")
+    denied(master.client(given, **PATIENT), "cannot be used")

@@ -1,0 +1,221 @@
+"""`loader.records` says which records the batch in hand has; `loader.through` ends with its epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from loader_kit import (
+    SOURCE_STEP,
+    UNEVEN,
+    ColumnReader,
+    NumberReader,
+    PickingReader,
+    acknowledged,
+    all_records,
+    elastic,
+    flat,
+    numbers,
+    once,
+    trainer,
+)
+from lockstep_kit import Rank, run_ranks
+
+from edl_torch import ElasticDataLoader
+from edl_torch.errors import ConcurrentIteration, InvalidArgument
+from edl_torch.shard import Indices
+from edl_torch.testing import FakeMaster
+
+
+class Torn(ColumnReader):
+    """Some records cannot be read."""
+
+    bad = (2, 3, 9, 1001)
+
+    def number(self, name: str, index: int) -> int:
+        number = super().number(name, index)
+        if number in self.bad:
+            raise OSError(f"no byte of {number}")
+        return number
+
+    def read_batch(self, name: str, indices: Any) -> Any:
+        return np.array([self.number(name, index) for index in indices])
+
+
+def told(loader: ElasticDataLoader) -> list[int]:
+    """The records of the batch in hand, as numbers."""
+    return [list(UNEVEN).index(name) * SOURCE_STEP + index for name, index in loader.records]
+
+
+ORDERS = [{}, {"shuffle_shards": True}, {"shuffle": True}]
+
+
+# Records of a batch ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=["in order", "shards shuffled", "records shuffled"])
+@pytest.mark.parametrize("in_shard", [False, True], ids=["plain", "shuffled inside"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_records_are_those_of_the_batch_in_its_order(
+    order: dict[str, Any], in_shard: bool, workers: int
+) -> None:
+    fake, seen = FakeMaster(), []
+    with trainer(fake, PickingReader(UNEVEN), dataset={"shuffle": in_shard}, seed=3, **order) as (_, dataset):
+        loader = elastic(dataset, num_workers=workers)
+        for batch in loader:
+            assert told(loader) == numbers(batch)
+            seen.append(numbers(batch))
+    assert sorted(flat(seen)) == all_records()
+
+
+@pytest.mark.parametrize("columnar", [False, True], ids=["samples", "columns"])
+def test_records_leave_out_what_went_to_quarantine(columnar: bool) -> None:
+    fake, seen = FakeMaster(), []
+    quarantining = {"on_bad_record": "quarantine"}
+    with trainer(fake, Torn(UNEVEN), dataset=quarantining, max_bad_records=4) as (_, dataset):
+        loader = elastic(dataset, **({"batch_size": None} if columnar else {}))
+        for batch in loader:
+            assert told(loader) == numbers(batch)
+            seen.append(numbers(batch))
+    assert sorted(flat(seen)) == [n for n in all_records() if n not in Torn.bad]
+
+
+def test_records_of_a_batch_over_several_leases() -> None:
+    with trainer(FakeMaster(), {"a": 3, "b": 3, "c": 3}, batch_size=9) as (_, dataset):
+        loader = elastic(dataset)
+        (batch,) = loader
+        assert told(loader) == numbers(batch) == [0, 1, 2, 1000, 1001, 1002, 2000, 2001, 2002]
+        assert loader.records[4] == ("b", 1)
+
+
+def test_a_batch_that_stands_in_has_no_records() -> None:
+    counted: list[int] = []
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for batch in rank.one_pass():
+            assert len(rank.loader.records) == rank.loader.weight
+            if rank.loader.weight:
+                assert told(rank.loader) == batch
+            counted.append(len(rank.loader.records))
+
+    ranks = run_ranks(FakeMaster(), 2, work, {"a": 12}, records_per_shard=12)
+    assert sum(rank.seen.stand_ins for rank in ranks)
+    assert sum(counted) == 12
+
+
+def test_indices_are_joined_by_name() -> None:
+    a = Indices(("a",), np.array([3, 4]))
+    b = Indices(("b", "a"), np.array([1, 2]), np.array([0, 1]))
+    assert list(Indices.joined([a, b, a[:0]])) == [("a", 3), ("a", 4), ("b", 1), ("a", 2)]
+    assert list(Indices.joined([])) == []
+    assert Indices.joined([b]) is b
+
+
+# One epoch and no other -----------------------------------------------------------------------------------
+
+
+def test_through_reads_the_epochs_up_to_the_one_named() -> None:
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=3) as (service, dataset):
+        loader = elastic(dataset)
+        assert sorted(flat(map(numbers, loader.through(0)))) == all_records()
+        assert list(loader.through(0)) == []
+        epochs = [(loader.epoch, n) for batch in loader.through(2) for n in numbers(batch)]
+        assert sorted(epochs) == [(epoch, n) for epoch in (1, 2) for n in all_records()]
+        assert list(loader.through(5)) == []
+        assert service.finished
+
+
+def test_a_trainer_that_comes_late_gets_no_batch_of_the_next_epoch() -> None:
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=2) as (_, first), trainer(fake, num_epochs=2) as (late, second):
+        late.session.plan()  # takes part, and has not begun
+        assert sorted(flat(map(numbers, elastic(first).through(0)))) == all_records()
+        assert list(elastic(second).through(0)) == []
+        assert late.epoch == 1
+        assert acknowledged(fake, late) == once(all_records())
+
+
+def test_an_epoch_that_ends_just_before_the_pass_begins_is_not_followed_by_the_next() -> None:
+    """Between the question which epoch runs and the pass over it another trainer may finish it."""
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=2) as (_, first), trainer(fake, num_epochs=2) as (late, second):
+        loader = elastic(second)
+        running = loader._running_epoch
+
+        def then_the_other_finishes() -> int:
+            epoch = running()
+            for _ in elastic(first).through(0):
+                pass
+            return epoch
+
+        loader._running_epoch = then_the_other_finishes  # type: ignore[method-assign]
+        assert list(loader.through(0)) == []
+        assert late.epoch == 1
+
+
+def test_what_a_dead_peer_left_is_read_within_through() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (mine, dataset):
+        with trainer(fake) as (peer, other):
+            ahead = elastic(other).through(0)
+            held = numbers(next(ahead))
+            peer.session.plan()
+            fake.break_stream(peer.session.id)
+            fake.clock.advance(5)
+            fake.expire()
+            assert sorted(flat(map(numbers, elastic(dataset).through(0)))) == all_records()
+            assert held
+            ahead.close()
+        assert mine.finished
+
+
+def test_through_left_by_break_gives_back_and_goes_on() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        loader = elastic(dataset)
+        for _ in loader.through(0):
+            break
+        loader.close()
+        seen = flat(map(numbers, loader.through(0)))
+        assert sorted(seen) == all_records()
+        assert service.finished
+
+
+def test_through_is_one_iterator_among_the_others() -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = elastic(dataset)
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(ConcurrentIteration):
+            next(loader.through(0))
+
+
+def test_through_needs_epochs_that_end() -> None:
+    with trainer(FakeMaster(), epoch_barrier=False, num_epochs=2) as (_, dataset):
+        loader = elastic(dataset)
+        with pytest.raises(InvalidArgument, match="epoch_barrier"):
+            next(loader.through(0))
+
+
+def test_endless_epochs_are_gone_through_one_by_one() -> None:
+    with trainer(FakeMaster(), {"a": 6}, num_epochs=0) as (_, dataset):
+        loader = elastic(dataset)
+        assert [sorted(flat(map(numbers, loader.through(turn)))) for turn in range(3)] == [list(range(6))] * 3
+
+
+def test_synchronous_ranks_go_through_the_same_epochs() -> None:
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for epoch in (0, 0, 1):
+            rank.seen.passes.append([])
+            for batch in rank.loader.through(epoch):
+                rank.seen.passes[-1].append((numbers(batch), rank.loader.weight))
+
+    ranks = run_ranks(FakeMaster(), 2, work, NumberReader(UNEVEN), num_epochs=2)
+    assert [rank.seen.steps for rank in ranks] == [ranks[0].seen.steps] * 2
+    assert ranks[0].seen.steps[1] == 0
+    trained = sorted(n for rank in ranks for n in rank.seen.trained)
+    assert trained == sorted(all_records() * 2)

@@ -1,0 +1,129 @@
+"""torchrun agents as processes of one machine, each as if it were a node, and what their workers wrote down.
+
+It does not know what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from master_kit import quiet_port
+
+from edl_torch.testing import wait_until
+
+WORKER = Path(__file__).with_name("torchrun_worker.py")
+ASYNCHRONOUS = Path(__file__).with_name("torchrun_trainer.py")
+QUICK = "join_timeout=120,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60"
+
+
+class Agent:
+    """One `torchrun`. Its worker's output and logs are in `logs/NAME`."""
+
+    def __init__(self, name: str, folder: Path, command: list[str], **environment: str) -> None:
+        self.name = name
+        self.logs = folder / "logs" / name
+        self.logs.mkdir(parents=True)
+        foreign = ("EDL_MASTER", "TORCH")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+        with open(self.logs / "agent.log", "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(self.logs), *command],
+                stdout=log,
+                stderr=log,
+                env=kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | environment,
+                start_new_session=True,
+            )
+
+    @property
+    def master_log(self) -> str:
+        """What the master beside it has said."""
+        (log,) = self.logs.glob("*/edl_torch_master.log")
+        return log.read_text()
+
+    def kill(self) -> None:
+        """As the kernel or a cloud does it: the agent alone, without a word."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    @property
+    def log(self) -> str:
+        """What the agent and its workers have printed."""
+        return (self.logs / "agent.log").read_text(errors="replace")
+
+    @property
+    def has_master(self) -> bool:
+        """Whether a master was started beside it."""
+        return any(self.logs.glob("*/edl_torch_master.address"))
+
+
+class Cluster:
+    """The agents of one elastic job over `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.agents: list[Agent] = []
+        self._port = quiet_port()
+        (folder / "steps").mkdir()
+
+    def start(self, name: str, **environment: str) -> Agent:
+        """Another node."""
+        command = ["--nnodes=1:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+        command += [f"--rdzv-endpoint=localhost:{self._port}", f"--rdzv-conf={QUICK}", "--max-restarts=20"]
+        command += ["--monitor-interval=0.1", str(WORKER), str(self.folder)]
+        settings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EDL_MASTER_TIMEOUT_S": "3"}
+        self.agents.append(Agent(name, self.folder, command, **settings | environment))
+        return self.agents[-1]
+
+    def await_rendezvous(self) -> None:
+        """Wait until the first agent serves as the place where the others meet."""
+        wait_until(lambda: _listens(self._port), timeout_s=60)
+
+    def diary(self) -> list[dict[str, Any]]:
+        """What all workers wrote down, each in its order."""
+        return [
+            json.loads(line)
+            for file in sorted((self.folder / "steps").iterdir())
+            for line in file.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
+
+    def most_steps(self, world: int, *, not_by: frozenset[int] = frozenset()) -> int:
+        """The most steps that a worker took in an incarnation of `world` workers."""
+        steps: dict[int, int] = {}
+        for note in self.diary():
+            if "step" in note and note["world_size"] == world and note["pid"] not in not_by:
+                steps[note["pid"]] = steps.get(note["pid"], 0) + 1
+        return max(steps.values(), default=0)
+
+    def pids(self) -> frozenset[int]:
+        """All workers so far."""
+        return frozenset(note["pid"] for note in self.diary())
+
+    def close(self) -> None:
+        """End what is left, agents first so that they start nothing more."""
+        for agent in self.agents:
+            if agent.process.poll() is None:
+                agent.kill()
+        for pid in self.pids():
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,96 @@
+"""A whole cluster on one thread: real sessions, the real dispatcher, random faults, every promise watched.
+
+    python tests/simulation/run.py     # twenty small jobs, then a larger one
+    python tests/simulation/run.py --trainers 10000 --shards 1000000 --seed 3
+    python tests/simulation/run.py --trainers 12 --shards 3000 --seed 7 --faults 300 --restores 3
+
+A seed and the numbers beside it fix every event; `digest` is of all of them. Time is the cluster's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for who runs it from a checkout
+
+from sim_cluster import Cluster, Options, Result
+from sim_trainer import Job
+
+SMALL = {"trainers": 12, "shards": 3000, "faults": 300, "restores": 3}
+LARGE = {"trainers": 1000, "shards": 50_000, "faults": 1000, "restores": 0}
+SEEDS = range(1, 21)
+
+
+def options(seed: int, *, trainers: int, shards: int, faults: int, restores: int) -> Options:
+    """What kind of job it is depends on the seed, so that a few seeds go through all kinds."""
+    large = shards > 200_000
+    batch = 8 if large else 4
+    job = Job(
+        size=8 * shards - 3,
+        records_per_shard=8,
+        batch=batch,
+        epochs=1 if large else 2,
+        seed=seed,
+        shuffle_shards=seed % 5 != 0,
+        drop_last=seed % 2 == 1,
+        bad_every=97 if seed % 3 == 0 else 0,
+        breaks=0.002,
+        saves=0.0005 if restores else 0.0,
+        step_s=1.0 if large else 0.5,
+    )
+    return Options(seed=seed, trainers=trainers, job=job, faults=faults, restores=restores)
+
+
+def report(seed: int, result: Result, wall_s: float) -> str:
+    """One paragraph."""
+    faults = ", ".join(f"{kind} {count}" for kind, count in sorted(result.faults.items()))
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "darwin" else 1024)
+    twice = "" if result.faults["restore"] else f", trained twice {result.doubled} (at most {result.allowed})"
+    return (
+        f"seed {seed}: {result.records} records, none lost, none counted twice{twice}\n"
+        f"  faults: {faults or 'none'}; {result.processes} trainer processes\n"
+        f"  {result.events} events in {result.cpu_s:.1f} s of processor time ({wall_s:.1f} s), "
+        f"{result.rate:.0f} a second, peak memory {peak_mb:.0f} MB; "
+        f"{result.simulated_s:.0f} s simulated\n"
+        f"  digest {result.digest}"
+    )
+
+
+def runs(arguments: argparse.Namespace) -> Iterator[Options]:
+    """What was asked for, else the usual ones."""
+    if arguments.trainers is None and arguments.seed is None:
+        yield from (options(seed, **SMALL) for seed in SEEDS)
+        yield options(1, **LARGE)
+        return
+    trainers = arguments.trainers or SMALL["trainers"]
+    shards = arguments.shards or 250 * trainers
+    faults = trainers // 2 if arguments.faults is None else arguments.faults
+    yield options(
+        arguments.seed or 1, trainers=trainers, shards=shards, faults=faults, restores=arguments.restores
+    )
+
+
+def main() -> int:
+    """The exit status is 0 when every promise held; one that did not ends the program with its name."""
+    parser = argparse.ArgumentParser(description="a cluster, simulated")
+    parser.add_argument("--trainers", type=int)
+    parser.add_argument("--shards", type=int, help="default: 250 for each trainer")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--faults", type=int, help="default: one for each two trainers")
+    parser.add_argument("--restores", type=int, default=0, help="of the faults, so many go back to a token")
+    arguments = parser.parse_args()
+    logging.getLogger("edl_torch").setLevel(logging.ERROR)  # leases that were taken back are what it is about
+    for each in runs(arguments):
+        began = time.monotonic()
+        print(report(each.seed, Cluster(each).run(), time.monotonic() - began), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

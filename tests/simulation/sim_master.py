@@ -1,0 +1,298 @@
+"""A master in the simulation: the real dispatcher in rows of a journal, through all its lives.
+
+Plays the shell around it (long polls, streams, commits before answers, the clock of the dead) on the hub, as
+`master.host` and `master.commits` do on an event loop. What is decided is decided by the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sim_hub import Hub
+from sim_model import Model, Position
+
+from edl_torch.core.calls import ConfirmCall, LeaseAnswer, LeaseCall, PassState, RegisterCall, ReportCall
+from edl_torch.core.changes import Changes, Key
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.persistence import load, update
+from edl_torch.errors import EdlError, SessionLost
+
+if TYPE_CHECKING:
+    from sim_network import Attendance, Reply
+
+COMMIT_S = 0.002
+CALL_BACK_S = 0.2
+WAKE_S = 0.02  # news are told to all that wait together
+DATASET = "training"
+
+
+class SimMaster:
+    """`limits` are the dispatcher's. An answer leaves once all that it could have seen is committed."""
+
+    def __init__(self, hub: Hub, model: Model, **limits: float) -> None:
+        self.hub = hub
+        self.model = model
+        self.up = False
+        self.deaths = 0
+        self.tokens: list[tuple[str, Position]] = []
+        self._limits = limits
+        self._rows: dict[Key, Any] = {}
+        self._changes = Changes()
+        self.start()
+
+    @property
+    def shortest_timeout_s(self) -> float:
+        """Of silence or standstill."""
+        return min(value for key, value in self._limits.items() if key != "grace_s" and value)
+
+    @property
+    def ledger(self) -> ShardLedger:
+        """The dataset's."""
+        ledger = self.dispatcher.find_ledger(DATASET)
+        assert ledger is not None
+        return ledger
+
+    # Lives ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """From the rows."""
+        if self.up:
+            return
+        self.up = True
+        rows = dict(sorted(self._rows.items()))
+        self.dispatcher: Dispatcher = load(
+            rows, ledger_id="sim", now=self.hub.now, changes=self._changes, **self._limits
+        )
+        self.dispatcher.resume(self.hub.now)
+        self._version = self.dispatcher.version
+        self._streams: dict[str, Attendance] = {}
+        self._polls: dict[int, tuple[LeaseCall, Reply]] = {}
+        self._poll_number = 0
+        self._held: list[tuple[Reply | None, Any, EdlError | None]] = []
+        self._seen: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._called_back = -1.0
+        self._committing = self._looking = False
+        self._life = self.deaths
+        self._reap(self._life)
+
+    def kill(self) -> None:
+        """As kill -9: what was not committed has never been, and nobody was told of it."""
+        if not self.up:
+            return
+        self.up = False
+        self.deaths += 1
+        self._changes.take()
+        for _, reply in self._polls.values():
+            self.hub.after(0.001, reply.fail)
+        for held, _, _ in self._held:
+            if held is not None:
+                self.hub.after(0.001, held.fail)
+        for stream in self._streams.values():
+            stream.breaks()
+
+    # Calls ----------------------------------------------------------------------------------------------
+
+    def receive(self, reply: Reply, kind: str, call: Any, wait_s: float) -> None:
+        """A call arrives."""
+        if not self.up:
+            self.hub.after(0.001, reply.fail)
+            return
+        try:
+            if kind == "lease":
+                self._lease(reply, call, wait_s)
+                return
+            value = getattr(self, f"_{kind}")(call)
+        except EdlError as error:
+            self.model.note(self.hub.now, kind, type(error).__name__)
+            self._answer(reply, None, error)
+        else:
+            self._answer(reply, value, None)
+
+    def _answer(self, reply: Reply | None, value: Any, error: EdlError | None) -> None:
+        if self.dispatcher.version != self._version:
+            self._version = self.dispatcher.version
+            if self._polls and not self._looking:
+                self._looking = True
+                self.hub.after(WAKE_S + 2e-5 * len(self._polls), self._look, self._life)
+        if self._changes or self._held or self._seen:
+            self._held.append((reply, value, error))
+            if not self._committing:
+                self._committing = True
+                self.hub.after(COMMIT_S, self._commit, self._life)
+        elif reply is not None:
+            reply.send(value, error)
+
+    def _see(self, watch: Callable[..., None], *arguments: Any) -> None:
+        """Something happened; the model hears of it when it is committed."""
+        self._seen.append((watch, arguments))
+
+    def _commit(self, life: int) -> None:
+        if life != self.deaths or not self.up:
+            return
+        self._committing = False
+        for key, row in update(self.dispatcher, self._changes.take()).items():
+            if row is None:
+                self._rows.pop(key, None)
+            else:
+                self._rows[key] = row
+        seen, self._seen = self._seen, []
+        held, self._held = self._held, []
+        for watch, arguments in seen:
+            watch(*arguments)
+        self.model.agree(self.ledger)
+        if any(watch == self.model.epoch_over for watch, _ in seen):
+            self.model.add_up(self.ledger)
+        for reply, value, error in held:
+            if reply is not None:
+                reply.send(value, error)
+
+    def _register(self, call: RegisterCall) -> Any:
+        self.model.note(self.hub.now, "register", call.session)
+        return self.dispatcher.register(call, self.hub.now)
+
+    def _report(self, call: ReportCall) -> Any:
+        answer = self.dispatcher.report(call, self.hub.now)
+        self.model.note(self.hub.now, call.session, call.request, answer.stale)
+        self._see(self.model.reported, call, answer, self.hub.now)
+        return answer
+
+    def _confirm(self, call: ConfirmCall) -> Any:
+        self.model.note(self.hub.now, "confirm", call.session)
+        return self.dispatcher.confirm(call, self.hub.now)
+
+    def _snapshot(self, dataset: str) -> str:
+        token = self.dispatcher.snapshot(dataset)
+        self._see(lambda: self.tokens.append((token, self.model.position())))
+        return token
+
+    def _restore(self, call: tuple[str, str | None]) -> int:
+        dataset, token = call
+        position = next((found for text, found in reversed(self.tokens) if text == token), None)
+        lineage = self.dispatcher.restore(dataset, token)
+        self.model.note(self.hub.now, "restore", lineage)
+        self._see(self.model.restored, position, lineage)
+        return lineage
+
+    def _finished(self, dataset: str) -> bool:
+        return self.ledger.finished
+
+    def _leave(self, session: str) -> None:
+        self.model.note(self.hub.now, "leave", session)
+        self._see(self.model.released, self.dispatcher.leave(session))
+        self._streams.pop(session, None)
+
+    # Leases, and those that wait for one ----------------------------------------------------------------
+
+    def _lease(self, reply: Reply, call: LeaseCall, wait_s: float) -> None:
+        now = self.hub.now
+        self.dispatcher.heartbeat(call.session, now)
+        if wait_s > 0 and self._poll(call, reply):
+            return
+        if wait_s > 0:
+            self._call_back(call.dataset)
+            self._poll_number += 1
+            self._polls[self._poll_number] = call, reply
+            self.hub.after(wait_s, self._waited, self._life, self._poll_number)
+            self._answer(None, None, None)  # it may have closed something
+        else:
+            self._leased(call, reply, self.dispatcher.answer(call, now))
+
+    def _poll(self, call: LeaseCall, reply: Reply) -> bool:
+        answer = self.dispatcher.poll(call, self.hub.now)
+        if answer is not None:
+            self._leased(call, reply, answer)
+        return answer is not None
+
+    def _leased(self, call: LeaseCall, reply: Reply, answer: LeaseAnswer) -> None:
+        tasks = tuple(grant.task for grant in answer.grants)
+        self.model.note(self.hub.now, call.session, call.request, answer.epoch, tasks)
+        self._see(self.model.leased, call, answer)
+        if answer.state is not PassState.OPEN:
+            self._see(self.model.epoch_over, answer.epoch)
+        if answer.nothing_yet:
+            self._call_back(call.dataset)
+        self._answer(reply, answer, None)
+
+    def _waited(self, life: int, number: int) -> None:
+        if life != self.deaths or not self.up or number not in self._polls:
+            return
+        call, reply = self._polls.pop(number)
+        try:
+            self._leased(call, reply, self.dispatcher.answer(call, self.hub.now))
+        except EdlError as error:
+            self._answer(reply, None, error)
+
+    def _look(self, life: int) -> None:
+        """There is news: every call that waits looks again."""
+        if life != self.deaths or not self.up:
+            return
+        self._looking = False
+        for number, (call, reply) in tuple(self._polls.items()):
+            try:
+                if self._poll(call, reply):
+                    del self._polls[number]
+            except EdlError as error:
+                del self._polls[number]
+                self._answer(reply, None, error)
+
+    def forge(self, call: ReportCall) -> None:
+        """A report that no trainer sent: of a lease that is another session's, or another attempt."""
+        if self.up:
+            self._report(call)
+            self._answer(None, None, None)
+
+    # Presence -------------------------------------------------------------------------------------------
+
+    def stream_of(self, session: str) -> Attendance | None:
+        """The stream that stands."""
+        return self._streams.get(session) if self.up else None
+
+    def attend(self, stream: Attendance, asked_at: float) -> None:
+        """A stream is asked for."""
+        if not self.up:
+            stream.breaks()
+            return
+        self._streams[stream.session] = stream
+        self.dispatcher.stream_opened(stream.session, self.hub.now)
+        timeouts = self._limits["lease_timeout_s"], self._limits["progress_timeout_s"]
+        stream.stands(asked_at, *timeouts)
+
+    def stream_broke(self, session: str) -> None:
+        """A stream ended: its process died, or the connection did."""
+        if self.up and session in self._streams:
+            self.model.note(self.hub.now, "broke", session)
+            self._streams.pop(session).breaks()
+            self.dispatcher.stream_broke(session, self.hub.now)
+
+    def heartbeat(self, stream: Attendance, asked_at: float, progress: int) -> None:
+        """A heartbeat arrives."""
+        if not self.up:
+            return
+        try:
+            self.dispatcher.heartbeat(stream.session, self.hub.now, progress)
+        except SessionLost:
+            stream.answered(asked_at, False)
+        else:
+            stream.answered(asked_at, True)
+
+    def _call_back(self, dataset: str) -> None:
+        now = self.hub.now
+        if now - self._called_back < CALL_BACK_S:
+            return
+        self._called_back = now
+        for session in self.dispatcher.asked_back(dataset, now):
+            if session in self._streams:
+                self._streams[session].wanted(dataset)
+
+    def _reap(self, life: int) -> None:
+        """What the reaper does at each deadline, at short intervals."""
+        if life != self.deaths or not self.up:
+            return
+        lost = self.dispatcher.expire(self.hub.now)
+        if lost:
+            self.model.note(self.hub.now, "expired", [item.session for item in lost])
+            self._see(self.model.released, lost)
+            self._answer(None, None, None)
+        self.hub.after(0.25 + 1e-4 * len(self.dispatcher.members), self._reap, life)

@@ -1,0 +1,251 @@
+"""A trainer process in the simulation: a real session, and a training loop around it.
+
+The loop does what `data.loader` and a `DataLoader` with its workers do with a session's elastic passes,
+without the records: it draws positions, makes tickets, hands batches, trains, breaks, saves and restores.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sim_hub import Hub, Process, SimThreads
+from sim_master import DATASET, SimMaster
+from sim_model import Model
+from sim_network import Network, SimPort
+
+from edl_torch.client.description import Description
+from edl_torch.client.leases import Mode
+from edl_torch.client.session import Session
+from edl_torch.client.tickets import Tally, Ticket, ticket_size
+from edl_torch.core.calls import Grant
+from edl_torch.errors import AccountingError, EdlError, InvalidArgument
+
+PREFETCH = 2  # batches of a loader worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What all trainers of a run have in common."""
+
+    size: int
+    records_per_shard: int
+    batch: int
+    epochs: int
+    seed: int
+    shuffle_shards: bool = True
+    drop_last: bool = False
+    bad_every: int = 0  # of so many positions one cannot be read
+    breaks: float = 0.0  # how likely it is that a loop breaks after a batch
+    saves: float = 0.0  # how likely it is that it takes a token
+    step_s: float = 0.5
+
+    def description(self) -> Description:
+        """As a service describes it."""
+        return Description(
+            name=DATASET,
+            batch_size=self.batch,
+            dataset_size=self.size,
+            num_epochs=self.epochs,
+            records_per_shard=self.records_per_shard,
+            shuffle_shards=self.shuffle_shards,
+            seed=self.seed,
+            max_bad_records=self.size * self.epochs if self.bad_every else 0,
+        )
+
+
+class Trainer:
+    """One life of a trainer. `token` is restored first: a text, None for the beginning, or False for none."""
+
+    def __init__(
+        self,
+        number: int,
+        job: Job,
+        *,
+        hub: Hub,
+        network: Network,
+        master: SimMaster,
+        model: Model,
+        token: str | bool | None = False,
+    ) -> None:
+        self.number = number
+        self.session = f"s{number}"
+        self.hang_s = 0.0  # of the next step
+        self.leave = False
+        self.breaks = 0
+        self.ended = False
+        self.process = Process(hub)
+        self.port = SimPort(self.process, network, master, f"t{number}")
+        self._job, self._hub, self._model, self._token = job, hub, model, token
+        chance = self._chance = random.Random(job.seed * 1_000_003 + number)
+        slow = chance.random() < 0.05
+        self._step_s = job.step_s * chance.uniform(0.5, 1.5) * (4 if slow else 1)
+        self._workers = chance.choice((0, 0, 0, 0, 0, 0, 0, 1, 2))
+        self._accumulates = chance.choice((0, 0, 0, 0, 1, 2, 3))
+        self._in_loop: list[Ticket] = []  # handed, not stepped on
+        self.process.start(self._main)
+
+    def _main(self) -> None:
+        session = Session(
+            self.port, self._job.description(), 0, threads=SimThreads(self.process, self.session)
+        )
+        try:
+            self._live(session)
+        except (AccountingError, InvalidArgument):
+            raise
+        except EdlError as error:  # the process ends with a traceback, and its exit closes the service
+            self._model.note(self._hub.now, self.session, "ends", type(error).__name__)
+        try:
+            session.close()
+        except EdlError as error:
+            self._model.note(self._hub.now, self.session, "closes", type(error).__name__)
+        self.ended = True
+
+    def _live(self, session: Session) -> None:
+        if self._token is not False:
+            session.restore(self._token or None)  # type: ignore[arg-type]
+        self._optimizer = session.steps.attach() if self._accumulates else -1
+        session.plan()
+        while not self.leave:
+            session.flush()
+            if self.port.finished(DATASET):
+                return
+            self._pass(session)
+
+    def _pass(self, session: Session) -> None:
+        passes = session.elastic
+        number = passes.open()
+        try:
+            for ticket in self._batches(session, number):
+                self._model.handed(self.session, ticket)
+                self._in_loop.append(ticket)
+                self._hub.sleep(self._step_s + self.hang_s)
+                self.hang_s = 0.0
+                if len(self._in_loop) >= self._accumulates:
+                    self._step(session)
+                if self._job.saves and self._chance.random() < self._job.saves:
+                    self._save(session)
+                if self.leave or (self._job.breaks and self._chance.random() < self._job.breaks):
+                    break
+        except AccountingError as error:
+            if "after the last optimizer.step()" not in str(error):
+                raise
+            passes.close(number)
+            self._step(session)  # as it says
+        else:
+            if passes.is_open(number):
+                self._break(session, number)
+
+    def _break(self, session: Session, number: int) -> None:
+        """What was not stepped on is taken from the batch in hand only; a later step may cover the others."""
+        session.elastic.close(number)
+        if self._in_loop:
+            self._in_loop.pop()
+        self.breaks += 1
+
+    def _step(self, session: Session) -> None:
+        """The optimizer steps, or the loop comes to the end of its body."""
+        for ticket in self._in_loop:
+            self._model.trained(ticket)
+        self._in_loop.clear()
+        if self._accumulates:
+            session.elastic.stepped(self._optimizer)
+
+    def _save(self, session: Session) -> None:
+        session.snapshot()
+
+    # What `data.loader._Pass` does ------------------------------------------------------------------------
+
+    def _batches(self, session: Session, number: int) -> Iterator[Ticket]:
+        passes = session.elastic
+        inner: Iterator[Ticket] | None = None
+        while passes.is_open(number):
+            passes.batch_requested()
+            while True:
+                if inner is None:
+                    if not passes.more_to_read():
+                        passes.close(number)
+                        return
+                    inner = self._read(session)
+                ticket = next(inner, None)
+                if ticket is None:
+                    inner = None
+                elif self._job.drop_last and ticket_size(ticket) < self._job.batch:
+                    passes.crumble(ticket)
+                elif passes.hand(ticket):
+                    break
+            yield ticket
+
+    # What a `DataLoader` does -----------------------------------------------------------------------------
+
+    def _read(self, session: Session) -> Iterator[Ticket]:
+        if not self._workers:
+            return self._tickets(session, "main")
+        return self._from_workers(session)
+
+    def _from_workers(self, session: Session) -> Iterator[Ticket]:
+        """Batches of each worker in turn; workers read ahead."""
+        news = SimThreads(self.process, "").condition()
+        queues: list[deque[Ticket | EdlError | None]] = [deque() for _ in range(self._workers)]
+
+        def work(worker: int) -> None:
+            queue = queues[worker]
+            last: EdlError | None = None
+            try:
+                for ticket in self._tickets(session, f"worker {worker}"):
+                    with news:
+                        queue.append(ticket)
+                        news.notify_all()
+                        news.wait_for(lambda: len(queue) < PREFETCH)
+            except EdlError as error:  # the loop raises what a worker raised
+                last = error
+            with news:
+                queue.append(last)
+                news.notify_all()
+
+        for worker in range(self._workers):
+            self.process.start(lambda worker=worker: work(worker))  # type: ignore[misc]
+        reading = list(range(self._workers))
+        while reading:
+            for worker in tuple(reading):
+                with news:
+                    news.wait_for(lambda: queues[worker])  # noqa: B023  used at once
+                    ticket = queues[worker].popleft()
+                    news.notify_all()
+                if isinstance(ticket, EdlError):
+                    raise ticket
+                if ticket is None:
+                    reading.remove(worker)
+                else:
+                    yield ticket
+
+    def _tickets(self, session: Session, stream: str) -> Iterator[Ticket]:
+        """What `ShardedDataset` and the collate wrapper do in one reading process."""
+        number, _ = session.begin_stream(stream, Mode.ELASTIC)
+        tally, wanted = Tally(), self._job.batch
+        missing = wanted
+        while (grant := session.next_grant(stream, number)) is not None:
+            run = tally.start(grant.task, grant.slice.skip)
+            while run[2] < grant.slice.stop:
+                stop = min(grant.slice.stop, run[2] + missing)
+                bad = self._first_bad(grant, run[2], stop)
+                missing -= min(stop, bad) - run[2]
+                run[2] = min(stop, bad)
+                if bad < stop:
+                    session.fail_record(grant.task, bad, "bad")
+                    run = tally.start(grant.task, bad + 1)
+                elif not missing:
+                    yield tally.take()
+                    missing = wanted
+        if missing < wanted:
+            yield tally.take()
+
+    def _first_bad(self, grant: Grant, first: int, stop: int) -> int:
+        """The first position from `first` on that cannot be read; the same for whoever reads it."""
+        every = self._job.bad_every
+        if not every:
+            return stop
+        base = grant.slice.shard * self._job.records_per_shard
+        return first + -(base + first + 7) % every

@@ -1,0 +1,176 @@
+"""Workers of a torchrun job agree on one master, whichever of them come, die or restart."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from edl_torch.errors import InvalidArgument, MasterStartError
+from edl_torch.integrations import beside_agent, torchrun
+from edl_torch.integrations.beside_agent import BesideAgent
+from edl_torch.integrations.job import Job
+from edl_torch.integrations.notice import Notice
+
+JOB = Job(
+    run_id="run",
+    rank=0,
+    world_size=2,
+    node=0,
+    nodes=1,
+    host="localhost",
+    port=1,
+    agents_store=True,
+    agent=1,
+    log_dir=None,
+)
+
+
+class Machines:
+    """Masters that do nothing but listen; counts those that were started."""
+
+    def __init__(self) -> None:
+        self.started: list[socket.socket] = []
+        self.kept: str | None = None
+        self.fails = ""
+
+    def start(self) -> str:
+        if self.fails:
+            raise MasterStartError(self.fails)
+        self.started.append(socket.create_server(("127.0.0.1", 0)))
+        return f"127.0.0.1:{self.started[-1].getsockname()[1]}"
+
+    def running(self) -> str | None:
+        return self.kept
+
+    def kill(self) -> None:
+        self.started[-1].close()
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    machines = Machines()
+    with ExitStack() as stack:
+        yield machines
+        for server in machines.started:
+            stack.enter_context(server)
+
+
+@pytest.fixture
+def store() -> dist.HashStore:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=5))
+    return store
+
+
+def find(store: dist.Store, machines: Any, job: Job = JOB) -> str:
+    return torchrun.Finder(job, store, machines).find()
+
+
+def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machines: Machines) -> None:
+    found: list[str] = []
+    workers = [
+        threading.Thread(target=lambda: found.append(find(store, machines)), daemon=True) for _ in range(8)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(10)
+    assert len(found) == 8
+    assert len(set(found)) == 1
+    assert len(machines.started) == 1
+
+
+def test_a_restarted_worker_finds_the_master_of_before(store: dist.HashStore, machines: Machines) -> None:
+    first = find(store, machines)
+    assert find(store, machines, replace(JOB, rank=1)) == first
+    assert len(machines.started) == 1
+
+
+def test_a_master_that_is_gone_is_followed_by_another_one(store: dist.HashStore, machines: Machines) -> None:
+    first = find(store, machines)
+    machines.kill()
+    second = find(store, machines)
+    assert second != first
+    assert find(store, machines) == second
+
+
+def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machines: Machines) -> None:
+    kept = machines.start()
+    theirs = Machines()
+    theirs.kept = kept
+    store = dist.HashStore()
+    found: list[str] = []
+    nodes = [(machines, replace(JOB, nodes=2)), (theirs, replace(JOB, nodes=2, node=1, rank=1))]
+    workers = [
+        threading.Thread(target=lambda who=who, job=job: found.append(find(store, who, job)), daemon=True)
+        for who, job in nodes
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(15)
+    assert found == [kept, kept]
+    assert len(machines.started) == 1
+
+
+def test_who_cannot_start_it_tells_the_others_why(store: dist.HashStore, machines: Machines) -> None:
+    machines.fails = "no room"
+    with pytest.raises(MasterStartError, match="no room"):
+        find(store, machines)
+    store_of_claims = dist.PrefixStore("edl_torch/run/master", store)
+    assert Notice.read(store_of_claims.get("notice/1")).error == "no room"
+    machines.fails = ""
+    find(store, machines)  # a restart tries again
+    assert len(machines.started) == 1
+
+
+def test_a_loopback_master_of_another_node_is_refused_with_what_to_do() -> None:
+    elsewhere = Notice(address="127.0.0.1:50001", network="another machine")
+    with pytest.raises(MasterStartError, match=r"of another node only.*EDL_MASTER_INSECURE=1"):
+        elsewhere.here()
+
+
+@pytest.mark.parametrize(("nodes", "insecure", "listens"), [(1, "", "127.0.0.1"), (2, "1", "192.0.2.7")])
+def test_where_it_listens(nodes: int, insecure: str, listens: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_MASTER_INSECURE", insecure)
+    outside = beside_agent.plain_ip("192.0.2.7")
+    monkeypatch.setattr(beside_agent, "_this_side", lambda job: outside)
+    assert beside_agent._host(replace(JOB, nodes=nodes)) == listens
+    monkeypatch.setenv("EDL_MASTER_INSECURE", "")
+    with pytest.raises(MasterStartError, match=r"2 nodes.*192\.0\.2\.7.*EDL_MASTER_INSECURE=1"):
+        beside_agent._host(replace(JOB, nodes=2))
+    monkeypatch.setenv("EDL_MASTER_INSECURE", "yes")
+    with pytest.raises(InvalidArgument, match="EDL_MASTER_INSECURE is 'yes'"):
+        beside_agent._host(replace(JOB, nodes=2))
+
+
+def test_what_a_master_says_that_cannot_start_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    state.write_text("a file, no folder")
+    monkeypatch.setenv("EDL_MASTER_STATE", str(state))
+    with pytest.raises(MasterStartError, match=r"ended with status 1.*edl_torch_master\.log.*state"):
+        BesideAgent(replace(JOB, log_dir=tmp_path)).start()
+
+
+def test_the_jobs_token_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_MASTER_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(MasterStartError, match=r"token file .*none.* cannot be read"):
+        BesideAgent(replace(JOB, log_dir=tmp_path)).start()
+
+
+@pytest.mark.parametrize("name", ["EDL_MASTER_TLS", "EDL_MASTER_TLS_CA"])
+def test_tls_needs_a_master_that_somebody_has_started(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(InvalidArgument, match=rf"{name} is set.*EDL_MASTER_ADDR"):
+        BesideAgent(JOB).start()
