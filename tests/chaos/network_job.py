@@ -25,7 +25,7 @@ from edl_torch.testing import wait_until
 
 RELEASED = re.compile(r" released .* worker=(\S+) .*why=expired", re.MULTILINE)
 PORT = 50001
-STEP_S = 0.06
+STEP_S = 0.1
 PATIENCE_S = 40.0  # a busy machine
 
 
@@ -55,7 +55,7 @@ class NetworkJob:
         lease_timeout_s: float,
         grace_s: float,
         master_timeout_s: float = 60.0,
-        size: int = 220 * BATCH,
+        size: int = 160 * BATCH,
     ) -> None:
         self.size = size
         self._network = network
