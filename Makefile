@@ -8,10 +8,10 @@ DEMO   := runs/demo
 FUZZ_S := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ray chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test test-ray test-tensorflow chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("edl_torch needs Python 3.11 or newer, %s is %d.%d: make PYTHON=python3.12 …" \
@@ -33,6 +33,15 @@ $(RAY)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
 	@touch $@
+
+TF := .venv-tensorflow
+$(TF)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TF)
+	$(TF)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorflow]' pytest pytest-timeout
+	@touch $@
+
+test-tensorflow: $(TF)/.installed  ## TensorFlow's corner, in an environment of its own
+	$(TF)/bin/python -m pytest -q tests/with_tensorflow
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master (six minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
@@ -64,9 +73,10 @@ bench: $(STAMP)  ## the benchmarks, each with a table and JSON under runs/
 	$(BIN)/python benchmarks/recovery.py --json runs/recovery.json
 	$(BIN)/python benchmarks/scale.py --json runs/scale.json
 	$(BIN)/python benchmarks/synchronous.py --json runs/synchronous.json
+	$(BIN)/python benchmarks/readers.py --json runs/readers.json
 
 stubs: $(STAMP)  ## generate the protobuf stubs again
 	$(BIN)/python -m edl_torch.rpc.generate
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) $(RAY) runs build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY) $(TF) runs build dist .mypy_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ import numpy as np
 import serving
 import torch
 from PIL import Image
-from records import SIDE, TinyRows, ToTensor
+from records import SIDE, ToTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from edl_torch import (
@@ -133,27 +133,30 @@ class StaticShares(IterableDataset[Any]):
 
 
 class MapStyle:
-    """torch's `DataLoader` over a map-style dataset of single rows."""
+    """torch's `DataLoader` over a map-style dataset of single rows, in order."""
 
-    def __init__(self, reader: TinyRows, *, batch_size: int, workers: int) -> None:
+    def __init__(self, rows: Dataset[Any], *, batch_size: int, workers: int) -> None:
         self._loader: DataLoader[Any] = DataLoader(
-            _Rows(reader), batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0
+            rows, batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0
         )
 
     def __call__(self) -> int:
         return sum(map(records_of, self._loader))
 
 
-class _Rows(Dataset[Any]):
-    def __init__(self, reader: TinyRows) -> None:
+class ReaderRows(Dataset[Any]):
+    """The records of a reader's only source, each by `read_record`."""
+
+    def __init__(self, reader: AbstractDataReader) -> None:
         self._reader = reader
-        self._count = reader_sources(reader)[0].count
+        source = reader_sources(reader)[0]
+        self._name, self._count = source.name, source.count
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> Any:
-        return self._reader.read_record("rows", index)
+        return self._reader.read_record(self._name, index)
 
 
 class PilFolder:
@@ -233,8 +236,10 @@ def decode_all(paths: list[str]) -> int:
 
 
 def records_of(batch: Any) -> int:
-    """Records of a batch that is one tensor or has one first."""
-    return len(batch if isinstance(batch, torch.Tensor) else batch[0])
+    """Records of a batch that is one tensor, or has one first (of a dict: its first column)."""
+    if isinstance(batch, dict):
+        batch = next(iter(batch.values()))
+    return len(batch if isinstance(batch, torch.Tensor | np.ndarray) else batch[0])
 
 
 @contextmanager

@@ -1,19 +1,23 @@
 """Contenders measured in turn, round by round, and compared within each round; tables and JSON of the result.
 
 A machine's speed drifts while a benchmark runs, so only ratios of neighbouring rounds are trusted: their
-median is what is reported. It does not know what is measured.
+median is what is reported. Beside throughput by the clock stands throughput by processor time, which other
+people's processes disturb less. It does not know what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import multiprocessing
 import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +25,7 @@ from pathlib import Path
 Round = Callable[[], int]  # does the work once; returns how many records that were
 
 _PACKAGES = ("torch", "numpy", "opencv-python-headless", "pillow", "grpcio")
+_OPTIONAL = ("pyarrow", "pandas", "pyodps", "pyrecordio", "cramjam", "google-crc32c")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +39,17 @@ class Contest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """The throughput of `ours` over that of `theirs`: median and quartiles over the rounds."""
+    """The throughput of `ours` over that of `theirs`: median and quartiles over the rounds.
+
+    `processor` is the median where a second is one of processor time, of this process and its children.
+    """
 
     ours: str
     theirs: str
     median: float
     low: float
     high: float
+    processor: float
     target: float | None
 
     @property
@@ -51,10 +60,15 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One contest: records a second of every contender in every round, and the ratios."""
+    """One contest: records a second of every contender in every round, and the ratios.
+
+    `by_processor` are records a second of processor time, `load` the machine's before and after.
+    """
 
     title: str
     throughputs: dict[str, list[float]]
+    by_processor: dict[str, list[float]]
+    load: tuple[float, float]
     ratios: list[Ratio]
 
 
@@ -62,37 +76,76 @@ def measure(contest: Contest, rounds: int) -> Result:
     """One round of each contender that is not counted, then `rounds` that are, in alternating order."""
     for contender in contest.contenders.values():
         contender()
-    names = list(contest.contenders)
+    names, load = list(contest.contenders), os.getloadavg()[0]
     throughputs: dict[str, list[float]] = {name: [] for name in names}
+    by_processor: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names if number % 2 else reversed(names):
-            throughputs[name].append(_throughput(contest.contenders[name]))
-    ratios = [_ratio(throughputs, *row) for row in contest.ratios]
-    return Result(title=contest.title, throughputs=throughputs, ratios=ratios)
+            by_clock, by_work = _throughput(contest.contenders[name])
+            throughputs[name].append(by_clock)
+            by_processor[name].append(by_work)
+    return Result(
+        title=contest.title,
+        throughputs=throughputs,
+        by_processor=by_processor,
+        load=(load, os.getloadavg()[0]),
+        ratios=[_ratio(throughputs, by_processor, *row) for row in contest.ratios],
+    )
 
 
-def _throughput(contender: Round) -> float:
-    begun = time.perf_counter()
+def _throughput(contender: Round) -> tuple[float, float]:
+    begun, worked = time.perf_counter(), processor_s()
     records = contender()
-    return records / (time.perf_counter() - begun)
+    took, work = time.perf_counter() - begun, processor_s() - worked
+    return records / took, records / work if work else math.nan
 
 
-def _ratio(throughputs: Mapping[str, list[float]], ours: str, theirs: str, target: float | None) -> Ratio:
-    pairs = zip(throughputs[ours], throughputs[theirs], strict=True)
-    ratios = [mine / other for mine, other in pairs]
-    low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return Ratio(ours=ours, theirs=theirs, median=median, low=low, high=high, target=target)
+def processor_s() -> float:
+    """Seconds of processor time so far, of this process and of its children that live; nan without /proc."""
+    total = time.process_time()
+    for child in multiprocessing.active_children():
+        try:
+            tasks = list(Path(f"/proc/{child.pid}/task").iterdir())
+            total += sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        except OSError:
+            return math.nan
+    return total
+
+
+def _ratio(
+    throughputs: Mapping[str, list[float]],
+    by_processor: Mapping[str, list[float]],
+    ours: str,
+    theirs: str,
+    target: float | None,
+) -> Ratio:
+    low, median, high = _quartiles(throughputs[ours], throughputs[theirs])
+    _, processor, _ = _quartiles(by_processor[ours], by_processor[theirs])
+    return Ratio(
+        ours=ours, theirs=theirs, median=median, low=low, high=high, processor=processor, target=target
+    )
+
+
+def _quartiles(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    low, median, high = (
+        statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    )
+    return low, median, high
 
 
 def print_result(result: Result) -> None:
     """Two small tables: throughputs, then ratios with their targets."""
-    print(f"\n{result.title}")
+    print(f"\n{result.title}  (load {result.load[0]:.1f} … {result.load[1]:.1f})")
     for name, values in result.throughputs.items():
         print(f"  {name:<34}{statistics.median(values):>14,.0f} records/s")
     for ratio in result.ratios:
         verdict = "" if ratio.target is None else f"  target {ratio.target:.2f}  {_verdict(ratio.met)}"
         what = f"{ratio.ours} / {ratio.theirs}"
-        print(f"  {what:<52}{ratio.median:>8.3f}  [{ratio.low:.3f} … {ratio.high:.3f}]{verdict}")
+        print(
+            f"  {what:<52}{ratio.median:>8.3f}  [{ratio.low:.3f} … {ratio.high:.3f}]"
+            f"  by processor time {ratio.processor:.3f}{verdict}"
+        )
     sys.stdout.flush()
 
 
@@ -128,4 +181,7 @@ def results_as_json(results: Iterable[Result]) -> list[dict[str, object]]:
 def environment() -> dict[str, object]:
     """Python, packages and processors."""
     versions = {name: metadata.version(name) for name in _PACKAGES}
+    for name in _OPTIONAL:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {"python": platform.python_version(), "cpus": os.cpu_count(), "packages": versions}

@@ -17,7 +17,7 @@ from typing import TypedDict
 
 import cv2
 import torch
-from contenders import BareDecoding, Elastic, MapStyle, PilFolder, Plain, loopback_master
+from contenders import BareDecoding, Elastic, MapStyle, PilFolder, Plain, ReaderRows, loopback_master
 from harness import Contest, Result, measure, parser, print_result, results_as_json, write_json
 from pictures import find_pictures
 from records import RepeatedImages, TinyRows, ToTensor
@@ -175,7 +175,7 @@ def columns(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) 
         contenders={
             COLUMNS: opened(stack, Elastic(reader, master=LocalMaster(), columnar=True, **shape)),
             COLUMNS_GRPC: opened(stack, Elastic(reader, master=client, columnar=True, **shape)),
-            ROWS: MapStyle(reader, **shape),
+            ROWS: MapStyle(ReaderRows(reader), **shape),
         },
         ratios=[(COLUMNS, ROWS, OVER_ROWS), (COLUMNS_GRPC, ROWS, None)],
     )

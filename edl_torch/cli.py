@@ -71,6 +71,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(
         parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
+    _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
     # For what starts a master beside itself: see integrations/beside_agent.py.
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _add_door(parser)
@@ -262,6 +263,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             door=_door(options),
             on_ready=announce,
             make_commits=make_commits,
+            health_address=options.health_addr,
             with_process=options.with_process,
             elasticdl=DeskOptions(
                 task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records

@@ -88,6 +88,10 @@ class JournalError(EdlError):
     command cannot read it."""
 
 
+class IntegrationUnavailable(EdlError, ImportError):
+    """An integration needs a package that is not installed."""
+
+
 class ReaderError(EdlError):
     """A reader cannot be made, or cannot read its source."""
 

@@ -89,14 +89,24 @@ class PlainPasses:
         if run:
             self._runs.add(run)
 
-    def finish(self) -> None:
+    @property
+    def owed(self) -> int:
+        """Records of a pass that was read to its end for which reports may still come."""
+        with self._book.lock:
+            return self._book.records if self._begun and self._ran_out else 0
+
+    def abandon(self) -> None:
+        """The loop was left: no reports will come for what it has read."""
+        self.finish(abandoned=True)
+
+    def finish(self, *, abandoned: bool = False) -> None:
         """What a plain pass left unreported was never trained on, as far as anybody can tell."""
         if self._leases.mode is not Mode.PLAIN or not self._begun:
             return
         self._leases.close_pass()
         with self._book.lock:
             unreported = self._book.records
-            silent = self._ran_out and unreported > 0 and not self._counts.reports
+            silent = self._ran_out and unreported > 0 and not self._counts.reports and not abandoned
             self._silent_passes = self._silent_passes + 1 if silent else 0
             self._ran_out = False
             self._reporter.note(give_backs=self._book.give_back_unacknowledged())
@@ -109,7 +119,7 @@ class PlainPasses:
                 f"{unreported} record(s) were read each time: call service.report_batch_done() after each "
                 f"batch, leave out drop_last at a plain DataLoader, or use ElasticDataLoader"
             )
-        if unreported:
+        if unreported and not abandoned:
             warnings.warn(
                 f"a pass over {self._description.name!r} ended with {unreported} record(s) that were not "
                 f"reported as trained on; they are read again. Call service.report_batch_done() after each "

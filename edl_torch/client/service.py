@@ -230,6 +230,15 @@ class DataShardService:
             return False
         return session.report_batch(batch_size) > 0
 
+    def abandon_pass(self) -> None:
+        """Say that a loop over a plain pass was left: what it has not reported is given back.
+
+        Not needed with torch, where the next iteration says so. Pipelines that read ahead in threads of
+        their own (`tf.data`) do not.
+        """
+        self.session.abandon_pass()
+        self._raw_open = False
+
     def attach(self, optimizer: SteppingOptimizer) -> None:
         """Acknowledge the batches of an `ElasticDataLoader` after each `optimizer.step()`, not before.
 

@@ -216,7 +216,7 @@ class Session:
         with self.book.lock:
             if grant is not None:
                 self.book.draw(grant.task, stream)
-            if not self.in_elastic_mode:
+            if not self.in_elastic_mode and number == self._leases.pass_number:
                 self._plain.drew(stream, grant)
         return grant
 
@@ -235,6 +235,15 @@ class Session:
     def broken_streams(self, timeout_s: float) -> dict[str, str]:
         """Reading processes of this pass that died, and what they were at; waits for the first to be seen."""
         return self._broken.wait(timeout_s)
+
+    @property
+    def owed(self) -> int:
+        """Records of a plain pass that was read to its end for which reports may still come."""
+        return self._plain.owed
+
+    def abandon_pass(self) -> None:
+        """The loop over a plain pass was left: what it has not reported goes back."""
+        self._plain.abandon()
 
     # What the loop reports --------------------------------------------------------------------------------
 

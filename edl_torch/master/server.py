@@ -24,6 +24,7 @@ from edl_torch.master.elasticdl import ElasticDLServicer
 from edl_torch.master.elasticdl_desk import Desk, DeskOptions
 from edl_torch.master.gate import Gate
 from edl_torch.master.health import Health
+from edl_torch.master.health_port import HealthPort
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import SERVICE, MasterServicer
 from edl_torch.master.with_process import until_gone
@@ -128,9 +129,11 @@ async def serve(
     make_commits: Callable[[], GroupCommit] | None = None,
     with_process: int | None = None,
     elasticdl: DeskOptions | None = None,
+    health_address: str | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, or the end of `with_process`, then drain; a second one stops at once.
 
+    At `health_address` health checks are answered without TLS, as long as calls are answered at all.
     `make_commits` is called on the loop. Raises JournalError, after it has stopped, when a commit fails.
     """
     signals: asyncio.Queue[int] = asyncio.Queue()
@@ -147,8 +150,12 @@ async def serve(
         commits=commits,
         elasticdl=elasticdl,
     )
+    probes = None if health_address is None else HealthPort(server.health, health_address)
     try:
-        on_ready(await server.start())
+        ready = await server.start()
+        if probes is not None:
+            log.info("health checks on %s", await probes.start())
+        on_ready(ready)
     except EdlError as error:
         await server.stop()
         raise (server.failure or error) from None
@@ -157,6 +164,8 @@ async def serve(
         await _drain_until_signal(server, signals)
     else:
         await server.stop()
+    if probes is not None:
+        await probes.stop()
     if server.failure is not None:
         raise server.failure
 

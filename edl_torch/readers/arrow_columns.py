@@ -20,14 +20,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError
+from edl_torch.readers.arrow_values import Column, is_plain, is_text, plain_values, scalar, text_values, valid
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Column = npt.NDArray[Any]
 Columns = dict[str, Column]
 
 
@@ -110,7 +109,7 @@ def _filled(column: Any, name: str, fills: Mapping[str, Any]) -> Any:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:
-        return pc.fill_null(column, pa.scalar(fills[name], type=column.type))
+        return pc.fill_null(column, scalar(fills[name], column.type))
     except (pa.ArrowException, TypeError, ValueError) as exc:
         raise DataFormatError(
             f"fill_nulls[{name!r}] = {fills[name]!r} is no value of the column's type {column.type}: {exc}"
@@ -137,36 +136,22 @@ def _column(array: Any, name: str) -> Column:
         return _column(array.dictionary_decode(), name)
     if isinstance(kind, pa.BaseExtensionType):
         return _column(array.storage, name)
-    if types.is_integer(kind) or types.is_boolean(kind):
-        if array.null_count:
-            raise BadRecord(
-                f"column {name!r} ({kind}) has {array.null_count} NULL(s), for which it has no value: name "
-                f"one with fill_nulls={{{name!r}: …}}, or leave the column out"
-            )
-        return _at_once(array)
-    if types.is_floating(kind) or types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind):
-        return _at_once(array)
+    if (types.is_integer(kind) or types.is_boolean(kind)) and array.null_count:
+        raise BadRecord(
+            f"column {name!r} ({kind}) has {array.null_count} NULL(s), for which it has no value: name "
+            f"one with fill_nulls={{{name!r}: …}}, or leave the column out"
+        )
+    if is_plain(kind):
+        return plain_values(array)
     if types.is_fixed_size_list(kind):
         return _matrix(array, name)
     if types.is_list(kind) or types.is_large_list(kind):
         return _lists(array, name)
-    if _is_text(kind):
-        return _at_once(array)  # in one call: strings are what is read most after numbers
+    if is_text(kind):
+        return text_values(array)
     if types.is_map(kind):
         return _objects([None if row is None else dict(row) for row in array.to_pylist()])
     return _objects(array.to_pylist())
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    found = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-    return kind in found or pa.types.is_decimal(kind)
-
-
-def _at_once(array: Any) -> Column:
-    column: Column = array.to_numpy(zero_copy_only=False, writable=True)
-    return column
 
 
 def _objects(values: list[Any]) -> Column:
@@ -183,9 +168,9 @@ def _matrix(array: Any, name: str) -> Column:
 def _lists(array: Any, name: str) -> Column:
     """Rows share one array of values: each is a view of its own part."""
     values = _column(array.flatten(), name)  # without the values behind NULL lists
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    present = valid(array)
+    lengths = np.where(present, plain_values(array.value_lengths()), 0)
     ends = np.cumsum(lengths)
-    present = array.is_valid().to_numpy(zero_copy_only=False)
     column = np.empty(len(array), dtype=object)
     for row, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
         part = values[end - length : end]

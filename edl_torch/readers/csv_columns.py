@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import ReaderUnavailable
+from edl_torch.readers.arrow_values import Column, plain_values, text_values, valid
 from edl_torch.readers.csv_rows import CsvDialect, CsvLayout
 from edl_torch.readers.csv_types import FALSE, TRUE, ColumnType
 
-Column = np.ndarray[Any, np.dtype[Any]]
 Columns = dict[str, Column]
 
 
@@ -78,31 +78,17 @@ def columns_of(rows: list[dict[str, Any]], layout: CsvLayout) -> Columns:
 
 
 def _column(array: Any, kind: ColumnType, fill: Any) -> Column | None:
-    """A writable array of the type; None if there is a null without a value.
-
-    `Array.to_numpy` would import pandas wherever it is installed: half a second and 30 MB in each process.
-    """
+    """A writable array of the type; None if there is a null without a value."""
     if kind.name == "str":
-        return np.fromiter(array.to_pylist(), dtype=object, count=len(array))
-    validity, data = array.buffers()
-    read = np.dtype(np.float64) if kind.dtype.kind == "f" else kind.dtype
-    if read.kind == "b":
-        values = _bits(data, array)
-    else:
-        values = np.frombuffer(data, dtype=read, count=len(array), offset=array.offset * read.itemsize)
+        return text_values(array)
     with np.errstate(over="ignore"):
-        values = values.astype(kind.dtype)
+        values = plain_values(array).astype(kind.dtype, copy=False)
     if array.null_count:
         if fill is None and not kind.has_nulls:
             return None
-        values[~_bits(validity, array)] = np.nan if fill is None else fill
+        if fill is not None:
+            values[~valid(array)] = fill
     return values
-
-
-def _bits(buffer: Any, array: Any) -> Column:
-    packed = np.frombuffer(buffer, dtype=np.uint8)
-    bits = np.unpackbits(packed, count=array.offset + len(array), bitorder="little")[array.offset :]
-    return bits.astype(np.bool_)
 
 
 def _arrow_type(pa: Any, kind: ColumnType) -> Any:

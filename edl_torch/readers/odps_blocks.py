@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edl_torch.readers.arrow_columns import flat_values, rows
+from edl_torch.readers.arrow_values import row_numbers
 from edl_torch.shard import IndexArray
 
 if TYPE_CHECKING:
@@ -93,9 +94,9 @@ class RowBlocks:
         while at < len(ascending):
             _, first, after = key = self._key(name, int(ascending[at]), count)
             stop = int(np.searchsorted(ascending, after))
-            parts.append(self._block(key).table.take(ascending[at:stop] - first))
+            parts.append(self._block(key).table.take(row_numbers(ascending[at:stop] - first)))
             at = stop
-        return pa.concat_tables(parts).take(np.argsort(order))
+        return pa.concat_tables(parts).take(row_numbers(np.argsort(order)))
 
     def _range(self, name: str, start: int, end: int, count: int) -> Iterator[Any]:
         while start < end:

@@ -14,6 +14,7 @@ import numpy as np
 
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.readers.arrow_columns import Columns, numpy_columns, rows
+from edl_torch.readers.arrow_values import row_numbers, scalar
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.indexed import check_range
 from edl_torch.readers.parquet_discovery import claims
@@ -164,7 +165,7 @@ class ParquetReader(AbstractDataReader):
         for at, after in pairwise(edges):
             group = int(groups[at])
             first = int(ends[group - 1]) if group else 0
-            yield self._groups.table(file, group, after - at).take(indices[at:after] - first)
+            yield self._groups.table(file, group, after - at).take(row_numbers(indices[at:after] - first))
 
     def _columns(self, parts: list[Any], file: int) -> Columns:
         import pyarrow as pa
@@ -181,8 +182,10 @@ class ParquetReader(AbstractDataReader):
         values = partition_of(self._index.names[file])
         for key, kind in self._keys.items():
             value = values[key]
-            typed = pa.scalar(value if value is None else kind(value), _ARROW_TYPE[kind])
-            table = table.append_column(key, pa.repeat(typed, table.num_rows))
+            same = pa.nulls(table.num_rows, _arrow_type(kind))
+            if value is not None:
+                same = pa.repeat(scalar(kind(value), same.type), table.num_rows)
+            table = table.append_column(key, same)
         return table.select(self.columns)
 
     def __repr__(self) -> str:
@@ -195,7 +198,10 @@ def _check_columns(columns: Sequence[str]) -> None:
         raise InvalidArgument(f"columns={columns!r}: expected a list of different column names")
 
 
-_ARROW_TYPE: dict[type, str] = {int: "int64", str: "string"}
+def _arrow_type(kind: type) -> Any:
+    import pyarrow as pa
+
+    return pa.int64() if kind is int else pa.string()
 
 
 def _checked_fills(
@@ -208,9 +214,9 @@ def _checked_fills(
             raise InvalidArgument(
                 f"fill_nulls names {name!r}, which is not read; columns: {', '.join(columns)}"
             )
-        kind = _ARROW_TYPE[keys[name]] if name in keys else schema.field(name).type
+        kind = _arrow_type(keys[name]) if name in keys else schema.field(name).type
         try:
-            pa.scalar(value, kind)
+            scalar(value, kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             raise InvalidArgument(
                 f"fill_nulls[{name!r}] = {value!r} is no value of type {kind}: {exc}"

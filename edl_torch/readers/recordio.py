@@ -129,7 +129,9 @@ class RecordIODataReader(AbstractDataReader):
     def _run(self, source: RecordIOSource, row: int, end: int) -> Iterator[tuple[bytes, ...]]:
         """Whole chunks are not kept: whoever reads in sequence does not come back soon."""
         try:
-            yield source.read_run(self._file(source), row, end)
+            for after, records in source.read_run(self._file(source), row, end):
+                row = after
+                yield records
             return
         except DataFormatError:
             pass

@@ -133,9 +133,9 @@ def dialect_named(name: str) -> Dialect:
 
 
 @functools.cache
-def _package(name: str) -> Any:
+def _package(name: str, part: str) -> Any:
     try:
-        return importlib.import_module(name)
+        return getattr(importlib.import_module(name), part)
     except ImportError as exc:
         raise ReaderUnavailable(
             f"reader 'recordio' needs {name.replace('_', '-')}: pip install 'edl-torch[recordio]'"
@@ -145,7 +145,7 @@ def _package(name: str) -> Any:
 def _crc32c(data: Buffer) -> int:
     # It takes bytes and read-only arrays, and no memoryview.
     plain = data if isinstance(data, bytes) else np.frombuffer(data, dtype=np.uint8)
-    return _package("google_crc32c").value(plain)  # type: ignore[no-any-return]
+    return _package("google_crc32c", "value")(plain)  # type: ignore[no-any-return]
 
 
 def _none(data: bytes) -> bytes:
@@ -165,11 +165,11 @@ def _gunzip(data: Buffer) -> Buffer:
 
 
 def _snappy_block(data: bytes) -> bytes:
-    return bytes(_package("cramjam").snappy.compress_raw(data))
+    return bytes(_package("cramjam", "snappy").compress_raw(data))
 
 
 def _unsnappy_block(data: Buffer) -> Buffer:
-    snappy = _package("cramjam").snappy
+    snappy = _package("cramjam", "snappy")
     length, size = snappy.decompress_raw_len(data), len(data)
     if length > _SNAPPY_RATIO * size:  # else a damaged header could ask for 4 GiB of memory
         raise ValueError(f"{length:,} bytes cannot come from {size:,}")
@@ -177,11 +177,11 @@ def _unsnappy_block(data: Buffer) -> Buffer:
 
 
 def _snappy_stream(data: bytes) -> bytes:
-    return bytes(_package("cramjam").snappy.compress(data))
+    return bytes(_package("cramjam", "snappy").compress(data))
 
 
 def _unsnappy_stream(data: Buffer) -> Buffer:
-    return _package("cramjam").snappy.decompress(data)  # type: ignore[no-any-return]  # as above
+    return _package("cramjam", "snappy").decompress(data)  # type: ignore[no-any-return]  # as above
 
 
 _SNAPPY_RATIO = 32  # a copy of 64 bytes takes 3

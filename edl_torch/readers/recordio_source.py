@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers.recordio_chunk import Chunk, cut, split
+from edl_torch.readers.recordio_chunk import Chunk, Records, in_pieces, split
 from edl_torch.readers.recordio_format import DIALECTS, HEADER_BYTES, MAGIC, Buffer, Dialect
 from edl_torch.readers.recordio_index import Arrays, names_of
 from edl_torch.readers.recordio_scan import DataFile, place
 
 _RUN_BYTES = 1 << 16  # chunks in sequence are read so many bytes at once
+_PAYLOAD_BYTES = 1 << 17  # and split when so much is decompressed: what stays in a processor's cache
 
 _DIALECTS: dict[int, Dialect] = {dialect.number: dialect for dialect in DIALECTS}
 
@@ -54,28 +55,38 @@ class RecordIOSource:
         except DataFormatError as exc:
             raise DataFormatError(f"{place(self.name, row, start)}: {exc}") from exc
 
-    def read_run(self, file: DataFile, row: int, end: int) -> tuple[bytes, ...]:
-        """All records of the chunks `row … end - 1`. Raises DataFormatError that does not say which chunk."""
+    def read_run(self, file: DataFile, row: int, end: int) -> Iterator[tuple[int, Records]]:
+        """Yield the records of the chunks `row … end - 1`, some at a time, and the chunk that follows them.
+
+        Raises DataFormatError, that does not say which chunk, when all records of those before are given.
+        """
         offsets, firsts = self.offsets[row : end + 1].tolist(), self.firsts[row : end + 1].tolist()
         start, first = offsets[0], firsts[0]
         data = file.read(offsets[-1] - start, start)
-        payloads, ends, position = [], [], 0
+        payloads: list[Buffer] = []
+        ends: list[tuple[int, int]] = []
+        position = 0
         for (at, after), (number, following) in zip(pairwise(offsets), pairwise(firsts), strict=True):
-            payload = self._payload(data, at - start, after - at, following - number)
+            payload = self._payload(data, at - start, after - start, following - number)
             position += len(payload)
             payloads.append(payload)
             ends.append((following - first, position))
-        joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-        return cut(joined, split(joined, firsts[-1] - first, ends))
+            row += 1
+            if position >= _PAYLOAD_BYTES or row == end:
+                joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+                for records in in_pieces(joined, split(joined, following - first, ends)):
+                    yield row, records
+                payloads, ends, position, first = [], [], 0, following
 
-    def _payload(self, data: bytes, position: int, size: int, records: int) -> Buffer:
-        if len(data) < position + size:
-            missing = position + size - len(data)
+    def _payload(self, data: bytes, position: int, end: int, records: int) -> Buffer:
+        if len(data) < end:
+            missing = end - len(data)
             raise DataFormatError(f"the file ends {missing:,} bytes early: it was cut since it was indexed")
         magic, said, checksum, compressor, body = self.dialect.words(data, position)
-        if magic != MAGIC or said != records or body != size - HEADER_BYTES:
+        position += HEADER_BYTES
+        if magic != MAGIC or said != records or body != end - position:
             raise DataFormatError("its header has changed since the file was indexed")
-        return self.dialect.payload(data, position + HEADER_BYTES, position + size, checksum, compressor)
+        return self.dialect.payload(data, position, end, checksum, compressor)
 
 
 def sources_of_index(arrays: Arrays) -> Iterator[RecordIOSource]:

@@ -39,6 +39,7 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.CheckpointError: _Code.FAILED_PRECONDITION,
     errors.MasterStartError: _Code.FAILED_PRECONDITION,
     errors.JournalError: _Code.UNAVAILABLE,
+    errors.IntegrationUnavailable: _Code.FAILED_PRECONDITION,
     errors.ReaderError: _Code.FAILED_PRECONDITION,
     errors.ReaderUnavailable: _Code.FAILED_PRECONDITION,
     errors.DataFormatError: _Code.INVALID_ARGUMENT,

@@ -26,8 +26,8 @@ ARROWS: dict[str, set[str]] = {
     "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"}
     | {"integrations.torchrun"},
     "data": {"errors", "shard", "core", "client", "readers"},
-    "integrations": {"errors", "rpc.address", "rpc.credentials", "data.fresh_names", "client"}
-    | {"master.with_process", "master.threaded"},
+    "integrations": {"errors", "shard", "core", "client", "readers", "data"}
+    | {"rpc.address", "rpc.credentials", "master.with_process", "master.threaded"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
     | {"cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
@@ -51,6 +51,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
             "master.servicer",
             "master.gate",
             "master.health",
+            "master.health_port",
             "master.elasticdl",
             "cli",
         ),
@@ -63,6 +64,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "pycocotools": ("readers", "testing.images"),
     "PIL": (),
     "ray": ("integrations.ray",),
+    "tensorflow": ("integrations.tensorflow",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
     "odps": ("readers.odps_client", "readers.odps_errors", "testing.maxcompute"),
@@ -177,6 +179,7 @@ def test_the_core_reads_no_clock() -> None:
         ("from edl_torch import DataShardService, AbstractDataReader, Shard", ("torch", "cv2", "grpc")),
         ("from edl_torch import MasterClient", ("torch", "cv2")),
         ("from edl_torch.data.loader import ElasticDataLoader", ("cv2", "grpc", "pycocotools")),
+        ("import edl_torch.integrations.records", ("torch", "cv2", "grpc", "tensorflow")),
         ("import edl_torch.master.server", ("torch", "cv2", "pycocotools")),
     ],
 )

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -95,6 +97,35 @@ def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path)
     (result,) = body["synchronous"]
     assert result["title"] in printed
     assert set(result["throughputs"]) == {"steps agreed on", "steps not agreed on"}
+
+
+def test_readers_benchmark_races_every_reader_against_its_peer(tmp_path: Path) -> None:
+    for package in ("pyarrow", "odps", "recordio", "cramjam"):
+        pytest.importorskip(package)
+    contests = ["recordio", "csv", "text", "parquet", "odps"]
+    printed, body = run("readers.py", tmp_path, "--workers", "0", "--only", *contests)
+    assert {result["title"].split()[0].strip(",").lower() for result in body["results"]} == set(contests)
+    for result in body["results"]:
+        assert result["title"] in printed
+        assert len(result["load"]) == 2
+        for ratio in result["ratios"]:
+            assert ratio["low"] <= ratio["median"] <= ratio["high"]
+            assert ratio["processor"] > 0
+    targets = [ratio["target"] for result in body["results"] for ratio in result["ratios"] if ratio["target"]]
+    assert sorted(targets) == [5.0] * 6 + [10.0] * 3 + [50.0] * 6
+    assert body["starts"] == []
+
+
+def test_readers_benchmark_measures_a_workers_start(tmp_path: Path) -> None:
+    arguments = ["--only", "start", "--methods", "fork", "--readers", "text"]
+    printed, body = run("readers.py", tmp_path, *arguments)
+    assert [start["kind"] for start in body["starts"]] == ["text"]
+    for start in body["starts"]:
+        assert start["kind"] in printed
+        assert start["records"] == 10_000
+        assert min(start["first_batch_s"]) > 0
+        assert min(start["private_mb"]) > 1
+        assert start["met"] == (start["extra_mb"] < 50 and start["times"] < 2)
 
 
 def test_scale_benchmark_counts_memory_work_and_latencies_of_both_masters(tmp_path: Path) -> None:

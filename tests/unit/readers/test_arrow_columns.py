@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
+import subprocess
+import sys
 import warnings
 from decimal import Decimal
 
@@ -10,6 +13,7 @@ import torch
 
 from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.readers.arrow_columns import flat_values, numpy_columns, rows
+from edl_torch.readers.arrow_values import is_text, plain_values, scalar, text_values, valid
 from edl_torch.testing.records_equal import batch_row_equals
 
 pa = pytest.importorskip("pyarrow")
@@ -180,3 +184,83 @@ def test_rows_before_a_null_without_a_value_are_delivered():
     assert [next(found), next(found)] == [{"i": 1}, {"i": 2}]
     with pytest.raises(BadRecord, match="'i'"):
         next(found)
+
+
+def test_no_pandas_is_brought_into_a_process_that_reads_columns():
+    """It would cost half a second and 30 MB in each loader worker, wherever it is installed."""
+    code = """
+import pickle, sys
+import numpy as np, pyarrow as pa
+from edl_torch.readers.arrow_columns import flat_values, numpy_columns, rows
+from edl_torch.readers.arrow_values import row_numbers, scalar
+table = pickle.loads(bytes.fromhex(sys.argv[1]))
+list(rows(table.slice(1), {"i": 7}))
+flat_values(table)
+numpy_columns(table.take(row_numbers(np.array([1, 0]))), {"i": 7, "s": "nothing"})
+pa.repeat(scalar("x", pa.string()), 3)
+print("pandas" in sys.modules)
+"""
+    table = pa.table(
+        {
+            "i": [1, None],
+            "u": [True, False],
+            "f": [1.5, None],
+            "s": ["ä", None],
+            "b": [b"x", None],
+            "t": pa.array([1, None], pa.timestamp("us")),
+            "d": pa.array([1, None], pa.date32()),
+            "l": [[1], None],
+            "v": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+        }
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, pickle.dumps(table).hex()], capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["False"], done.stderr
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.bool_(), pa.date32(), pa.date64()),
+        *(pa.timestamp("ns"), pa.timestamp("s", tz="UTC"), pa.duration("ms")),
+        *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_null", [False, True])
+def test_values_are_those_that_arrow_itself_gives(kind, start, with_null):
+    """Arrow's conversion is the standard; ours reads buffers, so that pandas stays out."""
+    values = [1, 0, None if with_null else 1, 1, 0, 1, 0, 0, 1, 1]
+    text = ["a", "", None if with_null else "ä", "b", "\0", "cc", "dé", "", "e", "f"]
+    array = pa.array(text).cast(kind) if is_text(kind) else _numbers(values, kind)
+    array = array.slice(start, 6)
+    found = text_values(array) if is_text(kind) else plain_values(array)
+    if not is_text(kind):
+        present = valid(array)
+        assert present.tolist() == [value is not None for value in values[start : start + 6]]
+        if found.dtype.kind in "iub" and with_null:
+            found, array = found[present], array.drop_null()
+    expected = array.to_numpy(zero_copy_only=False)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+    assert found.flags.writeable
+
+
+def _numbers(values, kind):
+    if pa.types.is_date32(kind):
+        return pa.array(values, pa.int32()).cast(kind)
+    if pa.types.is_temporal(kind):
+        return pa.array([None if value is None else value * 86_400_000 for value in values]).cast(kind)
+    return pa.array(values).cast(kind)
+
+
+def test_a_scalar_is_arrows_own_and_so_are_its_errors():
+    for value, kind in ((3, pa.int8()), (1.5, pa.float64()), (True, pa.bool_()), ("ä", pa.string())):
+        assert scalar(value, kind).equals(pa.scalar(value, kind))
+    for value, kind in ((300, pa.int8()), ("x", pa.int8()), (-1, pa.uint64()), (1, pa.string())):
+        with pytest.raises((pa.ArrowException, TypeError, OverflowError)) as arrows:
+            pa.scalar(value, kind)
+        with pytest.raises(arrows.type):
+            scalar(value, kind)

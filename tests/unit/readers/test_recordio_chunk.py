@@ -11,7 +11,7 @@ from recordio_kit import naive_split
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers import recordio_chunk
-from edl_torch.readers.recordio_chunk import Chunk, cut, split
+from edl_torch.readers.recordio_chunk import Chunk, cut, in_pieces, split
 
 # Zeros and small numbers are what lengths are made of; 256 and 65,536 have a zero byte first.
 TRICKY = st.binary(max_size=40) | st.lists(st.sampled_from([0, 1, 4, 255]), max_size=12).map(bytes)
@@ -70,6 +70,31 @@ def test_text_and_equal_lengths_are_guessed_and_not_walked(monkeypatch: pytest.M
     assert list(Chunk(payload_of(lines), 1000).records(0, 1000)) == lines
     rows = [bytes(number % 2 for _ in range(16)) for number in range(1000)]
     assert list(Chunk(payload_of(rows), 1000).records(0, 1000)) == rows
+
+
+def test_short_lines_are_looked_for_in_even_places_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordio_chunk, "_FEW", 200)
+    for name in ("walk", "_after_zeros_at_any_place"):
+        monkeypatch.setattr(recordio_chunk, name, None)
+    lines = [b"x" * (1 + number * 7 % 255) for number in range(1000)]
+    assert list(Chunk(payload_of(lines), 1000).records(0, 1000)) == lines
+
+
+def test_long_records_are_walked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordio_chunk, "_FEW", 200)
+    monkeypatch.setattr(recordio_chunk, "_guessed", None)
+    long = [b"x" * (400 + number) for number in range(300)]
+    assert list(Chunk(payload_of(long), 300).records(0, 300)) == long
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100, 1 << 16])
+def test_pieces_are_all_records_in_order(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(recordio_chunk, "_PIECE_BYTES", piece)
+    for records in ([], [b""], [b"", b"a" * 90, b"", b"b"], [b"%d" % number for number in range(50)]):
+        payload = payload_of(records)
+        pieces = list(in_pieces(payload, split(payload, len(records))))
+        assert [record for part in pieces for record in part] == records
+        assert all(pieces), "none is empty"
 
 
 def test_joined_chunks_must_end_where_each_ends() -> None:

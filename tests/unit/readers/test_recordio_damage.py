@@ -8,10 +8,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from recordio_kit import FORMS, chunk_bounds, everything, one_by_one, scan, write
+from recordio_kit import FORMS, RECORDS, chunk_bounds, everything, one_by_one, scan, write
 
 from edl_torch.errors import DataFormatError, ReaderError
-from edl_torch.readers import RecordIODataReader
+from edl_torch.readers import RecordIODataReader, recordio_source
 from edl_torch.readers.recordio_format import PYTHON
 from edl_torch.shard import Shard, Task
 
@@ -109,6 +109,26 @@ def _each(reader: RecordIODataReader, name: str, start: int, end: int, seen: lis
     for record in reader.read_records(Task(shard=Shard(name=name, start=start, end=end))):
         seen.append(record)
     return []
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 1 << 17])
+def test_records_before_a_damaged_chunk_are_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(recordio_source, "_PAYLOAD_BYTES", at_once)
+    path = write(tmp_path / "x")
+    reader = RecordIODataReader(path)
+    data = bytearray(Path(path).read_bytes())
+    data[-1] ^= 1
+    stamp = Path(path).stat()
+    Path(path).write_bytes(data)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    shard = Shard(name=path, start=0, end=len(RECORDS))
+    given: list[bytes] = []
+    with pytest.raises(DataFormatError, match="checksum"):
+        given.extend(reader.read_records(Task(shard=shard)))
+    assert given == RECORDS[: len(given)]
+    assert len(RECORDS) - 10 < len(given) < len(RECORDS)
 
 
 def test_a_damaged_chunk_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

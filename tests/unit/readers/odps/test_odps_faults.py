@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from odps.tunnel.checksum import Checksum
 
 from edl_torch.errors import ReaderError, SourceChanged
 from edl_torch.readers.odps import ODPSDataReader
+from edl_torch.readers.odps_client import Crc32c
 from edl_torch.readers.odps_retries import Retries
 from edl_torch.testing.maxcompute import Corrupt, Cut, Fail, Hold, MaxComputeServer, Refuse, Rows
 from edl_torch.testing.maxcompute.framing import arrow_body
@@ -86,6 +89,34 @@ def test_a_byte_that_was_turned_over_is_never_delivered(server, warm):
         assert fresh["i"].to_pylist() == list(range(24)), at
         assert fresh["s"].to_pylist() == [f"row {row}" for row in range(24)], at
     assert reader.retries >= size // 43
+
+
+def test_without_google_crc32c_pyodps_checks(server, warm, monkeypatch):
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    reader = warm()
+    server.faults.plan("data", Corrupt(1000))
+    assert rows(reader) == list(range(1000))
+    assert reader.retries == 1
+
+
+def test_checksums_are_googles_and_the_same_as_pyodps(server, warm, monkeypatch):
+    google_crc32c = pytest.importorskip("google_crc32c")
+    sizes, extend = [], google_crc32c.extend
+
+    def counting(value, data):
+        sizes.append(len(data))
+        return extend(value, data)
+
+    monkeypatch.setattr(google_crc32c, "extend", counting)
+    assert rows(warm()) == list(range(1000))
+    assert sum(sizes) > 2 * 8 * 1000, "each byte counts for its chunk and for the stream"
+    ours, theirs = Crc32c(), Checksum()
+    for data in (b"", b"abc", bytes(range(256))):
+        ours.update(data)
+        theirs.update(data)
+        assert ours.getvalue() == theirs.getvalue()
+    ours.reset()
+    assert ours.getvalue() == 0
 
 
 def test_a_cut_that_no_checksum_sees_is_seen_by_the_count(server, warm):

@@ -1,0 +1,245 @@
+"""The manifests against the published schemas, against each other, and against what clusters enforce."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+
+import jsonschema
+import pytest
+import yaml
+from manifests import FOLDER, ROOT, WORKLOADS, documents, files, load, pod_template
+
+from edl_torch.cli import build_parser
+from edl_torch.rpc.credentials import Credentials
+
+
+@pytest.fixture(scope="session")
+def kubernetes():
+    return pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+
+
+@pytest.fixture(scope="session")
+def validate(kubernetes):
+    from kubernetes_validate import utils
+
+    versions = [v for v in utils.all_versions() if tuple(map(int, v.split(".")[:2])) >= (1, 31)]
+    assert len(versions) >= 3
+
+    def check(document):
+        if document["kind"] == "PyTorchJob":
+            check_pytorchjob(document, utils)
+            return
+        for version in versions:
+            utils.validate(document, version, strict=True)
+
+    return check
+
+
+def check_pytorchjob(document, utils):
+    pytest.importorskip("kubeflow.training", reason="pip install kubeflow-training")
+    from pytorchjob_schema import schema_of
+
+    pods = []
+
+    def foreign(name):
+        return pods.append(name) or {"type": "object"}
+
+    schema = schema_of("KubeflowOrgV1PyTorchJob", foreign)
+    assert any("PodTemplateSpec" in name for name in pods)
+    jsonschema.Draft202012Validator(schema).validate(document)
+    for replicas in document["spec"]["pytorchReplicaSpecs"].values():
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": replicas["template"]}
+        utils.validate(pod, utils.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
+def test_manifest_follows_the_published_schemas(path, validate):
+    found = documents(path)
+    assert found
+    for document in found:
+        validate(document)
+
+
+def broken(kind, name, change):
+    document = copy.deepcopy(load(kind, name))
+    change(document)
+    return document
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        broken("StatefulSet", "edl-master", lambda d: d["spec"].update(replica=2)),
+        broken("StatefulSet", "edl-master", lambda d: d["spec"].pop("selector")),
+        broken("Service", "edl-master", lambda d: d["spec"]["ports"][0].update(port="50001")),
+        broken("Job", "coco", lambda d: pod_template(d)["spec"]["containers"][0].update(readiness={})),
+        broken("PyTorchJob", "coco", lambda d: d["spec"]["elasticPolicy"].update(minReplica=1)),
+        broken("PyTorchJob", "coco", lambda d: d["spec"].pop("pytorchReplicaSpecs")),
+        broken("PyTorchJob", "coco", lambda d: pod_template(d)["spec"].update(tolerations={})),
+    ],
+)
+def test_broken_manifests_do_not(document, validate):
+    with pytest.raises(jsonschema.ValidationError):
+        validate(document)
+
+
+def test_kustomization_names_every_manifest_of_the_master():
+    folder = FOLDER / "master"
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    assert sorted(listed) == sorted(p.name for p in folder.glob("*.yaml") if p.stem != "kustomization")
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_kustomization_builds_with_the_secrets_of_the_script(tmp_path, validate):
+    shutil.copytree(FOLDER, tmp_path / "kubernetes", ignore=shutil.ignore_patterns("secrets"))
+    script = tmp_path / "kubernetes" / "secrets.sh"
+    subprocess.run([script, "jobs"], check=True, capture_output=True, timeout=60)
+    built = subprocess.run(
+        ["kubectl", "kustomize", tmp_path / "kubernetes" / "master"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    found = {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(built)}
+    for document in found.values():
+        validate(document)
+    assert {name for kind, name in found if kind == "Secret"} == {"edl-master-tls", "edl-access"}
+    assert set(found["Secret", "edl-access"]["data"]) == {"ca.crt", "token"}  # no key for trainers
+    container = pod_template(found["StatefulSet", "edl-master"])["spec"]["containers"][0]
+    assert re.fullmatch(r"edl-torch-master:\d+\.\d+\.\d+", container["image"])
+
+
+@pytest.mark.parametrize(("name", "template"), WORKLOADS, ids=[name for name, _ in WORKLOADS])
+def test_pods_keep_the_restricted_standard_and_have_bounds(name, template):
+    spec = template["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False  # they would set EDL_MASTER_PORT and the like
+    for container in spec["containers"]:
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert "memory" in container["resources"]["limits"]
+        mounted = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert "/tmp" in mounted  # the root is read-only
+
+
+@pytest.mark.parametrize(("name", "template"), WORKLOADS, ids=[name for name, _ in WORKLOADS])
+def test_what_a_pod_mounts_is_there(name, template):
+    kustomization = yaml.safe_load((FOLDER / "master" / "kustomization.yaml").read_text())
+    secrets = {secret["name"]: secret["files"] for secret in kustomization["secretGenerator"]}
+    claims = {d["metadata"]["name"] for d in documents(FOLDER / "coco" / "data.yaml") if "Claim" in d["kind"]}
+    own = {"state"} if name.startswith("StatefulSet") else set()
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    for container in template["spec"]["containers"]:
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys() | own
+    for volume in volumes.values():
+        if "secret" in volume:
+            assert volume["secret"]["secretName"] in secrets
+            assert volume["secret"]["defaultMode"] == 0o440
+        if "persistentVolumeClaim" in volume:
+            assert volume["persistentVolumeClaim"]["claimName"] in claims
+
+
+def test_keys_of_the_master_reach_no_trainer():
+    for name, template in WORKLOADS:
+        mounted = {v["secret"]["secretName"] for v in template["spec"]["volumes"] if "secret" in v}
+        assert ("edl-master-tls" in mounted) == (name == "StatefulSet/edl-master")
+
+
+def test_master_is_one_reached_by_its_service_and_probed_without_tls():
+    master = load("StatefulSet", "edl-master")
+    pod = pod_template(master)
+    container = pod["spec"]["containers"][0]
+    assert master["spec"]["replicas"] == 1
+    options = build_parser().parse_args(["master", *container["args"]])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert options.addr == f"0.0.0.0:{ports['grpc']}"
+    assert options.health_addr == f"0.0.0.0:{ports['health']}"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["grpc"] == {"port": ports["health"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert mounts[str(options.state)] == master["spec"]["volumeClaimTemplates"][0]["metadata"]["name"]
+    service = load("Service", "edl-master")
+    labels = pod["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert service["spec"]["ports"][0]["targetPort"] in ports
+    policy = load("NetworkPolicy", "edl-master")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == ["grpc"]
+    assert policy["egress"] == []
+
+
+@pytest.mark.parametrize("kind", ["Job", "PyTorchJob"])
+def test_trainers_are_let_in_and_find_the_master(kind, tmp_path):
+    template = pod_template(load(kind, "coco"))
+    policy = load("NetworkPolicy", "edl-master")["spec"]
+    allowed = policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
+    assert allowed.items() <= template["metadata"]["labels"].items()
+    container = template["spec"]["containers"][0]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    service = load("Service", "edl-master")
+    port = service["spec"]["ports"][0]["port"]
+    assert environment["EDL_MASTER_ADDR"] == f"{service['metadata']['name']}:{port}"
+    (tmp_path / "token").write_text("x" * 32)
+    files = {"/etc/edl/token": tmp_path / "token"}
+    assert environment["EDL_MASTER_TLS_CA"] == "/etc/edl/ca.crt"
+    read = Credentials.from_env({"EDL_MASTER_TOKEN_FILE": str(files[environment["EDL_MASTER_TOKEN_FILE"]])})
+    assert read.token is not None
+    assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+@pytest.mark.parametrize("kind", ["Job", "PyTorchJob"])
+def test_arguments_of_the_trainers_are_those_of_the_example(kind, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples" / "coco")
+    from options import parse
+
+    arguments = pod_template(load(kind, "coco"))["spec"]["containers"][0]["args"]
+    assert parse(arguments).epochs == 4
+
+
+def test_replacement_of_a_trainer_resumes_where_there_is_a_checkpoint(tmp_path):
+    shell, flag, script, name = pod_template(load("Job", "coco"))["spec"]["containers"][0]["command"]
+    assert "exec python /opt/coco/train.py" in script  # so that SIGTERM reaches the trainer
+    script = script.replace("/results", str(tmp_path)).replace("exec python /opt/coco/train.py", "echo")
+    command = [shell, flag, script, name, "--epochs=4"]
+
+    def said():
+        done = subprocess.run(
+            command, env={"JOB_COMPLETION_INDEX": "3"}, check=True, capture_output=True, text=True, timeout=10
+        )
+        return done.stdout.split()
+
+    assert said() == ["--output", f"{tmp_path}/3", "--epochs=4"]
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "checkpoint.pt").touch()
+    assert said() == ["--output", f"{tmp_path}/3", "--epochs=4", "--resume"]
+
+
+def test_snippets_of_the_page_follow_the_schemas(validate):
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    snippets = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    assert snippets
+    for snippet in snippets:
+        for document in yaml.safe_load_all(snippet):
+            validate(document)
+
+
+def test_patch_of_the_page_names_fields_of_the_job(validate):
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    patch = json.loads(re.search(r"kubectl patch job coco --patch '(\{.*?\})'\n", page)[1])
+    job = load("Job", "coco")
+    assert patch["spec"].keys() == {"parallelism", "completions"}
+    assert patch["spec"]["parallelism"] == patch["spec"]["completions"]
+    job["spec"] |= patch["spec"]
+    validate(job)
