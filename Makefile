@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+RAY    := .venv-ray
 STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 FUZZ_S := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-tensorflow chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test test-ray test-tensorflow chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -24,6 +25,14 @@ demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends wit
 
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest -q
+
+test-ray: $(RAY)/.installed  ## jobs on a local Ray cluster whose workers and master are killed; own environment
+	$(RAY)/bin/python -m pytest -q tests/on_ray
+
+$(RAY)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	@touch $@
 
 TF := .venv-tensorflow
 $(TF)/.installed: pyproject.toml constraints.txt
@@ -62,6 +71,7 @@ bench: $(STAMP)  ## the benchmarks, each with a table and JSON under runs/
 	$(BIN)/python benchmarks/loader.py --json runs/loader.json
 	$(BIN)/python benchmarks/dispatch.py --json runs/dispatch.json
 	$(BIN)/python benchmarks/recovery.py --json runs/recovery.json
+	$(BIN)/python benchmarks/scale.py --json runs/scale.json
 	$(BIN)/python benchmarks/synchronous.py --json runs/synchronous.json
 	$(BIN)/python benchmarks/readers.py --json runs/readers.json
 
@@ -69,4 +79,4 @@ stubs: $(STAMP)  ## generate the protobuf stubs again
 	$(BIN)/python -m edl_torch.rpc.generate
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) $(TF) runs build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY) $(TF) runs build dist .mypy_cache .ruff_cache .hypothesis

@@ -35,11 +35,18 @@ class Server:
 
     def peak_mb(self) -> float:
         """The most memory that it had resident, in MB."""
+        return self._status_mb("VmHWM")
+
+    def rss_mb(self) -> float:
+        """The memory that it has resident now, in MB."""
+        return self._status_mb("VmRSS")
+
+    def _status_mb(self, row: str) -> float:
         try:
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         except OSError:
             return math.nan
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(row))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from edl_torch.client.attendance import Attendance
 from edl_torch.client.calling import Caller
 from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.environment import default_worker_id
+from edl_torch.client.following import FollowingChannel
 from edl_torch.client.forks import ForkGuard
 from edl_torch.client.presence import Presence
 from edl_torch.core.calls import (
@@ -47,7 +48,8 @@ LOOK_S = 0.2  # how soon a wait for the stream notices `close`
 
 
 class MasterClient:
-    """A `MasterPort` over grpc. Takes an address, or a channel of `build_channel` that it then owns.
+    """A `MasterPort` over grpc. Takes an address, or a channel (of `build_channel`, or one that
+    follows a master) that it then owns.
 
     A call that finds no master is repeated, with pauses of at most a second, for `master_timeout_s`; then it
     raises MasterUnavailable. `credentials` open the master's door; default: those of the environment.
@@ -59,7 +61,7 @@ class MasterClient:
 
     def __init__(
         self,
-        master: str | MasterChannel,
+        master: str | MasterChannel | FollowingChannel,
         worker_id: str | int | None = None,
         *,
         master_timeout_s: float = 600.0,

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,11 @@ def quiet_port() -> int:
 class MasterProcess:
     """`edl-torch master --state`, on one port with one journal."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.address = f"127.0.0.1:{quiet_port()}"
+    def __init__(
+        self, folder: Path, *arguments: str, address: str | None = None, prefix: Sequence[str] = ()
+    ) -> None:
+        self.address = address or f"127.0.0.1:{quiet_port()}"
+        self._prefix = prefix  # of the command: where it runs
         self._state = folder / "state"
         self._log = folder / "master.log"
         self._arguments = arguments
@@ -43,7 +46,7 @@ class MasterProcess:
 
     def start(self) -> None:
         """Does not wait until it serves."""
-        command = [sys.executable, "-m", "edl_torch", "master", "--addr", self.address]
+        command = [*self._prefix, sys.executable, "-m", "edl_torch", "master", "--addr", self.address]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--state", str(self._state), *self._arguments],

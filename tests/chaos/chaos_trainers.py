@@ -6,6 +6,7 @@ batch that its loop was done with (the epoch and the record numbers) to `notes`.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
@@ -19,6 +20,8 @@ import torch
 
 from edl_torch import DataShardService, ElasticDataLoader, MasterClient, ShardedDataset
 from edl_torch.readers import MapDatasetReader
+
+CLONE_NEWNET = 0x40000000
 
 
 def main() -> None:
@@ -69,8 +72,17 @@ def run(job: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(0, 1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    if "namespace" in job:
+        enter(job["namespace"])
     time.sleep(job["nap_s"])
     train(job)
+
+
+def enter(namespace: str) -> None:
+    """Move to a network namespace of `ip netns`. (`os.setns` is younger than Python 3.11.)"""
+    with open(f"/run/netns/{namespace}", "rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter network namespace {namespace}")
 
 
 def train(job: dict[str, Any]) -> None:
@@ -79,7 +91,9 @@ def train(job: dict[str, Any]) -> None:
     workers = job["workers"]
     with (
         open(job["notes"], "w", encoding="ascii", buffering=1) as notes,
-        MasterClient(job["address"], job["worker_id"], master_timeout_s=60.0) as client,
+        MasterClient(
+            job["address"], job["worker_id"], master_timeout_s=job.get("master_timeout_s", 60.0)
+        ) as client,
         DataShardService(
             job["batch"],
             client,

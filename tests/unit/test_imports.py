@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
     | {"integrations.torchrun"},
     "data": {"errors", "shard", "core", "client", "readers"},
     "integrations": {"errors", "shard", "core", "client", "readers", "data"}
-    | {"rpc.address", "master.with_process"},
+    | {"rpc.address", "rpc.credentials", "master.with_process", "master.threaded"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
     | {"cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
@@ -56,12 +56,14 @@ FOREIGN: dict[str, tuple[str, ...]] = {
             "cli",
         ),
         *("client.transport", "client.channel", "client.attendance", "client.calling"),
+        "client.following",
     ),
     "grpc_health": ("master.health",),
     "google": ("rpc", "master.servicer", "client.transport"),
     "cv2": ("readers", "checking.sheet", "testing.images"),
     "pycocotools": ("readers", "testing.images"),
     "PIL": (),
+    "ray": ("integrations.ray",),
     "tensorflow": ("integrations.tensorflow",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),

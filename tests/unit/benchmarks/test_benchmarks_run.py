@@ -126,3 +126,18 @@ def test_readers_benchmark_measures_a_workers_start(tmp_path: Path) -> None:
         assert min(start["first_batch_s"]) > 0
         assert min(start["private_mb"]) > 1
         assert start["met"] == (start["extra_mb"] < 50 and start["times"] < 2)
+
+
+def test_scale_benchmark_counts_memory_work_and_latencies_of_both_masters(tmp_path: Path) -> None:
+    printed, body = run("scale.py", tmp_path)
+    assert body["sizes"]["trainers"] == 20
+    for title in ("in memory", "with journal"):
+        found = {one["what"].strip(): one for one in body["findings"] if one["master"] == title}
+        assert 1 < found["memory of the master for a trainer"]["value"] < 1000
+        p50, p99 = found["lease or report, 100 a second: p50"], found["p99, median of the rounds"]
+        assert 0 < p50["value"] <= p99["value"]
+        assert all(what in printed for what in found)
+        assert all(
+            one["met"] == (None if one["most"] is None else one["value"] <= one["most"])
+            for one in found.values()
+        )

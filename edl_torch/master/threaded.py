@@ -1,0 +1,113 @@
+"""A master with a journal on a thread of its own, for a process that is something else besides.
+
+It must not know what else the process is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+
+from edl_torch.errors import EdlError, MasterStartError
+from edl_torch.master.durable import DurableState
+from edl_torch.master.server import MasterServer
+from edl_torch.rpc.credentials import Door
+
+log = logging.getLogger("edl_torch.master")
+
+START_S = 60.0
+STOP_S = 10.0
+
+
+class ThreadedMaster:
+    """Serves `address` from the constructor, which raises MasterStartError, to `stop()`.
+
+    It goes on where the journal in the folder `state` ends. `on_failure` is called, on its thread,
+    when the journal cannot be written any more: nothing is answered then.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        state: Path,
+        insecure: bool = False,
+        door: Door | None = None,
+        lease_timeout_s: float = 30.0,
+        grace_s: float = 1.0,
+        progress_timeout_s: float = 0.0,
+        on_failure: Callable[[EdlError], None] = lambda _: None,
+    ) -> None:
+        self._wanted = address
+        self._insecure = insecure
+        self._door = door
+        self._state = state
+        self._lease_timeout_s = lease_timeout_s
+        self._grace_s = grace_s
+        self._progress_timeout_s = progress_timeout_s
+        self._on_failure = on_failure
+        self._ready: Future[str] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="edl-master", daemon=True)
+        self._thread.start()
+        self.address = self._ready.result(START_S)
+
+    def stop(self) -> None:
+        """Answer who is here, commit, and end."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        try:
+            with self._open() as state:
+                asyncio.run(self._serve(state))
+        except Exception as error:  # the top of a thread
+            if not self._ready.done():
+                self._ready.set_exception(error)
+                return
+            log.exception("the master failed")
+            failure = (
+                error if isinstance(error, EdlError) else MasterStartError(f"the master failed: {error!r}")
+            )
+            self._on_failure(failure)
+
+    def _open(self) -> closing[DurableState]:
+        return closing(
+            DurableState(
+                self._state,
+                now=time.monotonic(),
+                lease_timeout_s=self._lease_timeout_s,
+                grace_s=self._grace_s,
+                progress_timeout_s=self._progress_timeout_s,
+            )
+        )
+
+    async def _serve(self, state: DurableState) -> None:
+        self._loop = asyncio.get_running_loop()
+        commits = state.group_commit()
+        server = MasterServer(
+            state.dispatcher, self._wanted, insecure=self._insecure, door=self._door, commits=commits
+        )
+        try:
+            self._ready.set_result(str(await server.start()))
+            stopping = asyncio.create_task(self._stopping.wait())
+            failed = asyncio.create_task(server.failed())
+            await asyncio.wait({stopping, failed}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            failed.cancel()
+            await asyncio.gather(stopping, failed, return_exceptions=True)
+        finally:
+            await server.drain()
+        if server.failure is not None:
+            raise server.failure
+
+    def __repr__(self) -> str:
+        return f"<ThreadedMaster {self.address}>"
