@@ -5,6 +5,8 @@ Knows no leases, and not whether a session is alive; it is told who comes, asks,
 
 from __future__ import annotations
 
+from collections import Counter
+
 from edl_torch.core.changes import Mark, unrecorded
 
 LOOKS = 8  # a trainer that let the others ask so often each has stopped waiting
@@ -16,7 +18,9 @@ class Participants:
     def __init__(self, mark: Mark = unrecorded) -> None:
         self._mark = mark
         self._batch_sizes: dict[str, int] = {}
-        self._waiting: dict[str, int] = {}  # session -> its last look, while it is sent away empty
+        self._sizes: Counter[int] = Counter()  # batch size -> how many take part with it
+        # Of those sent away empty: batch size -> session -> its last look, the latest of all as the last entry.
+        self._waiting: dict[int, dict[str, int]] = {}
         self._looks = 0
 
     def __len__(self) -> int:
@@ -33,23 +37,37 @@ class Participants:
 
     def enter(self, session: str, batch_size: int) -> None:
         """A session takes part; entering again may change its batch size."""
+        self._forget(session)
         self._batch_sizes[session] = batch_size
+        self._sizes[batch_size] += 1
         self._mark("member", session)
 
     def leave(self, session: str) -> None:
         """A session is gone."""
-        self._batch_sizes.pop(session, None)
-        self._waiting.pop(session, None)
+        self._forget(session)
         self._mark("member", session)
+
+    def _forget(self, session: str) -> None:
+        self.served(session)
+        size = self._batch_sizes.pop(session, None)
+        if size is not None:
+            self._sizes[size] -= 1
+            if not self._sizes[size]:
+                del self._sizes[size]
 
     def look(self, session: str) -> None:
         """A session asks for records."""
         self._looks += 1
-        self._waiting[session] = self._looks
+        waiting = self._waiting.setdefault(self._batch_sizes[session], {})
+        waiting.pop(session, None)
+        waiting[session] = self._looks
 
     def served(self, session: str) -> None:
         """A session got what it asked for, or no longer asks."""
-        self._waiting.pop(session, None)
+        size = self._batch_sizes.get(session, 0)
+        waiting = self._waiting.get(size, {})
+        if waiting.pop(session, None) is not None and not waiting:
+            del self._waiting[size]
 
     def nobody_waits(self) -> None:
         """Those that still do will ask again."""
@@ -60,8 +78,9 @@ class Participants:
         if not crumbs:
             return False
         since = self._looks - LOOKS * len(self._batch_sizes)
-        sizes = [self._batch_sizes[session] for session, look in self._waiting.items() if look > since]
-        return crumbs >= min(sizes or self._batch_sizes.values(), default=1)
+        # One look for each batch size, not for each session: ten thousand may wait for the last records.
+        asking = [size for size, looks in self._waiting.items() if next(reversed(looks.values())) > since]
+        return crumbs >= min(asking or self._sizes, default=1)
 
     def __repr__(self) -> str:
-        return f"<Participants n={len(self)} waiting={len(self._waiting)}>"
+        return f"<Participants n={len(self)} waiting={sum(map(len, self._waiting.values()))}>"
