@@ -19,7 +19,7 @@ class Participants:
         self._mark = mark
         self._batch_sizes: dict[str, int] = {}
         self._sizes: Counter[int] = Counter()  # batch size -> how many take part with it
-        # Of those sent away empty: batch size -> session -> its last look, the latest of all as the last entry.
+        # Of those sent away empty: batch size -> session -> its last look; the last entry is the latest.
         self._waiting: dict[int, dict[str, int]] = {}
         self._looks = 0
 
