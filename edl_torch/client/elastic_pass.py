@@ -148,9 +148,15 @@ class ElasticPasses:
         self._reporter.send()
         return False
 
-    def promise(self, ticket: Ticket) -> bool:
-        """Make sure that a batch is this trainer's before it goes to the loop. False: it was thrown away."""
-        self._reporter.flush()
+    def promise(self, ticket: Ticket, *, unanswered: int = 0) -> bool:
+        """Make sure that a batch is this trainer's before it goes to the loop. False: it was thrown away.
+
+        So many reports may still be without answer: none, where a refused one must not cost a second batch.
+        """
+        if unanswered:
+            self._reporter.wait_answered(unanswered)
+        else:
+            self._reporter.flush()
         self._confirmer.moved_on()
         self._confirmer.ensure()
         with self._book.lock:

@@ -12,7 +12,7 @@ from typing import Any
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Ballot, Peers, Vote, check_peers, together
 from edl_torch.client.session import Session
-from edl_torch.client.tickets import ticket_size
+from edl_torch.client.tickets import Ticket, ticket_size
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.loader_pass import LoaderPass, Source
@@ -75,7 +75,7 @@ class LockstepPass(LoaderPass):
         self._pulled = self._error = None
         try:
             if not self._lockstep.finished:
-                self._pulled = self._pull(self._look(wait_s), self._passes.promise)
+                self._pulled = self._pull(self._look(wait_s), self._promise)
             self._lockstep.check()
         except Exception as exc:  # noqa: BLE001  raised in the next step, when all ranks know of it
             self._error = exc
@@ -89,6 +89,10 @@ class LockstepPass(LoaderPass):
                 verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._passes.is_over)),
             )
         )
+
+    def _promise(self, ticket: Ticket) -> bool:
+        # The report of the step before travels while this one is computed: if it is refused, the job ends.
+        return self._passes.promise(ticket, unanswered=1)
 
     def _look(self, wait_s: float) -> Callable[[], bool]:
         return lambda: self._passes.look_for_more(wait_s)

@@ -93,9 +93,13 @@ class ThreadedMaster:
     async def _serve(self, state: DurableState) -> None:
         self._loop = asyncio.get_running_loop()
         commits = state.group_commit()
-        server = MasterServer(
-            state.dispatcher, self._wanted, insecure=self._insecure, door=self._door, commits=commits
-        )
+        try:
+            server = MasterServer(
+                state.dispatcher, self._wanted, insecure=self._insecure, door=self._door, commits=commits
+            )
+        except EdlError:
+            await commits.close()
+            raise
         try:
             self._ready.set_result(str(await server.start()))
             stopping = asyncio.create_task(self._stopping.wait())
