@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from edl_torch.testing import wait_until
+from master_kit import MasterProcess
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -20,22 +19,9 @@ RECORDS, EPOCHS = 47, 2
 
 
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
-    """A master process; its address."""
-    address_file = tmp_path / "address"
-    arguments = ["--addr", "127.0.0.1:0", "--address-file", str(address_file)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edl_torch", "master", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=ROOT,
-    )
-    try:
-        wait_until(lambda: address_file.exists() or process.poll() is not None, timeout_s=30)
-        yield address_file.read_text().strip()
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
+def master(start_master: Callable[..., MasterProcess]) -> str:
+    """A master's address."""
+    return start_master().address
 
 
 def run(master: str, tmp_path: Path, world: int, *arguments: str) -> dict[int, list[dict[str, object]]]:
