@@ -5,6 +5,7 @@ The master decides when such a pass ends. It does not know what is in a batch, n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from edl_torch.client.confirming import Confirmer
@@ -80,21 +81,21 @@ class ElasticPasses:
 
     def more_to_read(self) -> bool:
         """With every batch handed out: wait for the master's verdict. True when there is more to read."""
-        self._exhausted = True
-        self._give_back_undelivered()
-        self._reporter.flush()
-        more = self._leases.wait_for_more()
-        self._exhausted = not more
+        more = self._drained(self._leases.wait_for_more)
         if not more:
             self.check_stuck()
         return more
 
     def look_for_more(self, wait_s: float = 0.0) -> bool:
         """With every batch handed out: ask the master once, and wait for `wait_s` at most."""
+        return self._drained(lambda: self._leases.look_for_more(wait_s))
+
+    def _drained(self, ask: Callable[[], bool]) -> bool:
+        """Tell the master all that there is to tell, and ask whether there is more."""
         self._exhausted = True
         self._give_back_undelivered()
         self._reporter.flush()
-        more = self._leases.look_for_more(wait_s)
+        more = ask()
         self._exhausted = not more
         return more
 
@@ -141,12 +142,10 @@ class ElasticPasses:
         """
         if not self.promise(ticket):
             return False
-        if self.deliver(ticket):
-            return True
-        with self._book.lock:
-            self._reporter.note(give_backs=self._book.discard(ticket))
-        self._reporter.send()
-        return False
+        handed = self.deliver(ticket)
+        if not handed:
+            self._throw_away(ticket)
+        return handed
 
     def promise(self, ticket: Ticket, *, unanswered: int = 0) -> bool:
         """Make sure that a batch is this trainer's before it goes to the loop. False: it was thrown away.
@@ -160,11 +159,15 @@ class ElasticPasses:
         self._confirmer.moved_on()
         self._confirmer.ensure()
         with self._book.lock:
-            if self._book.is_mine(ticket):
-                return True
+            mine = self._book.is_mine(ticket)
+        if not mine:
+            self._throw_away(ticket)
+        return mine
+
+    def _throw_away(self, ticket: Ticket) -> None:
+        with self._book.lock:
             self._reporter.note(give_backs=self._book.discard(ticket))
         self._reporter.send()
-        return False
 
     def deliver(self, ticket: Ticket) -> bool:
         """A batch that was promised goes to the loop. False when it was lost meanwhile."""
