@@ -57,11 +57,11 @@ class Health:
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
         """How it is now, and again when it stops."""
         known = request.service in self._services
+        serving = self.serving  # as told first: it may change while that is on its way
         await context.write(self._answer() if known else _answer("SERVICE_UNKNOWN"))
-        if self.serving:
-            await self._stopped.wait()
-            if known:
-                await context.write(self._answer())
+        await self._stopped.wait()
+        if known and serving:
+            await context.write(self._answer())
 
     def _answer(self) -> pb.HealthCheckResponse:
         return _answer("SERVING" if self.serving else "NOT_SERVING")

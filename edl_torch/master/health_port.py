@@ -17,6 +17,7 @@ _OPTIONS = (
     ("grpc.max_concurrent_streams", 8),
 )
 _MOST_CALLS = 64  # at once, those that watch included
+_GRACE_S = 1.0  # at the end, for telling those that watch
 
 
 class HealthPort:
@@ -43,8 +44,8 @@ class HealthPort:
         return HostPort(self._wanted.host, port)
 
     async def stop(self) -> None:
-        """Stop at once."""
-        await self._server.stop(None)
+        """Stop as soon as everybody who watches has been told, which `Health.stop` begins."""
+        await self._server.stop(_GRACE_S)
 
     def __repr__(self) -> str:
         return f"<HealthPort {self._wanted}>"

@@ -96,7 +96,6 @@ class MasterServer:
         self.health.stop()
         if self._sick is not None:
             self._sick.cancel()
-        await asyncio.sleep(0)  # who watches its health is told first
         self._host.drain()
         await self._server.stop(grace_s)
         await self._elasticdl.close()

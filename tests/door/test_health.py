@@ -155,3 +155,15 @@ def test_health_after_the_stop_is_told_once():
         return told, repr(health)
 
     assert asyncio.run(watch()) == ([NOT_SERVING], "<Health stopped>")
+
+
+def test_end_that_comes_during_the_first_answer_is_told():
+    health, told = Health(), []
+
+    class Writing:
+        async def write(self, answer):
+            told.append(answer.status)
+            health.stop()
+
+    asyncio.run(health.Watch(pb.HealthCheckRequest(), Writing()))
+    assert told == [SERVING, NOT_SERVING]
