@@ -11,6 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from edl_torch.core.changes import Mark, unrecorded
+from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.shard import Slice
@@ -99,7 +100,9 @@ class Todo:
         """Take a plan with the same order and maybe other options."""
         self.plan = plan
         self._barrier = plan.spec.epoch_barrier
-        self._num_epochs = plan.spec.num_epochs
+        # Endless ends at 2**62 records, which no job reaches: a count of records fits everywhere.
+        most = MAX_SIZE // plan.size
+        self._num_epochs = min(plan.spec.num_epochs or most, most)
         self._run_on()
 
     def _run_on(self) -> None:
@@ -112,7 +115,7 @@ class Todo:
     @property
     def past_end(self) -> bool:
         """Whether the cursor has passed the last epoch."""
-        return 0 < self._num_epochs <= self.cursor_epoch
+        return self._num_epochs <= self.cursor_epoch
 
     @property
     def cursor(self) -> tuple[int, int, int]:
