@@ -102,8 +102,8 @@ class Token:
         if placed != before:
             raise InvalidArgument(
                 f"{before} records lie before the cursor, but {placed} are accounted for: "
-                f"{self.acknowledged} acknowledged, {self.dropped} dropped, {len(self.quarantine)} in quarantine, "
-                f"{waiting} open"
+                f"{self.acknowledged} acknowledged, {self.dropped} dropped, "
+                f"{len(self.quarantine)} in quarantine, {waiting} open"
             )
 
     def encode(self) -> str:
