@@ -272,8 +272,12 @@ class Dispatcher:
 
     def wanted(self, dataset: str, session: str, now: float) -> bool:
         """Whether another trainer was sent away empty a moment ago, and so waits for records."""
-        hungry = self._hungry.get(dataset, {})
-        return any(other != session and now - since <= HUNGRY_S for other, since in hungry.items())
+        for other, since in reversed(self._hungry.get(dataset, {}).items()):  # the last to ask comes first
+            if now - since > HUNGRY_S:
+                return False
+            if other != session:
+                return True
+        return False
 
     def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
         """The sessions that hold leases while another trainer waits: they may have drawn nothing of some."""

@@ -110,7 +110,7 @@ class Trainer:
         session.plan()
         while not self.leave:
             session.flush()
-            if self.port.finished(DATASET):
+            if self.port.dataset_status(DATASET).finished:
                 return
             self._pass(session)
 

@@ -189,9 +189,9 @@ def test_the_token_of_a_billion_records_and_64_trainers_is_small(capsys: pytest.
             ledger.acknowledge(f"session-{trainer}", grant.task, grant.attempt, grant.slice.skip + 32)
     text = ledger.snapshot().encode()
     fresh = ShardLedger(spec)
-    started = time.perf_counter()
+    started = time.process_time()
     fresh.restore(Token.decode(text))
-    elapsed = time.perf_counter() - started
+    elapsed = time.process_time() - started
     with capsys.disabled():
         print(f" [{len(text)} bytes, restored in {elapsed * 1000:.1f} ms] ", end="")
     assert len(json.loads(text)["open"]) == 640
