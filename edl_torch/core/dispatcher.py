@@ -35,6 +35,7 @@ from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
+SHOWN = 20  # records in quarantine of a status that trainers ask for
 HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
 
 
@@ -384,8 +385,8 @@ class Dispatcher:
         return self._ledgers.get(dataset)
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """One dataset's progress."""
-        return describe(self._ledger(dataset))
+        """One dataset's progress. Of its quarantine the first few alone: trainers ask often."""
+        return describe(self._ledger(dataset), shown=SHOWN)
 
     def status(self, now: float) -> MasterStatus:
         """Everything that there is to see."""
@@ -410,8 +411,8 @@ class Dispatcher:
         return f"<Dispatcher {self.ledger_id} datasets={len(self._ledgers)} sessions={len(self.members)}>"
 
 
-def describe(ledger: ShardLedger) -> DatasetStatus:
-    """A ledger's state for people."""
+def describe(ledger: ShardLedger, *, shown: int | None = None) -> DatasetStatus:
+    """A ledger's state for people, with all of its quarantine or so many records."""
     spec = ledger.spec
     return DatasetStatus(
         dataset=spec.name,
@@ -430,5 +431,5 @@ def describe(ledger: ShardLedger) -> DatasetStatus:
         finished=ledger.finished,
         trainers=ledger.trainers,
         failure=ledger.failure,
-        quarantine=tuple(ledger.quarantine),
+        quarantine=tuple(ledger.quarantine[:shown]),
     )

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl_torch.core.calls import (
+    Failure,
     GiveBack,
     PassState,
 )
-from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.dispatcher import SHOWN, Dispatcher
 from edl_torch.errors import (
     InvalidArgument,
     StaleLease,
@@ -205,6 +206,23 @@ def test_status_shows_trainers_and_what_they_hold(dispatcher: Dispatcher, a: Tra
     status = dispatcher.dataset_status("training")
     assert (status.todo, status.leased, status.leases) == (16 - trainer.leased, trainer.leased, 1)
     assert (status.shards, status.shards_left) == (2, 2)
+
+
+def test_of_a_large_quarantine_trainers_are_told_the_beginning(dispatcher: Dispatcher) -> None:
+    """They ask for the status after every pass: with all its reasons it could be larger than a message."""
+    a = Trainer(dispatcher, "a")
+    a.register(
+        replace(TRAINING, sources=(Source(name="a", count=99),), records_per_shard=99, max_bad_records=99)
+    )
+    bad = [
+        Failure(task=grant.task, attempt=1, position=position, reason="bad")
+        for grant in a.lease(count=9).grants
+        for position in range(grant.slice.skip, grant.slice.stop)
+    ]
+    a.report(*bad[: SHOWN + 5])
+    told = dispatcher.dataset_status("training")
+    assert (told.quarantined, len(told.quarantine)) == (SHOWN + 5, SHOWN)
+    assert len(dispatcher.status(0.0).datasets[0].quarantine) == SHOWN + 5
 
 
 # Lost and repeated messages
