@@ -34,6 +34,19 @@ def test_crumbs_of_several_trainers_fill_a_batch_for_one() -> None:
     assert (ledger.dropped, ledger.finished) == (0, True)
 
 
+def test_crumbs_of_many_batches_are_shared_among_those_who_wait() -> None:
+    """The one who asks first would train on all of them while the others wait."""
+    ledger = ledger_of(64, 1)
+    for name in "abcd":
+        ledger.join(name, 4)
+    for grant in lease_all(ledger, "a", count=64):
+        ledger.give_back("a", grant.task, grant.attempt, 0, crumb=True)
+    shares = [sum(g.slice.limit for g in lease_all(ledger, name, 0)) for name in "abcdabcd"]
+    assert shares == [8, 4, 4, 4, 4, 4, 4, 4]
+    bundles = {g.bundle for g in lease_all(ledger, "a", 0)}
+    assert len(bundles) == 1
+
+
 @pytest.mark.parametrize("size", [1, 7, 16, 21, 30])
 @pytest.mark.parametrize("batches", [(4,), (4, 4), (4, 3, 5)])
 @pytest.mark.parametrize("barrier", [True, False])

@@ -107,7 +107,7 @@ def test_crumbs_are_news_once_they_fill_a_batch_of_somebody_who_waits(dispatcher
     assert news[3]
     found = dispatcher.poll(trainers[0].lease_call(epoch=0), 0.0)
     assert found is not None
-    assert sum(grant.slice.limit for grant in found.grants) == 8
+    assert sum(grant.slice.limit for grant in found.grants) == 4
 
 
 def test_whether_somebody_waits_is_one_look_however_many_have_given_up(dispatcher: Dispatcher) -> None:
