@@ -367,7 +367,7 @@ class Dispatcher:
         position = None if token is None else Token.decode(token)
         if position is not None:
             self.limits.check_quarantine(dataset, len(position.quarantine))
-            self.limits.check_entries("slices", len(position.open) + len(position.crumbs))
+            self.limits.check_slices(len(position.open) + len(position.crumbs))
         ledger.restore(position)
         self._hungry.pop(dataset, None)
         for member in self.members:

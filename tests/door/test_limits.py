@@ -28,6 +28,7 @@ SMALL = Limits(
     source_name_bytes=6,
     leases_per_call=3,
     entries_per_call=4,
+    token_slices=4,
     quarantine=2,
     reason_chars=5,
 )
