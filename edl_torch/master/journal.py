@@ -188,9 +188,10 @@ def rows_of(connection: sqlite3.Connection) -> Rows:
 def _locked(folder: Path) -> IO[str]:
     """The open lock file: the system unlocks it when its process ends, however that happens."""
     try:
-        if not folder.is_dir():
-            folder.mkdir(parents=True)
-            _sync(folder.parent)
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            _sync(path.parent)
         file = (folder / LOCK).open("a+")
     except OSError as exc:
         raise MasterStartError(f"cannot keep a journal in {folder}: {exc.strerror}") from exc
