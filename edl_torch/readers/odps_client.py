@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,10 @@ from urllib.parse import urlsplit
 
 from edl_torch.errors import ReaderUnavailable
 from edl_torch.readers.odps_config import OdpsConfig, missing_keys
+from edl_torch.readers.odps_errors import StrangeAnswer, trouble
 from edl_torch.readers.odps_partitions import spec_of
+
+_ADDRESS = re.compile(r"[\w.-]+(?::\d+)?|\[[0-9A-Fa-f:.]+\](?::\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class OdpsClient:
 
     def facts(self) -> TableFacts:
         """Columns, partition keys and when the table was last changed."""
-        with self._own_options():
+        with self._own_options(), _answers_understood():
             self._table.reload()
             schema = self._table.table_schema
             return TableFacts(
@@ -63,7 +67,7 @@ class OdpsClient:
 
     def partitions(self, prefix: str) -> list[tuple[str, str]]:
         """`(ds=x,hh=y, when it was last changed)` of the partitions whose first keys are `prefix`."""
-        with self._own_options():
+        with self._own_options(), _answers_understood():
             return [
                 (spec_of(partition.partition_spec.kv.items()), str(partition.last_data_modified_time))
                 for partition in self._table.iterate_partitions(prefix or None)
@@ -71,7 +75,7 @@ class OdpsClient:
 
     def download(self, partition: str, download_id: str | None = None) -> Any:
         """pyodps's download session: a new one, or that of an id."""
-        with self._own_options():
+        with self._own_options(), _answers_understood():
             return self._tunnel.download(partition, download_id)
 
     def read(
@@ -132,6 +136,17 @@ class OdpsClient:
 
     def __repr__(self) -> str:
         return f"<OdpsClient {self._config.name} pid={self.pid}>"
+
+
+@contextmanager
+def _answers_understood() -> Iterator[None]:
+    """What pyodps raises while it parses an answer of somebody else becomes StrangeAnswer."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError) as exc:
+        if isinstance(exc, trouble()):
+            raise
+        raise StrangeAnswer(type(exc).__name__) from None  # its text may quote the answer
 
 
 def require_packages() -> None:
@@ -207,8 +222,8 @@ def _rest_class(timeout_s: float) -> type[Any]:
 
 
 @cache
-def _tunnel_class() -> type[Any]:
-    from odps.tunnel import TableTunnel
+def _download_class() -> type[Any]:
+    """A download session that leaves retries to others."""
     from odps.tunnel.retry import NoRetryPolicy, TunnelRetryHandler
     from odps.tunnel.tabletunnel import TableDownloadSession
 
@@ -222,6 +237,15 @@ def _tunnel_class() -> type[Any]:
         @property
         def retry_handler(self) -> Any:
             return Once()
+
+    return Download
+
+
+@cache
+def _tunnel_class() -> type[Any]:
+    """A tunnel whose connections are those of the class that it is given."""
+    from odps import options
+    from odps.tunnel import TableTunnel
 
     class Tunnel(TableTunnel):  # type: ignore[misc]
         def __init__(self, odps: Any, rest_class: type[Any], config: OdpsConfig) -> None:
@@ -238,7 +262,7 @@ def _tunnel_class() -> type[Any]:
                     config.tunnel_endpoint or self._discover(),
                     odps.project,
                     namespace=odps.namespace,
-                    proxy=odps_proxy(),
+                    proxy=options.data_proxy,
                     retry_enabled=False,
                     tag="TUNNEL",
                 )
@@ -249,12 +273,14 @@ def _tunnel_class() -> type[Any]:
             odps, _, config = self._own
             params = {"quotaName": config.quota_name} if config.quota_name else {}
             url = f"{odps.get_project(config.project).resource()}/tunnel"
-            answer = odps.rest.get(url, action="service", params=params)
-            return f"{urlsplit(odps.endpoint).scheme}://{answer.text.strip()}"
+            address = odps.rest.get(url, action="service", params=params).text.strip()
+            if not _ADDRESS.fullmatch(address):
+                raise StrangeAnswer("no address of a tunnel")
+            return f"{urlsplit(odps.endpoint).scheme}://{address}"
 
         def download(self, partition: str, download_id: str | None) -> Any:
             config: OdpsConfig = self._own[2]
-            return Download(
+            return _download_class()(
                 self.tunnel_rest,
                 self._get_tunnel_table(config.table, config.schema),
                 partition or None,
@@ -262,10 +288,5 @@ def _tunnel_class() -> type[Any]:
                 timeout=config.timeout_s,
                 quota_name=config.quota_name,
             )
-
-    def odps_proxy() -> Any:
-        from odps import options
-
-        return options.data_proxy
 
     return Tunnel
