@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from edl_torch.errors import ReaderUnavailable
@@ -22,6 +22,7 @@ from edl_torch.readers.odps_config import OdpsConfig, missing_keys
 from edl_torch.readers.odps_errors import StrangeAnswer, trouble
 from edl_torch.readers.odps_partitions import spec_of
 
+T = TypeVar("T")
 _ADDRESS = re.compile(r"[\w.-]+(?::\d+)?|\[[0-9A-Fa-f:.]+\](?::\d+)?")
 
 
@@ -56,27 +57,32 @@ class OdpsClient:
 
     def facts(self) -> TableFacts:
         """Columns, partition keys and when the table was last changed."""
-        with self._own_options(), _answers_understood():
-            self._table.reload()
-            schema = self._table.table_schema
-            return TableFacts(
-                tuple(column.name for column in schema.simple_columns),
-                tuple(key.name for key in schema.partitions),
-                str(self._table.last_data_modified_time),
-            )
+        with self._own_options():
+            return _understood(self._facts)
+
+    def _facts(self) -> TableFacts:
+        self._table.reload()
+        schema = self._table.table_schema
+        return TableFacts(
+            tuple(column.name for column in schema.simple_columns),
+            tuple(key.name for key in schema.partitions),
+            str(self._table.last_data_modified_time),
+        )
 
     def partitions(self, prefix: str) -> list[tuple[str, str]]:
         """`(ds=x,hh=y, when it was last changed)` of the partitions whose first keys are `prefix`."""
-        with self._own_options(), _answers_understood():
-            return [
-                (spec_of(partition.partition_spec.kv.items()), str(partition.last_data_modified_time))
-                for partition in self._table.iterate_partitions(prefix or None)
-            ]
+        with self._own_options():
+            return _understood(
+                lambda: [
+                    (spec_of(partition.partition_spec.kv.items()), str(partition.last_data_modified_time))
+                    for partition in self._table.iterate_partitions(prefix or None)
+                ]
+            )
 
     def download(self, partition: str, download_id: str | None = None) -> Any:
         """pyodps's download session: a new one, or that of an id."""
-        with self._own_options(), _answers_understood():
-            return self._tunnel.download(partition, download_id)
+        with self._own_options():
+            return _understood(lambda: self._tunnel.download(partition, download_id))
 
     def read(
         self,
@@ -138,15 +144,17 @@ class OdpsClient:
         return f"<OdpsClient {self._config.name} pid={self.pid}>"
 
 
-@contextmanager
-def _answers_understood() -> Iterator[None]:
-    """What pyodps raises while it parses an answer of somebody else becomes StrangeAnswer."""
+def _understood(call: Callable[[], T]) -> T:
+    """`call()`; what pyodps raises while it parses an answer of somebody else becomes StrangeAnswer."""
     try:
-        yield
+        return call()
     except (ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError) as exc:
         if isinstance(exc, trouble()):
             raise
-        raise StrangeAnswer(type(exc).__name__) from None  # its text may quote the answer
+        strange = type(exc).__name__
+    raise StrangeAnswer(
+        strange
+    )  # not above: the parser's error quotes the answer, and stays out of the chain
 
 
 def require_packages() -> None:

@@ -46,6 +46,14 @@ class Secret:
 
 
 def cause_without_secrets(error: BaseException, hide: Callable[[str], str]) -> BaseException | None:
-    """`error`, for `raise … from`, unless its traceback, with all that led to it, says what `hide` hides."""
+    """`error`, for `raise … from`, unless its traceback, with all that led to it, says what `hide` hides.
+
+    HTTP requests that errors carry are taken out: their headers have tokens, and pickles of errors have all.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        for name in {"request", "response"} & vars(link).keys():
+            setattr(link, name, None)
+        link = link.__cause__ or link.__context__
     text = "".join(traceback.format_exception(error))
     return error if hide(text) == text else None
