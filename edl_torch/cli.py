@@ -10,11 +10,12 @@ import asyncio
 import gc
 import logging
 import math
+import os
 import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,15 +40,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        status = command(options)
+        sys.stdout.flush()  # here, where a full disk is an error with a name
+        return status
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `edl-torch status | head`
-        sys.stderr.close()
-        return 1
     except EdlError as error:
         print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2 if isinstance(error, InvalidArgument) else 1
+    except BrokenPipeError:  # `edl-torch status | head`
+        _flush_or_drop()
+        return 1
+    except OSError as error:
+        _flush_or_drop()
+        print(f"edl-torch: error: {printable(str(error))}", file=sys.stderr)
+        return 1
+
+
+def _flush_or_drop() -> None:
+    """What cannot be written is not tried again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):  # a stream without a file, as under a test
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:
