@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.membership import Membership
@@ -144,7 +145,7 @@ class Reporter:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until the master has answered everything; what it did not answer before is sent again."""
         with self._changed:
-            if self._stalled:
+            if self._stalled and isinstance(self._error, MasterUnavailable):
                 self._error = None  # of then: this attempt says whether the master is there now
         return self.wait_answered(0, timeout_s)
 
@@ -158,26 +159,28 @@ class Reporter:
             while self._send_next(wait=True):
                 pass
         except Exception as exc:  # noqa: BLE001  the top of a thread: whoever waits for it must hear of it
-            self._thread = None  # the next report gets another
-            self._sent(self._noted, exc)
+            with self._changed:
+                self._thread = None  # the next report gets another
+                self._error = exc
+                self._changed.notify_all()
 
     def _send_next(self, *, wait: bool) -> bool:
         taken = self._take(wait=wait)
         if taken is None:
             return False
         outbox, noted, membership = taken
+        error: EdlError | None = None
+        settled = False
         try:
             self._report(outbox, membership)
-        except MasterUnavailable as exc:
-            self._keep(outbox, membership, exc)
+            settled = True
         except EdlError as exc:
-            self._sent(noted, exc)
-        except BaseException:
-            if not wait:  # the loop's own thread: Ctrl-C, or torch's word that a loader worker died
-                self._keep(outbox, membership, None)
-            raise
-        else:
-            self._sent(noted, None)
+            error, settled = exc, not isinstance(exc, MasterUnavailable)
+        finally:  # in the loop's own thread: Ctrl-C, or torch's word that a loader worker died
+            if settled:
+                self._sent(noted, error)
+            else:
+                self._keep(outbox, membership, error)
         return True
 
     def _report(self, outbox: Outbox, membership: Membership) -> None:
@@ -195,26 +198,32 @@ class Reporter:
         self._audit.intent(
             failures=call.failures, acknowledgements=call.acknowledgements, give_backs=call.give_backs
         )
-        try:
-            answer = self._port.report(call)
-        except SessionLost:
-            self._audit.lost()
-            self._refused(tuple(outbox.acknowledgements))
-            if not self._closed:
-                self._on_lost(membership)
-        except MasterUnavailable:
-            self._audit.unanswered()
-            raise
-        except EdlError:
-            self._audit.lost()
-            raise
-        except BaseException:
-            self._audit.unanswered()
-            raise
-        else:
-            self._audit.answered(answer.stale)
+        answer = self._ask(call)
+        if answer is not None:
             self._refused(tuple(task for task in answer.stale if task in outbox.acknowledgements))
             self._on_answer(answer)
+            return
+        self._refused(tuple(outbox.acknowledgements))
+        if not self._closed:
+            self._on_lost(membership)
+
+    def _ask(self, call: ReportCall) -> ReportAnswer | None:
+        """The master's answer; the audit hears what became of the intent. None: we are not known any more."""
+        note = self._audit.unanswered  # unless we learn better, whatever ends the call
+        try:
+            answer = self._port.report(call)
+            note = partial(self._audit.answered, answer.stale)
+            return answer
+        except SessionLost:
+            note = self._audit.lost
+            return None
+        except MasterUnavailable:
+            raise
+        except EdlError:
+            note = self._audit.lost
+            raise
+        finally:
+            note()
 
     def _refused(self, tasks: tuple[int, ...]) -> None:
         if tasks and self._on_refused is not None:
@@ -247,7 +256,7 @@ class Reporter:
             if membership == self._membership:
                 outbox.add_later(self._outbox)
                 self._outbox = outbox
-            self._error = error
+            self._error = error or self._error
             self._changed.notify_all()
 
     def follow(self, membership: Membership) -> None:
