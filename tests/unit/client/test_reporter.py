@@ -230,3 +230,35 @@ def test_what_the_thread_could_not_send_is_kept_and_sent_by_another(remote: Case
         remote.reporter.flush(5)
     assert remote.reporter.flush(5)
     assert [c.acknowledgements for c in remote.port.calls] == [(ack(1, 4),)]
+
+
+class Late(SystemThreads):
+    """Its threads begin when the test says so."""
+
+    def __init__(self) -> None:
+        self.made: list[SystemThread] = []
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        self.made.append(SystemThread(target, name))
+        return SystemThread(lambda: None, name)
+
+
+def test_a_thread_that_begins_while_another_sends_goes_on_afterwards() -> None:
+    late = Late()
+    case = Case(in_process=False, threads=late)
+    case.port.gate.clear()
+    case.tell(ack(1, 4))
+    impatient = threading.Thread(target=case.reporter.flush, daemon=True)
+    impatient.start()
+    wait_until(lambda: case.reporter._sending)
+    case.tell(ack(2, 1))
+    thread, condition = late.made[0], case.reporter._changed
+    thread.start()
+    wait_until(lambda: condition._waiters or not thread.is_alive())  # type: ignore[attr-defined]
+    case.port.gate.set()
+    impatient.join(10)
+    case.tell(ack(1, 8))  # nobody flushes: the thread has to send it
+    wait_until(lambda: case.port.calls[-1].acknowledgements == (ack(1, 8),))
+    case.reporter.close(5)
+    thread.join(10)
+    assert not thread.is_alive()
