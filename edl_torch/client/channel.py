@@ -69,7 +69,9 @@ def build_channel(address: str, credentials: Credentials | None = None) -> Maste
             f"whoever listens on the way to {where} could read the token: use TLS (EDL_MASTER_TLS_CA=PATH "
             "or EDL_MASTER_TLS=1), or EDL_MASTER_INSECURE=1 if the network is your own"
         )
-    options = channel_options(where)
+    options: list[tuple[str, int | str]] = [*channel_options(where)]
+    if given.name is not None:
+        options.append(("grpc.ssl_target_name_override", given.name))
     tls = given.channel_credentials()
     channel = (
         grpc.insecure_channel(str(where), options=options)

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -22,8 +23,9 @@ from edl_torch.data.fresh_names import fresh_name
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.integrations.beside_agent import BesideAgent
 from edl_torch.integrations.job import Job
-from edl_torch.integrations.notice import Notice, answers
+from edl_torch.integrations.notice import Notice
 from edl_torch.master.with_process import until_gone
+from edl_torch.rpc.credentials import AccessToken, Credentials
 
 START_S = 60.0  # from a worker's claim to start the master until the others try it
 NODES_S = 10.0  # how long a word from each node is waited for
@@ -32,8 +34,8 @@ KILL_S = 30.0  # what torchrun itself gives a worker after SIGTERM
 LOOK_S = 0.02
 
 
-def master_of_job() -> str:
-    """The address of this job's master, which is started where there is none.
+def master_of_job() -> tuple[str, Credentials]:
+    """The address of this job's master, which is started where there is none, and what opens its door.
 
     Also ties this process to its torchrun agent: it ends, as the agent would end it, when the agent is gone.
     Raises MasterStartError where no master can be started, InvalidArgument for an environment that is not
@@ -41,7 +43,17 @@ def master_of_job() -> str:
     """
     job = Job.from_env()
     _end_with(job.agent)
-    return Finder(job, _store(job.host, job.port, is_master=job.rank == 0 and not job.agents_store)).find()
+    store = _store(job.host, job.port, is_master=job.rank == 0 and not job.agents_store)
+    notice = Finder(job, store).find()
+    return notice.address, _credentials(notice)
+
+
+def _credentials(notice: Notice) -> Credentials:
+    """The user's own; a token of the job's may go where the job's other words go, without TLS too."""
+    given = Credentials.from_env()
+    if not notice.token:
+        return given
+    return replace(given, token=AccessToken(notice.token.encode()), insecure=True)
 
 
 def init_process_group(backend: str | None = None, *, timeout_s: float = 1800.0, **arguments: Any) -> None:
@@ -79,42 +91,54 @@ class Finder:
         self._board = PrefixStore(f"edl_torch/{job.run_id}/master", store)
         self._beside = BesideAgent(job) if beside is None else beside
 
-    def find(self) -> str:
-        """The address of a master that answers."""
-        number = self._board.add("newest", 0)
-        if number == 0:
-            self._board.set(f"node/{self._job.node}", self._beside.running() or "")
-        else:
-            notice = self._read(number)
-            if notice.address and answers(notice.here().address):
-                return notice.address
+    def find(self) -> Notice:
+        """A master that answers."""
+        number, newest = self._seen()
+        if newest is not None and newest.answers:
+            return newest
+        if number == 1:
+            kept = self._beside.running() or Notice()
+            self._board.set(f"node/{self._job.node}", kept.text)
         while True:
-            number += 1
             if self._board.add(f"claim/{number}", 1) == 1:
                 return self._pin(number, self._from_before if number == 1 else self._beside.start)
             if self._pinned(number):
-                return self._read(number).here().address
+                return self._read(number).here()
+            number += 1
 
-    def _from_before(self) -> str:
+    def _seen(self) -> tuple[int, Notice | None]:
+        """The first number without a notice that may still come, and the newest notice.
+
+        A number whose notice is missing, with later ones claimed, belongs to a worker that died on the way.
+        """
+        number, newest = 1, None
+        while self._board.check([f"claim/{number}"]):
+            if self._board.check([f"notice/{number}"]):
+                newest = self._read(number)
+            elif not self._board.check([f"claim/{number + 1}"]):
+                return number, newest
+            number += 1
+        return number, newest
+
+    def _from_before(self) -> Notice:
         """A master that an agent has kept from before this store, else a new one."""
         keys = [f"node/{node}" for node in range(self._job.nodes)]
         _within(NODES_S, lambda: self._board.check(keys))
         for key in keys:
-            kept = self._board.get(key).decode() if self._board.check([key]) else ""
-            if kept and answers(kept):
-                return kept
+            if self._board.check([key]):
+                kept = Notice.read(self._board.get(key))
+                if kept.answers:
+                    return kept
         return self._beside.start()
 
-    def _pin(self, number: int, make: Callable[[], str]) -> str:
+    def _pin(self, number: int, make: Callable[[], Notice]) -> Notice:
         try:
-            notice = Notice.of(make())
+            notice = make()
         except EdlError as error:  # the others must not wait for it
             self._board.set(f"notice/{number}", Notice(error=str(error)).text)
-            self._board.add("newest", 1)
             raise
         self._board.set(f"notice/{number}", notice.text)
-        self._board.add("newest", 1)
-        return notice.address
+        return notice
 
     def _pinned(self, number: int) -> bool:
         return _within(START_S, lambda: self._board.check([f"notice/{number}"]))
@@ -140,7 +164,9 @@ def _store(host: str, port: int, *, is_master: bool) -> Store:
         )
     except RuntimeError as exc:  # torch's errors of the network are such
         raise MasterStartError(
-            f"the store of this job at {host}:{port} (MASTER_ADDR, MASTER_PORT) cannot be reached: {exc}"
+            f"the store of this job at {host}:{port} (MASTER_ADDR, MASTER_PORT) cannot be reached. Where "
+            "nodes come and go, give all of them TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in their environment: "
+            f"without it torchrun's agents may name the store of a node that has left. {exc}"
         ) from exc
     return store
 

@@ -36,11 +36,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_an_agent_is_killed_and_another_one_joins(
     cluster: Cluster, with_master: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    late = {"LATE": "1"}
-    first = cluster.start("first", **late if with_master else {})
+    soon = {"EDL_MASTER_TIMEOUT_S": "3"}
+    late = soon | {"LATE": "1"}
+    first = cluster.start("first", **late if with_master else soon)
     cluster.await_rendezvous()
-    victim = cluster.start("victim", **{} if with_master else late)
-    third = cluster.start("third", **late if with_master else {})
+    victim = cluster.start("victim", **soon if with_master else late)
+    third = cluster.start("third", **late if with_master else soon)
     wait_until(lambda: cluster.most_steps(3) > SAVE_EVERY + 1, timeout_s=100)
     assert victim.has_master == with_master
     (orphan,) = {note["pid"] for note in cluster.diary() if note["agent"] == victim.process.pid}
@@ -50,7 +51,7 @@ def test_an_agent_is_killed_and_another_one_joins(
     wait_until(lambda: cluster.most_steps(2) > SAVE_EVERY, timeout_s=60)
 
     before = cluster.pids()
-    fourth = cluster.start("fourth")
+    fourth = cluster.start("fourth", **soon)
     wait_until(lambda: cluster.most_steps(3, not_by=before) > SAVE_EVERY, timeout_s=60)
     (cluster.folder / "go").touch()
     for agent in (first, third, fourth):
