@@ -17,7 +17,13 @@ from typing import Any
 
 from edl_torch.client.following import FollowingChannel
 from edl_torch.client.transport import MasterClient
-from edl_torch.errors import EdlError, InvalidArgument, MasterStartError, MasterUnavailable, Unsupported
+from edl_torch.errors import (
+    EdlError,
+    IntegrationUnavailable,
+    InvalidArgument,
+    MasterStartError,
+    MasterUnavailable,
+)
 from edl_torch.rpc.credentials import Credentials
 
 NAME = "edl-master"
@@ -137,6 +143,11 @@ def start_master(
     )
     try:
         address: str = ray.get(actor.address.remote(), timeout=START_S)
+    except ray.exceptions.GetTimeoutError as error:  # it may be another job's, and only slow: let it live
+        raise MasterStartError(
+            f"the master's actor {name!r} did not say its address within {START_S:g} s: is there a node with "
+            f"room for it, and with what its options ask for ({options})?"
+        ) from error
     except ray.exceptions.RayError as error:
         ray.kill(actor)
         cause = getattr(error, "cause", None)
@@ -144,12 +155,12 @@ def start_master(
     return RayMaster(actor, name, namespace, address, detached=detached)
 
 
-def master_address(name: str = NAME, *, namespace: str | None = None) -> str:
+def master_address(name: str = NAME, *, namespace: str | None = None, timeout_s: float = ASK_S) -> str:
     """Where the actor `name` serves now. Raises MasterUnavailable while nobody knows."""
     ray = _ray()
     try:
         actor = ray.get_actor(name, namespace)
-        address: str = ray.get(actor.address.remote(), timeout=ASK_S)
+        address: str = ray.get(actor.address.remote(), timeout=timeout_s)
     except (ValueError, ray.exceptions.RayError) as error:
         raise MasterUnavailable(
             f"no actor {name!r} of this Ray cluster says where the master is: call "
@@ -169,9 +180,15 @@ def master_client(
 ) -> MasterClient:
     """A client of the actor `name`, for a `DataShardService`; it follows the actor wherever Ray restarts it.
 
-    `credentials` default to those of the environment. Raises MasterUnavailable where there is no such actor.
+    `credentials` default to those of the environment. Raises MasterUnavailable where there is no such actor,
+    or one that Ray has not started again within `master_timeout_s`.
     """
-    channel = FollowingChannel(lambda: master_address(name, namespace=namespace), credentials)
+    first = iter((max(ASK_S, master_timeout_s),))
+
+    def find() -> str:
+        return master_address(name, namespace=namespace, timeout_s=next(first, ASK_S))
+
+    channel = FollowingChannel(find, credentials)
     return MasterClient(channel, worker_id, master_timeout_s=master_timeout_s)
 
 
@@ -192,7 +209,9 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise Unsupported("a master in a Ray cluster needs ray: pip install 'edl-torch[ray]'") from error
+        raise IntegrationUnavailable(
+            "a master in a Ray cluster needs ray: pip install 'edl-torch[ray]'"
+        ) from error
     if not ray.is_initialized():
         raise EdlError("Ray is not initialised here: call ray.init() first")
     return ray
