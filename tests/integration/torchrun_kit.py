@@ -21,7 +21,7 @@ from edl_torch.testing import wait_until
 
 WORKER = Path(__file__).with_name("torchrun_worker.py")
 ASYNCHRONOUS = Path(__file__).with_name("torchrun_trainer.py")
-QUICK = "join_timeout=120,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60"
+QUICK = "join_timeout=120,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60"
 
 
 class Agent:
