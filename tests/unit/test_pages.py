@@ -1,7 +1,7 @@
 """The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
 
 Pages that need a service or a framework have tests of their own: MaxCompute, RecordIO and TensorFlow. Blocks
-with `...` in the place of a program (torchrun, Ray, synchronous ranks) are examples of places in one, not programs.
+of torchrun, Ray and synchronous ranks show places in a program, with `...` for the rest of it.
 """
 
 from __future__ import annotations
