@@ -74,10 +74,11 @@ class Host(Protocol):
 
 
 class Cluster:
-    """The agents of one elastic job over `folder`; they meet at `meeting`."""
+    """The agents of one elastic job over `folder`, `least` to 3 of them; they meet at `meeting`."""
 
-    def __init__(self, folder: Path, meeting: str = "localhost") -> None:
+    def __init__(self, folder: Path, least: int = 1, meeting: str = "localhost") -> None:
         self.folder = folder
+        self._least = least
         self._meeting = meeting
         self.agents: list[Agent] = []
         self._port = quiet_port()
@@ -85,7 +86,7 @@ class Cluster:
 
     def start(self, name: str, host: Host | None = None, **environment: str) -> Agent:
         """Another node; `host` gives it a machine of its own."""
-        command = ["--nnodes=1:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+        command = [f"--nnodes={self._least}:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
         command += [
             f"--rdzv-endpoint={self._meeting}:{self._port}",
             f"--rdzv-conf={QUICK}",

@@ -150,6 +150,8 @@ def test_resume_without_a_file_means_the_last_checkpoint() -> None:
         ({"EDL_MASTER_ADDR": "h:1"}, True),
         ({"MASTER_ADDR": "h"}, False),
         ({"MASTER_ADDR": "h:1"}, True),
+        ({"MASTER_ADDR": "fd00::1", "TORCHELASTIC_RUN_ID": "run"}, False),
+        ({"EDL_MASTER_ADDR": "h:1", "TORCHELASTIC_RUN_ID": "run"}, True),
     ],
 )
 def test_master_of_the_environment_means_shared_data(
