@@ -80,7 +80,7 @@ def test_long_poll_wakes_promptly(server, calls):
     waiting.join(5)
     answer, at = answers[0]
     assert len(answer.grants) == 1
-    assert at - before < 0.25
+    assert at - before < 2  # it would have waited for 20 s
 
 
 def test_wanted_event_reaches_the_other_trainer(server, calls):
@@ -96,15 +96,15 @@ def test_wanted_event_reaches_the_other_trainer(server, calls):
 
 
 def test_heartbeats_keep_a_session_that_says_nothing_else(start_server, calls):
-    server = start_server(lease_timeout_s=0.3)
+    server = start_server(lease_timeout_s=1.0)
     client = server.client()
     client.register(calls.register())
     client.attend("s", print)
-    until = time.monotonic() + 0.9
+    until = time.monotonic() + 2.5
     wait_until(lambda: time.monotonic() > until)
     assert server.dispatcher.sessions_of("d") == {"s"}
     client.close()
-    wait_until(lambda: not server.dispatcher.sessions_of("d"), timeout_s=3)
+    wait_until(lambda: not server.dispatcher.sessions_of("d"), timeout_s=20)
 
 
 def test_silent_session_without_a_stream_is_given_up(start_server, calls):
@@ -112,7 +112,7 @@ def test_silent_session_without_a_stream_is_given_up(start_server, calls):
     client = server.client()
     client.register(calls.register())
     client.lease(calls.lease(1))
-    wait_until(lambda: not server.dispatcher.sessions_of("d"), timeout_s=3)
+    wait_until(lambda: not server.dispatcher.sessions_of("d"), timeout_s=20)
     assert client.dataset_status("d").todo == 8
     with pytest.raises(StaleLease):
         client.lease(calls.lease(2))
