@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -50,24 +51,33 @@ class BesideAgent:
         """Start it and wait until it serves. Raises MasterStartError with what it said."""
         door = OwnDoor.from_env()
         host = _host(self._job, open_anyway=door.insecure)
-        folder = self._folder or Path(tempfile.mkdtemp(prefix="edl_torch_"))
-        log, address = folder / "edl_torch_master.log", _address_file(folder)
-        for file in (address, _token_file(folder)):
-            file.unlink(missing_ok=True)
-        token = ""
-        if not host.is_loopback and door.token_file is None:
-            token = secrets.token_urlsafe(32)
-            door = door.with_token(_write_secret(_token_file(folder), token))
-        with open(log, "ab") as output:
-            process = subprocess.Popen(
-                [*_command(self._job, host, address), *door.options(exposed=not host.is_loopback)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # torchrun ends a worker with all of its process group
-            )
-        threading.Thread(target=process.wait, name="edl-master-reaper", daemon=True).start()
+        exposed = not host.is_loopback
+        try:
+            folder = self._folder or Path(tempfile.mkdtemp(prefix="edl_torch_"))
+            log, address = folder / "edl_torch_master.log", _address_file(folder)
+            for file in (address, _token_file(folder)):
+                file.unlink(missing_ok=True)
+            token = ""
+            if exposed and door.token_file is None:
+                token = secrets.token_urlsafe(32)
+                door = door.with_token(_write_secret(_token_file(folder), token))
+            process = _launch([*_command(self._job, host, address), *door.options(exposed=exposed)], log)
+        except OSError as exc:  # the others must hear of it
+            raise MasterStartError(f"this job's master cannot be started: {exc}") from exc
         return Notice.of(_await(process, address, log), token)
+
+
+def _launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # torchrun ends a worker with all of its process group
+        )
+    threading.Thread(target=process.wait, name="edl-master-reaper", daemon=True).start()
+    return process
 
 
 def _address_file(folder: Path) -> Path:

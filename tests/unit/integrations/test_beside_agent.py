@@ -190,6 +190,11 @@ def test_what_a_master_says_that_cannot_start_is_shown(
         BesideAgent(job).start()
 
 
+def test_a_folder_that_cannot_be_written_is_named(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(MasterStartError, match=r"cannot be started: .*gone"):
+        BesideAgent(replace(job, log_dir=tmp_path / "gone")).start()
+
+
 def test_it_ends_with_its_agent(job: Job) -> None:
     BesideAgent(job).start()
     os.kill(job.agent, signal.SIGKILL)
