@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from edl_torch.rpc.credentials import Credentials
 NAME = "edl-master"
 START_S = 120.0  # Ray may have to find a node first
 ASK_S = 5.0
+LOOK_S = 0.5
 SWITCH_S = 0.0005  # between threads: the journal's must not wait 5 ms for the interpreter
 
 
@@ -155,12 +157,12 @@ def start_master(
     return RayMaster(actor, name, namespace, address, detached=detached)
 
 
-def master_address(name: str = NAME, *, namespace: str | None = None, timeout_s: float = ASK_S) -> str:
+def master_address(name: str = NAME, *, namespace: str | None = None) -> str:
     """Where the actor `name` serves now. Raises MasterUnavailable while nobody knows."""
     ray = _ray()
     try:
         actor = ray.get_actor(name, namespace)
-        address: str = ray.get(actor.address.remote(), timeout=timeout_s)
+        address: str = ray.get(actor.address.remote(), timeout=ASK_S)
     except (ValueError, ray.exceptions.RayError) as error:
         raise MasterUnavailable(
             f"no actor {name!r} of this Ray cluster says where the master is: call "
@@ -183,13 +185,26 @@ def master_client(
     `credentials` default to those of the environment. Raises MasterUnavailable where there is no such actor,
     or one that Ray has not started again within `master_timeout_s`.
     """
-    first = iter((max(ASK_S, master_timeout_s),))
+    patience_s = iter((master_timeout_s,))  # of the first look; the channel repeats those that follow
 
     def find() -> str:
-        return master_address(name, namespace=namespace, timeout_s=next(first, ASK_S))
+        return _address_within(next(patience_s, 0.0), name, namespace)
 
     channel = FollowingChannel(find, credentials)
     return MasterClient(channel, worker_id, master_timeout_s=master_timeout_s)
+
+
+def _address_within(seconds: float, name: str, namespace: str | None) -> str:
+    """As `master_address`, and patient with an actor that Ray is starting again."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return master_address(name, namespace=namespace)
+        except MasterUnavailable as error:
+            nobody = isinstance(error.__cause__, ValueError)  # Ray knows no actor of the name
+            if nobody or time.monotonic() >= deadline:
+                raise
+        time.sleep(LOOK_S)
 
 
 def stop_master(name: str = NAME, *, namespace: str | None = None) -> None:
