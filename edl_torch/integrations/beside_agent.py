@@ -129,7 +129,7 @@ def _await(process: subprocess.Popen[bytes], address: Path, log: Path) -> str:
 
 def _host(job: Job, *, open_anyway: bool) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Where it listens: on the way to the other nodes, if there are or may be any."""
-    if job.nodes == 1 and not (job.may_grow or open_anyway):
+    if job.nodes == 1 and not (job.most_nodes > 1 or open_anyway):
         return ipaddress.IPv4Address("127.0.0.1")
     return _this_side(job)
 

@@ -24,7 +24,7 @@ class Job:
         world_size: number of workers.
         node: of this agent among the agents.
         nodes: number of agents, in this incarnation.
-        may_grow: whether there may be more than one agent in another incarnation; False where nobody said so.
+        least_nodes, most_nodes: of agents in any incarnation, as torchrun was told; else 1.
         host, port: of the job's store.
         agents_store: whether an agent keeps that store, else the worker of rank 0 does.
         agent: the process that started this worker, and starts the next one.
@@ -36,7 +36,8 @@ class Job:
     world_size: int
     node: int
     nodes: int
-    may_grow: bool
+    least_nodes: int
+    most_nodes: int
     host: str
     port: int
     agents_store: bool
@@ -49,13 +50,15 @@ class Job:
         env = os.environ if environ is None else environ
         run_id = _text(env, "TORCHELASTIC_RUN_ID")
         agent = _agent(run_id)
+        least, most = _nodes(_arguments(agent), env)
         return cls(
             run_id=run_id,
             rank=_number(env, "RANK"),
             world_size=_number(env, "WORLD_SIZE"),
             node=_number(env, "GROUP_RANK"),
             nodes=_number(env, "GROUP_WORLD_SIZE"),
-            may_grow=_most_nodes(_arguments(agent), env) > 1,
+            least_nodes=least,
+            most_nodes=most,
             host=_text(env, "MASTER_ADDR"),
             port=_number(env, "MASTER_PORT"),
             agents_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -90,16 +93,18 @@ def _log_dir(error_file: str) -> Path | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
-def _most_nodes(arguments: Sequence[str], env: Mapping[str, str]) -> int:
-    """`--nnodes`, or the variable for it. torchrun does not tell its workers, and without either means 1."""
+def _nodes(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[int, int]:
+    """`--nnodes=LEAST:MOST`, or the variable for it. torchrun does not tell its workers; 1 without."""
     given = env.get("PET_NNODES", "1")
     for argument, following in pairwise((*arguments, "")):
         name, equals, value = argument.partition("=")
         if name == "--nnodes":
             given = value if equals else following
             break
-    most = given.rpartition(":")[2].strip()
-    return int(most) if most.isascii() and most.isdigit() else 1
+    ends = [end.strip() for end in given.split(":")]
+    if not all(end.isascii() and end.isdigit() for end in ends):
+        return 1, 1
+    return int(ends[0]), int(ends[-1])
 
 
 def _arguments(pid: int) -> list[str]:

@@ -6,6 +6,7 @@ know what a master does.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -32,6 +33,9 @@ NODES_S = 10.0  # how long a word from each node is waited for
 STORE_S = 300.0
 KILL_S = 30.0  # what torchrun itself gives a worker after SIGTERM
 LOOK_S = 0.02
+VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"  # each incarnation gets a store of its own
+
+log = logging.getLogger("edl_torch.torchrun")
 
 
 def master_of_job() -> tuple[str, Credentials]:
@@ -43,6 +47,7 @@ def master_of_job() -> tuple[str, Credentials]:
     """
     job = Job.from_env()
     _end_with(job.agent)
+    _warn_of_store(job)
     store = _store(job.host, job.port, is_master=job.rank == 0 and not job.agents_store)
     notice = Finder(job, store).find()
     return notice.address, _credentials(notice)
@@ -67,6 +72,7 @@ def init_process_group(backend: str | None = None, *, timeout_s: float = 1800.0,
         dist.init_process_group(backend, timeout=timeout, **arguments)
         return
     _end_with(job.agent)
+    _warn_of_store(job)
     store = _store(job.host, job.port, is_master=False)
     name = fresh_name(store, f"edl_torch/{job.run_id}/workers", job.rank, job.world_size, timeout_s)
     dist.init_process_group(
@@ -165,10 +171,21 @@ def _store(host: str, port: int, *, is_master: bool) -> Store:
     except RuntimeError as exc:  # torch's errors of the network are such
         raise MasterStartError(
             f"the store of this job at {host}:{port} (MASTER_ADDR, MASTER_PORT) cannot be reached. Where "
-            "nodes come and go, give all of them TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in their environment: "
-            f"without it torchrun's agents may name the store of a node that has left. {exc}"
+            f"nodes come and go, give all of them {VARIABLE} in their environment: without it torchrun's "
+            f"agents may name the store of a node that has left. {exc}"
         ) from exc
     return store
+
+
+@cache
+def _warn_of_store(job: Job) -> None:
+    """Say at the start what would else be seen when the node of rank 0 has left."""
+    if job.agents_store and job.least_nodes != job.most_nodes and job.rank == 0:
+        log.warning(
+            "this job runs on %d to %d nodes: give all of them %s in their environment, else torchrun's "
+            "agents may name the store of a node that has left, and the job ends",
+            *(job.least_nodes, job.most_nodes, VARIABLE),
+        )
 
 
 @cache

@@ -61,23 +61,23 @@ def on_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "may_grow", "open_anyway", "listens"),
+    ("nodes", "most_nodes", "open_anyway", "listens"),
     [
-        (1, False, False, LOCAL),
-        (2, False, False, OUTSIDE),
-        (1, True, False, OUTSIDE),
-        (1, False, True, OUTSIDE),
+        (1, 1, False, LOCAL),
+        (2, 1, False, OUTSIDE),
+        (1, 3, False, OUTSIDE),
+        (1, 1, True, OUTSIDE),
     ],
 )
 def test_where_it_listens(
     nodes: int,
-    may_grow: bool,
+    most_nodes: int,
     open_anyway: bool,
     listens: ipaddress.IPv4Address,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(beside_agent, "_this_side", lambda job: OUTSIDE)
-    job = replace(JOB, nodes=nodes, may_grow=may_grow)
+    job = replace(JOB, nodes=nodes, most_nodes=most_nodes)
     assert beside_agent._host(job, open_anyway=open_anyway) == listens
 
 

@@ -24,7 +24,8 @@ JOB = Job(
     world_size=2,
     node=0,
     nodes=1,
-    may_grow=False,
+    least_nodes=1,
+    most_nodes=1,
     host="localhost",
     port=1,
     agents_store=True,
@@ -144,6 +145,19 @@ def test_who_cannot_start_it_tells_the_others_why(store: dist.HashStore, machine
     machines.fails = ""
     find(store, machines)  # a restart tries again
     assert len(machines.started) == 1
+
+
+def test_nodes_that_come_and_go_over_a_store_of_an_agent_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torchrun._warn_of_store(replace(JOB, least_nodes=2, most_nodes=2))
+    torchrun._warn_of_store(replace(JOB, most_nodes=3, agents_store=False))
+    assert not caplog.records
+    for _ in range(2):
+        torchrun._warn_of_store(replace(JOB, most_nodes=3))
+    (record,) = caplog.records
+    assert "1 to 3 nodes" in record.getMessage()
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in record.getMessage()
 
 
 def test_a_loopback_master_of_another_node_is_refused_with_what_to_do() -> None:

@@ -53,21 +53,21 @@ def test_a_master_that_is_named_goes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variable", "most"),
+    ("arguments", "variable", "nodes"),
     [
-        ("torchrun train.py", "", 1),
-        ("torchrun --nnodes=1:3 train.py", "", 3),
-        ("python -m torch.distributed.run --nnodes 2 train.py", "", 2),
-        ("torchrun train.py", "1:4", 4),
-        ("torchrun --nnodes=1 train.py", "4", 1),
-        ("torchrun train.py --nnodes", "", 1),
-        ("torchrun --nnodes=some train.py", "", 1),
-        ("", "", 1),
+        ("torchrun train.py", "", (1, 1)),
+        ("torchrun --nnodes=1:3 train.py", "", (1, 3)),
+        ("python -m torch.distributed.run --nnodes 2 train.py", "", (2, 2)),
+        ("torchrun train.py", "1:4", (1, 4)),
+        ("torchrun --nnodes=1 train.py", "4", (1, 1)),
+        ("torchrun train.py --nnodes", "", (1, 1)),
+        ("torchrun --nnodes=some train.py", "", (1, 1)),
+        ("", "", (1, 1)),
     ],
 )
-def test_how_many_nodes_a_job_may_come_to_have(arguments: str, variable: str, most: int) -> None:
+def test_how_many_nodes_a_job_may_have(arguments: str, variable: str, nodes: tuple[int, int]) -> None:
     environment = {"PET_NNODES": variable} if variable else {}
-    assert job_module._most_nodes(arguments.split(), environment) == most
+    assert job_module._nodes(arguments.split(), environment) == nodes
 
 
 def test_command_line_of_a_process() -> None:
