@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -22,11 +22,14 @@ from edl_torch.errors import MasterStartError
 from edl_torch.integrations.job import Job
 from edl_torch.integrations.notice import Notice, answers
 from edl_torch.integrations.own_door import OwnDoor
-from edl_torch.rpc.address import HostPort, plain_ip
+from edl_torch.rpc.address import Address, HostPort, is_loopback_name, plain_ip
 
 START_S = 50.0
 LOOK_S = 0.02
 LOG_END = 2000  # characters of the log that are shown
+ELSEWHERE = "192.0.2.1"  # for documentation (RFC 5737): beyond every network of one's own
+
+Source = Callable[[str, int], Address]
 
 
 class BesideAgent:
@@ -103,7 +106,7 @@ def _write_secret(file: Path, text: str) -> Path:
     return file
 
 
-def _command(job: Job, host: ipaddress.IPv4Address | ipaddress.IPv6Address, address_file: Path) -> list[str]:
+def _command(job: Job, host: Address, address_file: Path) -> list[str]:
     command = [sys.executable, "-m", "edl_torch", "master", "--addr", str(HostPort(str(host), 0))]
     command += ["--address-file", str(address_file), "--with-process", str(job.agent)]
     state = os.environ.get("EDL_MASTER_STATE", "").strip()
@@ -127,19 +130,32 @@ def _await(process: subprocess.Popen[bytes], address: Path, log: Path) -> str:
     return address.read_text().strip()
 
 
-def _host(job: Job, *, open_anyway: bool) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _host(job: Job, *, open_anyway: bool) -> Address:
     """Where it listens: on the way to the other nodes, if there are or may be any."""
     if job.nodes == 1 and not (job.most_nodes > 1 or open_anyway):
         return ipaddress.IPv4Address("127.0.0.1")
     return _this_side(job)
 
 
-def _this_side(job: Job) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _this_side(job: Job, source: Source | None = None) -> Address:
     """This machine's address on its way to the job's store; nothing is sent."""
+    source = source or _source
     try:
-        row = socket.getaddrinfo(job.host, job.port, type=socket.SOCK_DGRAM)[0]
-        with closing(socket.socket(row[0], row[1], row[2])) as probe:
-            probe.connect(row[4])
-            return plain_ip(str(probe.getsockname()[0]))
+        found = source(job.host, job.port)
     except OSError as exc:
         raise MasterStartError(f"there is no way to MASTER_ADDR={job.host}: {exc}") from exc
+    if not found.is_loopback or is_loopback_name(job.host):
+        return found
+    # The node of the store itself, which /etc/hosts often calls 127.0.1.1: what do others know it by?
+    try:
+        return source(ELSEWHERE, job.port)
+    except OSError:  # there are no others
+        return found
+
+
+def _source(host: str, port: int) -> Address:
+    """The address from which this machine would speak to that one."""
+    row = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with closing(socket.socket(row[0], row[1], row[2])) as probe:
+        probe.connect(row[4])
+        return plain_ip(str(probe.getsockname()[0]))

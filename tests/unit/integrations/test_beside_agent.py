@@ -81,6 +81,36 @@ def test_where_it_listens(
     assert beside_agent._host(job, open_anyway=open_anyway) == listens
 
 
+@pytest.mark.parametrize(
+    ("host", "towards", "elsewhere", "side"),
+    [
+        ("node-0", "10.0.0.5", None, "10.0.0.5"),
+        ("node-0", "127.0.1.1", "10.0.0.5", "10.0.0.5"),  # on node-0 itself, by Debian's /etc/hosts
+        ("node-0", "127.0.1.1", None, "127.0.1.1"),  # a machine without a network
+        ("localhost", "127.0.0.1", "10.0.0.5", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1", "10.0.0.5", "127.0.0.1"),
+    ],
+)
+def test_the_node_of_the_store_is_known_to_others_by_another_address(
+    host: str, towards: str, elsewhere: str | None, side: str
+) -> None:
+    def source(name: str, port: int) -> ipaddress.IPv4Address:
+        found = towards if name == host else elsewhere
+        if found is None:
+            raise OSError("Network is unreachable")
+        return ipaddress.IPv4Address(found)
+
+    assert str(beside_agent._this_side(replace(JOB, host=host), source)) == side
+
+
+def test_no_way_to_the_store_is_said() -> None:
+    def source(name: str, port: int) -> ipaddress.IPv4Address:
+        raise OSError("Name or service not known")
+
+    with pytest.raises(MasterStartError, match="no way to MASTER_ADDR=nowhere: Name or service not known"):
+        beside_agent._this_side(replace(JOB, host="nowhere"), source)
+
+
 def test_on_a_network_it_asks_for_a_token_that_only_the_job_knows(job: Job, on_a_network: None) -> None:
     started = BesideAgent(replace(job, nodes=2)).start()
     assert len(started.token) >= 40
