@@ -194,7 +194,9 @@ def test_a_recordio_file_of_one_damaged_chunk_is_a_finding(
     (tmp_path / "a.recordio").write_bytes(content)
     status, out, _ = run(capsys, tmp_path)
     assert status == 1
-    assert re.search(r"records 0 to 4 of '.*a\.recordio': .*a\.recordio' chunk 0 at offset 0: its data has", out)
+    assert re.search(
+        r"records 0 to 4 of '.*a\.recordio': .*a\.recordio' chunk 0 at offset 0: its data has", out
+    )
     assert "unreadable: 5" in out
 
 
