@@ -68,8 +68,10 @@ class _Lock:
         return False
 
     def release(self) -> None:
-        """First the name, then the lock. Who comes later makes a file of its own, so it does not matter that a
-        child which was forked meanwhile still has this one open."""
+        """First the name, then the lock: who comes later makes a file of its own.
+
+        So it does not matter that a child which was forked meanwhile still has this one open.
+        """
         with suppress(OSError):
             os.unlink(self._path)
         self.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import subprocess
 import sys
 import threading
@@ -338,10 +337,3 @@ def test_the_reader_brings_in_no_codec_before_it_is_needed(tmp_path: Path) -> No
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[3] / "docs" / "recordio.md"
-    monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
-    exec(compile(example, str(page), "exec"), {})
