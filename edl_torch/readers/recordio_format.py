@@ -30,7 +30,7 @@ MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 HEADER_BYTES = 20
 MAX_CHUNK_BYTES = 0xFFFF_FFFF  # what a header can say
 
-_COPIED = 1 << 12  # bytes: below, a copy costs less than a view
+_COPIED = 1 << 15  # bytes: below, a copy costs less than a view and the array that its checksum needs
 Buffer = bytes | memoryview  # of single bytes
 _WORDS = Struct("<5I")
 
@@ -215,7 +215,7 @@ PYTHON = Dialect(
     name="python",
     number=1,
     order=(0, 1, 2, 3, 4),
-    in_order=itemgetter(0, 1, 2, 3, 4),
+    in_order=tuple,  # as they are: it is the same tuple
     checksum=_crc32c,
     compressors=_compressors((1, 2, 3), _snappy_block, _unsnappy_block),
 )
