@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def cached_index(
         build: Makes the arrays. What it raises goes to the caller.
         options: What else the index depends on, such as a dialect.
         index_dir: A folder, or `BESIDE` for `<file>.<kind>.edl-index` beside the data. Default:
-            `EDL_INDEX_DIR`, else `edl_torch/` in the user's cache (`XDG_CACHE_HOME`, `~/.cache`).
+            `EDL_INDEX_DIR`, else `edl_torch/` in the user's cache (`XDG_CACHE_HOME`, `~/.cache`), for a user
+            without a home the folder for temporary files.
 
     Of several processes that start at once one builds, and the others take what it kept. Where it cannot be
     kept (a read-only folder, a full disk) a warning says so and the index lives in a temporary file. Raises
@@ -121,7 +123,12 @@ def index_place(
 def _default_folder() -> Path:
     if chosen := os.environ.get("EDL_INDEX_DIR"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edl_torch"
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "edl_torch"
+    try:
+        return Path.home() / ".cache" / "edl_torch"
+    except RuntimeError:  # a container's user may have none
+        return Path(tempfile.gettempdir()) / f"edl_torch-{os.getuid()}"
 
 
 def _digest(*texts: str) -> str:

@@ -12,7 +12,6 @@ import gzip
 import logging
 import os
 import shutil
-import tempfile
 import zlib
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from edl_torch.errors import DataFormatError, ReaderError
 from edl_torch.readers.alone import alone
 from edl_torch.readers.index_cache import FileStamp, index_place
 from edl_torch.readers.mapped import MappedArrays, write_arrays
+from edl_torch.readers.whole_file import whole_file
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -73,14 +73,7 @@ def _is_there(place: Path, note: Path, header: dict[str, object]) -> bool:
 
 def _unpack(packed: FileStamp, place: Path) -> None:
     log.info("path=%s is unpacked once to '%s'", packed.path, place)
-    number, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-    try:
-        with os.fdopen(number, "wb") as target, gzip.open(packed.path, "rb") as source:
+    with whole_file(place, mtime_ns=packed.mtime_ns) as target:
+        with gzip.open(packed.path, "rb") as source:
             shutil.copyfileobj(source, target, _BLOCK)
-            target.flush()
-            os.fsync(target.fileno())
         packed.check()
-        os.utime(temporary, ns=(packed.mtime_ns, packed.mtime_ns))
-        os.replace(temporary, place)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

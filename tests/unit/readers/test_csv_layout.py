@@ -10,6 +10,7 @@ from csv_kit import records, same, write
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers import CsvReader
+from edl_torch.readers.csv_layout import inferred
 
 pytest.importorskip("pyarrow", reason="batches need pyarrow")
 
@@ -105,3 +106,21 @@ def test_tabs_other_quotes_and_none(tmp_path):
     assert records(CsvReader(path, quote_char=None)) == [{"a": 1, "b": '"x'}, {"a": 2, "b": 'y"'}]
     with pytest.raises(InvalidArgument, match=r"some of the files are .tsv and some are not"):
         CsvReader([path, str(tmp_path / "t.tsv")])
+
+
+def test_a_sample_of_a_wide_table_is_looked_at_once() -> None:
+    """A table of 5,000 columns would take hours if each field looked for its column's place."""
+
+    class Names(tuple[str, ...]):
+        __slots__ = ()
+        asked = 0
+
+        def index(self, *args: object) -> int:
+            Names.asked += 1
+            return super().index(*args)  # type: ignore[arg-type]
+
+    names = Names(f"f{number}" for number in range(50))
+    rows = [[str(number) for number in range(50)]] * 20
+    types = inferred(rows, names, names[::2], frozenset())
+    assert {kind.name for kind in types.values()} == {"int64"}
+    assert Names.asked <= 25

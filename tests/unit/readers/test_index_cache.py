@@ -56,6 +56,20 @@ def test_the_environment_names_the_folder(
     assert Path(index.path).parent == tmp_path / "cache" / "edl_torch"
 
 
+def test_a_user_without_a_home_has_a_folder_all_the_same(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("EDL_INDEX_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    index = cached_index(FileStamp.of(data), "kind1", Builder())
+    assert Path(index.path).parent == tmp_path / f"edl_torch-{os.getuid()}"
+
+
 def test_an_index_may_lie_beside_its_data(data: Path) -> None:
     index = cached_index(FileStamp.of(data), "kind1", Builder(), index_dir=BESIDE)
     assert index.path == f"{data}.kind1.edl-index"
