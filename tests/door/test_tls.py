@@ -13,8 +13,8 @@ from edl_torch.errors import AccessDenied, MasterUnavailable
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.testing.wait import wait_until
 
-PATIENT = {"master_timeout_s": 15.0}
-QUICK_S = 10.0  # on a machine that does other things too
+PATIENT = {"master_timeout_s": 120.0}
+QUICK_S = 60.0  # on a machine that does other things too
 
 
 def denied(client, match):

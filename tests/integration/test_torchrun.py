@@ -79,7 +79,7 @@ def test_trainers_with_models_of_their_own_are_restarted_around_one_master(
     assert len(masters) == 4, "two workers, started twice"
     assert len(set(masters)) == 1
     assert cli.main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
-    assert seconds_until_released(agent.master_log) < 2.0
+    assert seconds_until_released(agent.master_log) < 5.0  # a silent session has 30 s
     wait_until(lambda: "draining" in agent.master_log, timeout_s=10, what="the master ends with its agent")
 
 
