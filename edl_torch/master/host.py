@@ -76,6 +76,7 @@ class MasterHost:
         self._streams: dict[str, SessionStream] = {}
         self._called_back: dict[str, float] = {}
         self._deadlines_changed = asyncio.Event()
+        self._reaps_at: float | None = None  # None: whenever a deadline comes up
         self._reaper: asyncio.Task[None] | None = None
         self._draining = False
 
@@ -150,7 +151,7 @@ class MasterHost:
     def register(self, call: RegisterCall) -> RegisterAnswer:
         """Join a dataset."""
         answer = self.apply(lambda dispatcher, now: dispatcher.register(call, now))
-        self._deadlines_changed.set()
+        self._reap_within(self.dispatcher.members.lease_timeout_s)
         log.info(
             "registered dataset=%s worker=%s session=%s",
             *map(printable, (answer.spec.name, call.worker_id, call.session)),
@@ -228,7 +229,7 @@ class MasterHost:
         if not self._draining:
             log.info("stream broke session=%s", printable(session))
             self.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
-            self._deadlines_changed.set()
+            self._reap_within(self.dispatcher.members.grace_s)
 
     def _call_back(self, dataset: str) -> None:
         """Tell the others that a trainer waits: they may hold leases of which nothing was drawn."""
@@ -251,9 +252,14 @@ class MasterHost:
                 log.exception("reaper failed; it goes on")
                 await asyncio.sleep(REAPER_PAUSE_S)
 
+    def _reap_within(self, seconds: float) -> None:
+        """Somebody may be dead so soon. Each look is at every session, so none is made without need."""
+        if self._reaps_at is None or self._clock() + seconds < self._reaps_at:
+            self._deadlines_changed.set()
+
     async def _reap_once(self) -> None:
         self._deadlines_changed.clear()
-        deadline = self.dispatcher.next_deadline(self._clock())
+        self._reaps_at = deadline = self.dispatcher.next_deadline(self._clock())
         await _set_within(self._deadlines_changed, None if deadline is None else deadline - self._clock())
         released = self.apply(lambda dispatcher, now: dispatcher.expire(now))
         log_released(tuple(item for item in released if not item.stalled), "expired")

@@ -191,3 +191,23 @@ async def test_sessions_from_before_a_start_get_their_full_time_to_come_back(cal
     assert dispatcher.sessions_of("d") == {"a"}
     assert dispatcher.next_deadline(1000.0) == 1030.0
     await host.close()
+
+
+@on_loop
+async def test_trainers_that_come_and_go_do_not_each_cost_a_look_at_all_the_others(calls):
+    looks = []
+
+    class Counting(Dispatcher):
+        def next_deadline(self, now):
+            looks.append(now)
+            return super().next_deadline(now)
+
+    host = MasterHost(Counting(ledger_id="l", grace_s=30.0))
+    host.start()
+    for number in range(100):
+        host.register(calls.register(f"s{number}"))
+        with host.attending(f"s{number}"):
+            await settle()
+        await settle()
+    assert len(looks) < 10
+    await host.close()
