@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edl_torch.core.calls import (
+    NEW_PASS,
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
@@ -27,6 +28,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.changes import Changes, unrecorded
 from edl_torch.core.checking import count_new
+from edl_torch.core.describing import describe
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
@@ -35,6 +37,7 @@ from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
+GIVEN_UP = 10_000  # sessions whose last numbers are remembered, should they come back
 SHOWN = 20  # records in quarantine of a status that trainers ask for
 HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
 
@@ -76,6 +79,7 @@ class Dispatcher:
         self._mark = unrecorded if changes is None else changes.mark
         self._ledgers: dict[str, ShardLedger] = {}
         self._hungry: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
+        self._given_up: dict[str, dict[str, int]] = {}  # session -> dataset -> its last lease call's number
 
     @property
     def version(self) -> int:
@@ -125,6 +129,7 @@ class Dispatcher:
         member = self.members.enter(call.session, call.worker_id, now)
         self._mark("session", call.session)
         member.datasets.add(name)
+        self._go_on_counting(member, name)
         ledger.join(call.session, call.batch_size)
         return RegisterAnswer(
             spec=ledger.spec, ledger=self.ledger_id, lineage=ledger.lineage, epoch=ledger.epoch
@@ -136,6 +141,14 @@ class Dispatcher:
         spec = reconcile(ledger.spec, call.registration, alone=others == 0)
         if spec != ledger.spec:
             ledger.respecify(spec)
+
+    def _go_on_counting(self, member: Member, dataset: str) -> None:
+        """A late call of its earlier life must not be lent what the session would never hear of."""
+        last = self._given_up.get(member.session, {}).pop(dataset, None)
+        if last is not None and dataset not in member.answers:
+            self._remember_of(
+                member, dataset, LeaseAnswer(request=last, epoch=NEW_PASS, state=PassState.OPEN)
+            )
 
     def sessions_of(self, dataset: str) -> set[str]:
         """The sessions that have joined a dataset."""
@@ -167,9 +180,16 @@ class Dispatcher:
 
     def expire(self, now: float) -> tuple[Released, ...]:
         """Give up every session whose time is up, and take the leases of those that are stalled."""
-        dead = [released for session in self.members.dead(now) for released in self.leave(session)]
+        dead = [released for session in self.members.dead(now) for released in self._give_up(session)]
         stalled = [m for m in self.members if self.members.progress_deadline(m) <= now and self._holds(m)]
         return (*dead, *(released for member in stalled for released in self._take_back(member, now)))
+
+    def _give_up(self, session: str) -> tuple[Released, ...]:
+        answers = self.members.find(session).answers
+        self._given_up[session] = {dataset: answer.request for dataset, answer in answers.items()}
+        if len(self._given_up) > GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
+        return self.leave(session)
 
     def next_deadline(self, now: float) -> float | None:
         """When to call `expire` again, if nothing more is heard of anybody."""
@@ -250,8 +270,11 @@ class Dispatcher:
         return earlier
 
     def _remember(self, call: LeaseCall, answer: LeaseAnswer) -> LeaseAnswer:
-        self.members.find(call.session).answers[call.dataset] = answer
-        self._mark("answer", call.dataset, call.session)
+        return self._remember_of(self.members.find(call.session), call.dataset, answer)
+
+    def _remember_of(self, member: Member, dataset: str, answer: LeaseAnswer) -> LeaseAnswer:
+        member.answers[dataset] = answer
+        self._mark("answer", dataset, member.session)
         return answer
 
     def _lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
@@ -409,27 +432,3 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.ledger_id} datasets={len(self._ledgers)} sessions={len(self.members)}>"
-
-
-def describe(ledger: ShardLedger, *, shown: int | None = None) -> DatasetStatus:
-    """A ledger's state for people, with all of its quarantine or so many records."""
-    spec = ledger.spec
-    return DatasetStatus(
-        dataset=spec.name,
-        task_type=spec.task_type,
-        epoch=ledger.epoch,
-        num_epochs=spec.num_epochs,
-        size=ledger.plan.size,
-        shards=ledger.plan.num_shards,
-        shards_left=ledger.shards_left,
-        todo=ledger.todo,
-        leased=ledger.leased_records,
-        leases=ledger.leases,
-        acknowledged=ledger.acknowledged,
-        quarantined=len(ledger.quarantine),
-        dropped=ledger.dropped,
-        finished=ledger.finished,
-        trainers=ledger.trainers,
-        failure=ledger.failure,
-        quarantine=tuple(ledger.quarantine[:shown]),
-    )

@@ -1,0 +1,30 @@
+"""What is told of a ledger: its state for people and programs, as a value. Changes and decides nothing."""
+
+from __future__ import annotations
+
+from edl_torch.core.calls import DatasetStatus
+from edl_torch.core.ledger import ShardLedger
+
+
+def describe(ledger: ShardLedger, *, shown: int | None = None) -> DatasetStatus:
+    """A ledger's state for people, with all of its quarantine or so many records."""
+    spec = ledger.spec
+    return DatasetStatus(
+        dataset=spec.name,
+        task_type=spec.task_type,
+        epoch=ledger.epoch,
+        num_epochs=spec.num_epochs,
+        size=ledger.plan.size,
+        shards=ledger.plan.num_shards,
+        shards_left=ledger.shards_left,
+        todo=ledger.todo,
+        leased=ledger.leased_records,
+        leases=ledger.leases,
+        acknowledged=ledger.acknowledged,
+        quarantined=len(ledger.quarantine),
+        dropped=ledger.dropped,
+        finished=ledger.finished,
+        trainers=ledger.trainers,
+        failure=ledger.failure,
+        quarantine=tuple(ledger.quarantine[:shown]),
+    )
