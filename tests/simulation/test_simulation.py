@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import pytest
 
 pytest.importorskip("greenlet", reason="the simulation needs greenlet: pip install 'edl-torch[dev]'")
 
+import sim_cluster
 from run import options
 from sim_cluster import Cluster
 from sim_model import BrokenPromise
+from sim_network import Weather
 
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.elastic_pass import ElasticPasses
@@ -67,6 +70,16 @@ def _push_s(count: int = 100_000) -> float:
 def test_hundreds_of_trainers() -> None:
     result = Cluster(options(4, trainers=400, shards=3000, faults=20, restores=0)).run()
     assert result.doubled <= result.allowed
+
+
+@pytest.mark.parametrize("seed", [6, 8])
+def test_calls_that_come_after_their_session_was_given_up_and_came_back(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A lease of which its session never hears would keep the epoch open for ever."""
+    monkeypatch.setattr(sim_cluster, "ALL_FAULTS", {"stop": 30, "cut": 30, "kill": 1})
+    job = options(seed, trainers=12, shards=600, faults=300, restores=0)
+    Cluster(replace(job, weather=Weather(0.002, 0.002, repeat=0.5, late=0.02))).run()
 
 
 def test_a_seed_fixes_every_event(tmp_path: Path) -> None:
