@@ -72,7 +72,7 @@ def test_hundreds_of_trainers() -> None:
     assert result.doubled <= result.allowed
 
 
-@pytest.mark.parametrize("seed", [6, 8])
+@pytest.mark.parametrize("seed", [8, 9])
 def test_calls_that_come_after_their_session_was_given_up_and_came_back(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
