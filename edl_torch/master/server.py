@@ -141,15 +141,15 @@ async def serve(
     if with_process is not None:
         _watch(with_process, signals)
     commits = None if make_commits is None else make_commits()
-    server = MasterServer(
-        dispatcher,
-        address,
-        insecure=insecure,
-        door=door,
-        commits=commits,
-        elasticdl=elasticdl,
-    )
-    probes = None if health_address is None else HealthPort(server.health, health_address)
+    try:
+        server = MasterServer(
+            dispatcher, address, insecure=insecure, door=door, commits=commits, elasticdl=elasticdl
+        )
+        probes = None if health_address is None else HealthPort(server.health, health_address)
+    except EdlError:
+        if commits is not None:
+            await commits.close()
+        raise
     try:
         ready = await server.start()
         if probes is not None:
@@ -278,7 +278,10 @@ def write_address_file(path: Path, address: HostPort) -> None:
     """Write `host:port` so that a reader sees either nothing or all of it. Raises MasterStartError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(f"{address}\n")
-        part.replace(path)
+        try:
+            part.write_text(f"{address}\n")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as exc:
         raise MasterStartError(f"cannot write the address file {path}: {exc.strerror}") from exc

@@ -18,7 +18,7 @@ StartMaster = Callable[..., Master]
 def test_trainers_ride_through_a_restart_on_the_same_ledger(
     start_master: StartMaster, accumulate: int
 ) -> None:
-    master = start_master(lease_timeout_s=2.0)
+    master = start_master(lease_timeout_s=10.0)
     gates = [Gate(10), Gate(13)]
     trainers = [Trainer(master.address, gate, accumulate=accumulate) for gate in gates]
     for gate in gates:
@@ -33,7 +33,7 @@ def test_trainers_ride_through_a_restart_on_the_same_ledger(
     check(master, *(trainer.done().trained for trainer in trainers))
     assert master.dispatcher.expired == 0
     first = min(moment for trainer in trainers for moment in trainer.when if moment > began)
-    assert first - began < 2.5  # pauses between attempts are of a second at most
+    assert first - began < 5.0  # pauses between attempts are of a second at most
 
 
 def test_a_master_without_a_memory_is_refused_with_a_remedy(start_master: StartMaster) -> None:
@@ -51,12 +51,12 @@ def test_a_master_without_a_memory_is_refused_with_a_remedy(start_master: StartM
 
 
 def test_a_step_of_many_timeouts_loses_nothing(start_master: StartMaster) -> None:
-    master = start_master(lease_timeout_s=0.45)
+    master = start_master(lease_timeout_s=1.2)
     gate = Gate(3)
     trainer = Trainer(master.address, gate)
     gate.wait_reached()
     beats = master.dispatcher.beats
-    wait_until(lambda: master.dispatcher.beats >= beats + 12)  # three in a timeout
+    wait_until(lambda: master.dispatcher.beats >= beats + 8)  # three in a timeout
     gate.open()
     check(master, trainer.done().trained)
     assert master.dispatcher.expired == 0
@@ -65,15 +65,15 @@ def test_a_step_of_many_timeouts_loses_nothing(start_master: StartMaster) -> Non
 def test_a_loop_that_moves_on_keeps_its_leases_though_nothing_is_acknowledged(
     start_master: StartMaster,
 ) -> None:
-    master = start_master(lease_timeout_s=30.0, progress_timeout_s=0.6)
-    trainer = Trainer(master.address, lambda _: time.sleep(0.04), accumulate=1000, size=160)
-    check(master, trainer.done().trained, size=160)
-    assert trainer.when[-1] - trainer.when[0] > 2 * 0.6
+    master = start_master(lease_timeout_s=30.0, progress_timeout_s=1.0)
+    trainer = Trainer(master.address, lambda _: time.sleep(0.05), accumulate=1000, size=200)
+    check(master, trainer.done().trained, size=200)
+    assert trainer.when[-1] - trainer.when[0] > 2 * 1.0
     assert master.dispatcher.stalled == 0
 
 
 def test_a_loop_that_hangs_loses_its_leases_where_progress_is_asked_for(start_master: StartMaster) -> None:
-    master = start_master(lease_timeout_s=30.0, progress_timeout_s=0.6)
+    master = start_master(lease_timeout_s=30.0, progress_timeout_s=1.5)
     gate = Gate(5)
     hung = Trainer(master.address, gate, accumulate=2)
     gate.wait_reached()

@@ -280,7 +280,7 @@ def test_killed_trainer_gives_its_records_back_after_the_grace(start_master, chi
         got += [g.slice for g in lease(client, "heir", request, 5.0, epoch=0, count=9).grants]
         if sum(s.limit for s in got) == 7:
             break
-    assert time.monotonic() - killed < 2
+    assert time.monotonic() - killed < 10  # a silent session has 30 s
     assert sorted(s.shard * 4 + p for s in got for p in range(s.skip, s.stop)) == list(range(1, 8))
     if child:
         os.kill(child, signal.SIGKILL)
