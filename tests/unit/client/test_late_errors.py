@@ -46,7 +46,7 @@ def test_a_service_whose_reports_are_not_taken_closes_all_the_same(
     if not in_process:
         wait_until(lambda: service.session._reporter._error is not None, what="the report was refused")
     service.close()
-    assert not own_threads()
+    wait_until(lambda: not own_threads())
 
 
 @pytest.fixture
