@@ -51,6 +51,7 @@ class Elastic:
         shuffle: bool = False,
         columnar: bool = False,
         seeded: bool = True,
+        method: str | None = None,
     ) -> None:
         self.service = DataShardService(
             batch_size,
@@ -68,7 +69,7 @@ class Elastic:
             )
         )
         size: dict[str, Any] = {"batch_size": None} if columnar else {}
-        self._loader = ElasticDataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **size)
+        self._loader = ElasticDataLoader(dataset, **size, **_started(workers, method))
 
     def __call__(self) -> int:
         return sum(map(records_of, self._loader))
@@ -135,13 +136,20 @@ class StaticShares(IterableDataset[Any]):
 class MapStyle:
     """torch's `DataLoader` over a map-style dataset of single rows, in order."""
 
-    def __init__(self, rows: Dataset[Any], *, batch_size: int, workers: int) -> None:
-        self._loader: DataLoader[Any] = DataLoader(
-            rows, batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0
-        )
+    def __init__(
+        self, rows: Dataset[Any], *, batch_size: int, workers: int, method: str | None = None
+    ) -> None:
+        self._loader: DataLoader[Any] = DataLoader(rows, batch_size=batch_size, **_started(workers, method))
 
     def __call__(self) -> int:
         return sum(map(records_of, self._loader))
+
+
+def _started(workers: int, method: str | None) -> dict[str, Any]:
+    """A loader's arguments: so many workers, started once, in this way (None: the system's own)."""
+    if not workers:
+        return {}
+    return {"num_workers": workers, "persistent_workers": True, "multiprocessing_context": method}
 
 
 class ReaderRows(Dataset[Any]):

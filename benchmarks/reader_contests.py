@@ -174,7 +174,7 @@ def odps(sizes: Sizes, stack: ExitStack, workers: Iterable[int]) -> Iterator[Con
         ratios=[(OURS, records, None)],
     )
     requests = peers.OdpsRows(client, TABLE, sizes.picked)
-    for count in workers:
+    for count, method in ((n, how) for n in workers for how in (("fork", "spawn") if n else (None,))):
         streams: dict[str, Round] = {}
         blocks = peers.OdpsBlocks(client, TABLE, sizes.rows, block_rows=8 * sizes.batch)
         datasets: dict[str, Dataset[Any]] = {MAP_STYLE: blocks, "map-style, our reader's": ReaderRows(ours)}
@@ -182,7 +182,17 @@ def odps(sizes: Sizes, stack: ExitStack, workers: Iterable[int]) -> Iterator[Con
             streams[records] = lambda: peers.odps_records(client, TABLE, sizes.rows)
             streams[arrow] = lambda: peers.odps_batches(client, TABLE, sizes.rows)
             datasets["map-style, a request for each"] = requests
-        yield _columnar("ODPS", reader, datasets, sizes, stack, count, others=streams, per_record=sizes.rows)
+        yield _columnar(
+            "ODPS",
+            reader,
+            datasets,
+            sizes,
+            stack,
+            count,
+            others=streams,
+            per_record=sizes.rows,
+            method=method,
+        )
 
 
 def _columnar(
@@ -194,16 +204,18 @@ def _columnar(
     workers: int,
     others: dict[str, Round] | None = None,
     per_record: int = 0,
+    method: str | None = None,
 ) -> Contest:
     """`per_record`: how many rows the map-style peers read; by default some batches, as all cost the same."""
-    elastic = Elastic(reader, columnar=True, batch_size=sizes.batch, workers=workers)
+    elastic = Elastic(reader, columnar=True, batch_size=sizes.batch, workers=workers, method=method)
     stack.callback(elastic.close)
     contenders: dict[str, Round] = {COLUMNS: elastic, **(others or {})}
     for name, dataset in datasets.items():
         some = Subset(dataset, range(min(len(dataset), per_record or _PER_RECORD * sizes.batch)))  # type: ignore[arg-type]
-        contenders[name] = MapStyle(some, batch_size=sizes.batch, workers=workers)
+        contenders[name] = MapStyle(some, batch_size=sizes.batch, workers=workers, method=method)
     return Contest(
-        title=f"{what} columns in batches of {sizes.batch}, {workers} workers",
+        title=f"{what} columns in batches of {sizes.batch}, {workers} workers"
+        + (f" ({method})" if method else ""),
         contenders=contenders,
         ratios=[(COLUMNS, name, COLUMNAR if name == MAP_STYLE else None) for name in list(contenders)[1:]],
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
+import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -180,13 +181,21 @@ class OdpsBlocks(Dataset[Any]):
         return self._block[row]
 
     def _download(self, block: int) -> None:
-        if self._pid != os.getpid():  # pyodps is not to be carried over a fork
+        if self._pid != os.getpid():
+            _forget_connections()
             self._session = self._client.get_table(self._table).open_reader()._download_session
         start = block * self._block_rows
         rows = min(self._block_rows, self._count - start)
         with self._session.open_record_reader(start, rows) as records:
             self._block = [list(record.values) for record in records]
         self._at, self._pid = block, os.getpid()
+
+
+def _forget_connections() -> None:
+    """pyodps is not to be carried over a fork: children would share the parent's sockets, and its rows."""
+    from odps.rest import RestClient
+
+    RestClient._session_local = threading.local()
 
 
 def odps_records(client: Any, table: str, count: int) -> int:

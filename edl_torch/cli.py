@@ -10,11 +10,12 @@ import asyncio
 import gc
 import logging
 import math
+import os
 import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,15 +40,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        status = command(options)
+        sys.stdout.flush()  # here, where a full disk is an error with a name
+        return status
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `edl-torch status | head`
-        sys.stderr.close()
-        return 1
     except EdlError as error:
         print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2 if isinstance(error, InvalidArgument) else 1
+    except BrokenPipeError:  # `edl-torch status | head`
+        _flush_or_drop()
+        return 1
+    except OSError as error:
+        _flush_or_drop()
+        print(f"edl-torch: error: {printable(str(error))}", file=sys.stderr)
+        return 1
+
+
+def _flush_or_drop() -> None:
+    """What cannot be written is not tried again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):  # a stream without a file, as under a test
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -131,6 +147,9 @@ def _add_credentials(parser: argparse.ArgumentParser) -> None:
     _option(door, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
     _option(door, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one")
     _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(
+        door, "--tls_name", metavar="NAME", help="the name in its certificate (default: the host of --addr)"
+    )
     _option(door, "--insecure", action="store_true", help="send the token though there is no TLS")
 
 
@@ -138,7 +157,7 @@ def _credentials(options: argparse.Namespace) -> Credentials | None:
     """What the options say, or None: then the environment does."""
     from edl_torch.rpc.credentials import Credentials
 
-    names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls", "insecure")
+    names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls_name", "tls", "insecure")
     given = {name: getattr(options, name) for name in names}
     return Credentials.read(**given) if any(given.values()) else None
 

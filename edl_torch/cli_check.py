@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edl_torch.checking.check import Report, check, sources_to_check
+from edl_torch.checking.check import Report, check, validate_sources
 from edl_torch.checking.findings import KINDS, Finding
 from edl_torch.checking.samples import cells
 from edl_torch.checking.sheet import draw, save
 from edl_torch.cli_data import open_data
 from edl_torch.cli_progress import Progress
-from edl_torch.errors import EdlError, InvalidArgument, ReaderError
+from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Source, TaskType
 
@@ -68,13 +68,9 @@ def _check(options: argparse.Namespace) -> tuple[Report, int | None]:
 
 
 def _open(options: argparse.Namespace, mode: TaskType) -> tuple[AbstractDataReader, tuple[Source, ...]]:
-    try:
-        reader = open_data(options, options.data, mode)
-        return reader, sources_to_check(reader, mode)
-    except EdlError:
-        raise
-    except Exception as exc:
-        raise ReaderError(f"'{options.data}' cannot be opened: {type(exc).__name__}: {exc}") from exc
+    reader, sources = open_data(options, options.data, mode)
+    validate_sources(sources, mode)
+    return reader, sources
 
 
 def _refuse_nonsense(options: argparse.Namespace) -> None:
@@ -82,7 +78,11 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise InvalidArgument(f"--{name} {value}: expected {least} or more")
-    if options.sample is not None and not os.path.isdir(os.path.dirname(options.sample) or "."):
+    if options.sample is None:
+        return
+    if not options.sample.lower().endswith(".png"):
+        raise InvalidArgument(f"--sample {options.sample}: expected the name of a .png file")
+    if not os.path.isdir(os.path.dirname(options.sample) or "."):
         raise InvalidArgument(f"--sample {options.sample}: the folder does not exist")
 
 
@@ -90,7 +90,13 @@ def _workers(options: argparse.Namespace, records: int) -> int:
     """By default one for each core, but few for few records; never none, as a record may kill its process."""
     if options.workers is not None:
         return int(options.workers)
-    return min(len(os.sched_getaffinity(0)), max(1, records // 64))
+    return min(_cores(), max(1, records // 64))
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system says so."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1) if allowed is None else len(allowed(0))
 
 
 def _draw(

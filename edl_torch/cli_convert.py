@@ -15,7 +15,6 @@ from typing import Any
 
 from edl_torch.cli_data import open_data
 from edl_torch.cli_progress import Progress
-from edl_torch.readers.base import reader_sources
 from edl_torch.shard import TaskType
 
 
@@ -26,8 +25,8 @@ def run(options: argparse.Namespace) -> int:
     mode = TaskType[options.mode.upper()]
     encode = _encoder(options.encode)
     with _terminated_as_interrupted():
-        reader = open_data(options, options.source, mode)
-        total = sum(source.count for source in reader_sources(reader, mode))
+        reader, sources = open_data(options, options.source, mode)
+        total = sum(source.count for source in sources)
         with Progress(total, "records") as progress:
             files = convert(
                 reader,

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator
 
 from edl_torch.core.calls import Registration
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import EdlError, InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader, reader_sources
-from edl_torch.shard import TaskType
+from edl_torch.shard import Source, TaskType
 
 _KINDS = (
     ("training", "training_data", TaskType.TRAINING),
@@ -41,9 +41,10 @@ def described(options: argparse.Namespace) -> Iterator[Registration]:
 
 def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskType) -> Registration:
     trains = kind is TaskType.TRAINING
+    _, sources = open_data(options, path, kind)
     return Registration(
         name=name,
-        sources=reader_sources(open_data(options, path, kind), kind),
+        sources=sources,
         records_per_shard=options.records_per_task,
         seed=options.seed,
         shuffle=trains and options.shuffle,
@@ -54,8 +55,23 @@ def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskT
     )
 
 
-def open_data(options: argparse.Namespace, path: str, kind: TaskType) -> AbstractDataReader:
-    """The reader that the options name, else the one that knows `path`."""
+def open_data(
+    options: argparse.Namespace, path: str, kind: TaskType
+) -> tuple[AbstractDataReader, tuple[Source, ...]]:
+    """The reader that the options name, else the one that knows `path`, and its sources.
+
+    Raises ReaderError for whatever else a reader raises: a command says one line.
+    """
+    try:
+        reader = _reader(options, path, kind)
+        return reader, reader_sources(reader, kind)
+    except EdlError:
+        raise
+    except Exception as exc:
+        raise ReaderError(f"'{path}' cannot be opened: {type(exc).__name__}: {exc}") from exc
+
+
+def _reader(options: argparse.Namespace, path: str, kind: TaskType) -> AbstractDataReader:
     from edl_torch.readers.reader_params import parse_reader_params
     from edl_torch.readers.registry import load_reader, open_reader
 

@@ -16,7 +16,7 @@ from edl_torch.checking.reading import SpanReader, Told
 from edl_torch.checking.spans import Span, a_sample, all_records
 from edl_torch.core.spec import validate_spec
 from edl_torch.errors import InvalidArgument
-from edl_torch.readers.base import AbstractDataReader, reader_sources
+from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetSpec, Source, TaskType
 
 
@@ -37,11 +37,9 @@ class Report:
         return sum(source.count for source in self.sources)
 
 
-def sources_to_check(reader: AbstractDataReader, mode: TaskType) -> tuple[Source, ...]:
-    """The reader's sources. Raises InvalidArgument for those that no dataset can be made of."""
-    sources = reader_sources(reader, mode)
+def validate_sources(sources: tuple[Source, ...], mode: TaskType) -> None:
+    """Raises InvalidArgument for sources that no dataset can be made of."""
     validate_spec(DatasetSpec(name=mode.name.lower(), sources=sources, records_per_shard=1, task_type=mode))
-    return sources
 
 
 def check(

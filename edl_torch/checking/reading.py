@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from edl_torch.checking.findings import Finding, Kind, found, joined
 from edl_torch.checking.spans import Span
-from edl_torch.errors import BadRecord, ReaderUnavailable
+from edl_torch.errors import BadRecord, ReaderUnavailable, SourceChanged
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, Task, TaskType
 
@@ -51,6 +51,10 @@ class SpanReader:
                         self._note(at, at_once=span.careful)
             except ReaderUnavailable:
                 raise
+            except SourceChanged as exc:  # the rest of it would be asked for in vain, record by record
+                lost = found("unreadable", span.name, at, reason_of(exc))
+                self._found.append(replace(lost, end=span.end))
+                break
             except Exception as exc:  # noqa: BLE001  a reader is the user's code: whatever it raises is named
                 self._found.append(found(kind_of(exc), span.name, at, reason_of(exc)))
             else:

@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,19 +54,20 @@ def draw(cells: Sequence[Cell]) -> Picture:
 
 def save(sheet: Picture, path: str | os.PathLike[str]) -> None:
     """Write a PNG, whole or not at all. Raises OutputError."""
-    cv2 = _opencv()
-    written, data = cv2.imencode(".png", sheet[..., ::-1])
+    encoded, data = _opencv().imencode(".png", sheet[..., ::-1])
+    if not encoded:
+        raise OutputError(f"'{os.fspath(path)}' cannot be written: OpenCV makes no PNG of {sheet.shape}")
     folder, name = os.path.split(os.fspath(path))
     try:
         number, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
         try:
             with os.fdopen(number, "wb") as file:
-                file.write(data.tobytes() if written else b"")
+                file.write(data.tobytes())
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
+        finally:  # Ctrl-C too leaves nothing
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
     except OSError as exc:
         raise OutputError(
             f"'{os.fspath(path)}' cannot be written: {exc.strerror}; choose another path"

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import IO
 
@@ -205,7 +205,8 @@ def _locked(folder: Path) -> IO[str]:
             f"another master{holder} uses the journal in {folder}: stop it, or give another --state folder"
         ) from None
     except OSError as exc:
-        file.close()
+        with suppress(OSError):  # of a full disk it would say the same again
+            file.close()
         raise MasterStartError(f"cannot lock {folder / LOCK}: {exc.strerror}") from exc
     return file
 

@@ -278,7 +278,10 @@ def write_address_file(path: Path, address: HostPort) -> None:
     """Write `host:port` so that a reader sees either nothing or all of it. Raises MasterStartError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(f"{address}\n")
-        part.replace(path)
+        try:
+            part.write_text(f"{address}\n")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as exc:
         raise MasterStartError(f"cannot write the address file {path}: {exc.strerror}") from exc

@@ -23,6 +23,7 @@ from edl_torch.readers.coco_index import (
     field,
     index_images,
     index_rows,
+    integers,
     load_coco,
     numbers,
     unique_ids,
@@ -130,9 +131,8 @@ class CocoDetectionReader(IndexedReader):
         groups = Groups.of(index_rows(coco, self._images), len(self._images))
         self._groups = groups
         self.categories = _categories(coco)
-        labels = np.fromiter(
-            field(coco.annotations, "category_id", int, where), np.int64, len(coco.annotations)
-        )
+        ids = field(coco.annotations, "category_id", int, where)
+        labels = integers(ids, len(coco.annotations), where, "category_id")
         self._check_labels(labels, where)
         columns = _columns(coco.annotations, where) | {"labels": labels}
         self._columns = shared({key: column[groups.order] for key, column in columns.items()}, "coco")
@@ -181,8 +181,11 @@ class CocoDetectionReader(IndexedReader):
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments for a detection file, or the only one in `data/annotations/`; else None."""
-        return _arguments(find_annotations(data, "bbox"), given)
+        """Constructor arguments for a detection file, or the only one in `data/annotations/`; else None.
+
+        A file that lists images and nothing of them (of a test set, or cut off) is taken for one, too.
+        """
+        return _arguments(find_annotations(data, "bbox") or find_annotations(data, "images"), given)
 
 
 def _arguments(annotations: str | None, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -228,9 +231,12 @@ def _columns(annotations: Any, where: str) -> dict[str, npt.NDArray[Any]]:
 
 
 def _keypoints(annotations: Any, where: str) -> npt.NDArray[np.float32] | None:
-    length = next((len(entry["keypoints"]) for entry in annotations if entry.get("keypoints")), 0)
-    if not length:
+    first = next((entry["keypoints"] for entry in annotations if entry.get("keypoints")), None)
+    if first is None:
         return None
+    length = len(first) if isinstance(first, list) else 0
+    if not length:
+        raise DataFormatError(f"{where}: keypoints={first!r}, expected a list of numbers")
     if length % 3:
         raise DataFormatError(f"{where}: {length} keypoint numbers, expected x, y, visibility for each")
     nothing = [0.0] * length

@@ -38,8 +38,10 @@ def find_image_folder(annotations: str) -> str:
 
     Raises DataFormatError that lists the folders which were tried.
     """
-    first = _first_file(annotations)
     here = os.path.dirname(annotations)
+    first = _first_file(annotations)
+    if first is None:
+        return here  # it names no image: whoever parses it says what is wrong
     above = os.path.join(here, os.pardir)
     split = os.path.splitext(os.path.basename(annotations))[0].rpartition("_")[2]
     places = [
@@ -64,9 +66,12 @@ def _mentions(path: str, key: str) -> bool:
     return _search(path, re.compile(rb'"' + key.encode() + rb'"\s*:')) is not None
 
 
-def _first_file(path: str) -> str:
+def _first_file(path: str) -> str | None:
     found = _search(path, _FIRST_FILE)
-    return "" if found is None else str(json.loads(found))
+    try:
+        return None if found is None else str(json.loads(found))
+    except ValueError:
+        return None
 
 
 def _search(path: str, pattern: re.Pattern[bytes]) -> bytes | None:

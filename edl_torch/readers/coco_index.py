@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -172,7 +172,15 @@ def unique_ids(entries: Sequence[Entry], where: str) -> IndexArray:
         if number in seen:
             raise DataFormatError(f"{where}[{position}] has id {number}, which an earlier entry has already")
         seen.add(number)
-    return np.fromiter((entry["id"] for entry in entries), np.int64, len(entries))
+    return integers((entry["id"] for entry in entries), len(entries), where, "id")
+
+
+def integers(values: Iterable[int], count: int, where: str, key: str) -> IndexArray:
+    """`count` values as int64 [count]. Raises DataFormatError for one that is larger."""
+    try:
+        return np.fromiter(values, np.int64, count)
+    except OverflowError as exc:
+        raise DataFormatError(f"{where}: a number under '{key}' is too large for 64 bits") from exc
 
 
 def numbers(
@@ -189,7 +197,8 @@ def numbers(
     if not fits or not np.isfinite(table).all():
         position = next(p for p, row in enumerate(rows) if not _is_numbers(row, dtype, shape))
         raise DataFormatError(
-            f"{where}[{position}] has {key}={rows[position]!r}, expected numbers {list(shape)}"
+            f"{where}[{position}] has {key}={rows[position]!r}, expected "
+            + (f"numbers {list(shape)}" if shape else "a number")
         )
     return table
 

@@ -71,18 +71,17 @@ class ImageFolderReader(IndexedReader):
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments for a folder, else None. Raises DataFormatError for a folder of splits."""
+        """Constructor arguments for a folder, else None, as for one of other files alone. Raises
+        DataFormatError for a folder of splits."""
         if not os.path.isdir(data):
             return None
-        names = {
-            entry.name for entry in os.scandir(data) if entry.is_dir() and not entry.name.startswith(".")
-        }
-        if names and names <= _SPLITS:
+        names, images = _list_folder(data, _suffixes(given.get("extensions")))
+        if names and set(names) <= _SPLITS:
             raise DataFormatError(
-                f"'{data}' holds the splits {sorted(names)}, which would become classes: name one of them, "
-                f"for example '{os.path.join(data, min(names))}'"
+                f"'{data}' holds the splits {names}, which would become classes: name one of them, "
+                f"for example '{os.path.join(data, names[0])}'"
             )
-        return {"root": data}
+        return {"root": data} if names or images or not os.listdir(data) else None
 
     def _refuse_mixture(self, listed: dict[str, list[str]]) -> None:
         classes = [name for name, files in listed.items() if files]

@@ -89,8 +89,12 @@ class ODPSDataReader(AbstractDataReader):
             quota_name=quota_name,
             timeout_s=timeout_s,
         )
-        patience = Retries(retries) if isinstance(retries, int) else retries
+        patience = retries if isinstance(retries, Retries) else Retries(retries)
         self.table = OdpsTable(config, partition_patterns(partition), columns, patience)
+        if not isinstance(fill_nulls, Mapping | None):
+            raise InvalidArgument(
+                f"fill_nulls={fill_nulls!r}: expected values by column, {{'column': value}}"
+            )
         self.fill_nulls = dict(fill_nulls or {})
         self.block_rows = block_rows
         self.cache_bytes = cache_bytes

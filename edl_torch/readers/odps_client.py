@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from edl_torch.errors import ReaderUnavailable
 from edl_torch.readers.odps_config import OdpsConfig, missing_keys
+from edl_torch.readers.odps_errors import StrangeAnswer, trouble
 from edl_torch.readers.odps_partitions import spec_of
+
+T = TypeVar("T")
+_ADDRESS = re.compile(r"[\w.-]+(?::\d+)?|\[[0-9A-Fa-f:.]+\](?::\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +58,31 @@ class OdpsClient:
     def facts(self) -> TableFacts:
         """Columns, partition keys and when the table was last changed."""
         with self._own_options():
-            self._table.reload()
-            schema = self._table.table_schema
-            return TableFacts(
-                tuple(column.name for column in schema.simple_columns),
-                tuple(key.name for key in schema.partitions),
-                str(self._table.last_data_modified_time),
-            )
+            return _understood(self._facts)
+
+    def _facts(self) -> TableFacts:
+        self._table.reload()
+        schema = self._table.table_schema
+        return TableFacts(
+            tuple(column.name for column in schema.simple_columns),
+            tuple(key.name for key in schema.partitions),
+            str(self._table.last_data_modified_time),
+        )
 
     def partitions(self, prefix: str) -> list[tuple[str, str]]:
         """`(ds=x,hh=y, when it was last changed)` of the partitions whose first keys are `prefix`."""
         with self._own_options():
-            return [
-                (spec_of(partition.partition_spec.kv.items()), str(partition.last_data_modified_time))
-                for partition in self._table.iterate_partitions(prefix or None)
-            ]
+            return _understood(
+                lambda: [
+                    (spec_of(partition.partition_spec.kv.items()), str(partition.last_data_modified_time))
+                    for partition in self._table.iterate_partitions(prefix or None)
+                ]
+            )
 
     def download(self, partition: str, download_id: str | None = None) -> Any:
         """pyodps's download session: a new one, or that of an id."""
         with self._own_options():
-            return self._tunnel.download(partition, download_id)
+            return _understood(lambda: self._tunnel.download(partition, download_id))
 
     def read(
         self,
@@ -132,6 +142,19 @@ class OdpsClient:
 
     def __repr__(self) -> str:
         return f"<OdpsClient {self._config.name} pid={self.pid}>"
+
+
+def _understood(call: Callable[[], T]) -> T:
+    """`call()`; what pyodps raises while it parses an answer of somebody else becomes StrangeAnswer."""
+    try:
+        return call()
+    except (ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError) as exc:
+        if isinstance(exc, trouble()):
+            raise
+        strange = type(exc).__name__
+    raise StrangeAnswer(
+        strange
+    )  # not above: the parser's error quotes the answer, and stays out of the chain
 
 
 def require_packages() -> None:
@@ -207,8 +230,8 @@ def _rest_class(timeout_s: float) -> type[Any]:
 
 
 @cache
-def _tunnel_class() -> type[Any]:
-    from odps.tunnel import TableTunnel
+def _download_class() -> type[Any]:
+    """A download session that leaves retries to others."""
     from odps.tunnel.retry import NoRetryPolicy, TunnelRetryHandler
     from odps.tunnel.tabletunnel import TableDownloadSession
 
@@ -222,6 +245,15 @@ def _tunnel_class() -> type[Any]:
         @property
         def retry_handler(self) -> Any:
             return Once()
+
+    return Download
+
+
+@cache
+def _tunnel_class() -> type[Any]:
+    """A tunnel whose connections are those of the class that it is given."""
+    from odps import options
+    from odps.tunnel import TableTunnel
 
     class Tunnel(TableTunnel):  # type: ignore[misc]
         def __init__(self, odps: Any, rest_class: type[Any], config: OdpsConfig) -> None:
@@ -238,7 +270,7 @@ def _tunnel_class() -> type[Any]:
                     config.tunnel_endpoint or self._discover(),
                     odps.project,
                     namespace=odps.namespace,
-                    proxy=odps_proxy(),
+                    proxy=options.data_proxy,
                     retry_enabled=False,
                     tag="TUNNEL",
                 )
@@ -249,12 +281,14 @@ def _tunnel_class() -> type[Any]:
             odps, _, config = self._own
             params = {"quotaName": config.quota_name} if config.quota_name else {}
             url = f"{odps.get_project(config.project).resource()}/tunnel"
-            answer = odps.rest.get(url, action="service", params=params)
-            return f"{urlsplit(odps.endpoint).scheme}://{answer.text.strip()}"
+            address = odps.rest.get(url, action="service", params=params).text.strip()
+            if not _ADDRESS.fullmatch(address):
+                raise StrangeAnswer("no address of a tunnel")
+            return f"{urlsplit(odps.endpoint).scheme}://{address}"
 
         def download(self, partition: str, download_id: str | None) -> Any:
             config: OdpsConfig = self._own[2]
-            return Download(
+            return _download_class()(
                 self.tunnel_rest,
                 self._get_tunnel_table(config.table, config.schema),
                 partition or None,
@@ -262,10 +296,5 @@ def _tunnel_class() -> type[Any]:
                 timeout=config.timeout_s,
                 quota_name=config.quota_name,
             )
-
-    def odps_proxy() -> Any:
-        from odps import options
-
-        return options.data_proxy
 
     return Tunnel

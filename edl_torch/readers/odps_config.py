@@ -96,7 +96,7 @@ def odps_config(
         raise InvalidArgument("access_key is given without access_id: give both, or neither")
     if sts_token and not access_key:
         raise InvalidArgument("sts_token is given without access_id and access_key: give all, or none")
-    if not timeout_s > 0:
+    if not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise InvalidArgument(f"timeout_s={timeout_s!r}: expected a positive number of seconds")
     return OdpsConfig(
         project=_needed("project", project, _PROJECT),

@@ -30,6 +30,15 @@ class ShortStream(OSError):
     """A stream that ended without an error and without all its rows, or that went on beyond them."""
 
 
+class StrangeAnswer(OSError):
+    """An answer that is none of MaxCompute's, such as the page of a proxy that wants a login."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the answer is not one of MaxCompute ({what}): is the endpoint right, or is there a proxy?"
+        )
+
+
 @cache
 def trouble() -> tuple[type[Exception], ...]:
     """All that a call of pyodps may raise because of the service or of the way to it."""

@@ -27,9 +27,7 @@ class PartitionPattern:
     def matches(self, spec: str) -> bool:
         """Whether a partition `ds=x,hh=y` is meant."""
         found = parse_partition(spec)
-        return all(
-            fnmatchcase(found[key], value) if key in found else False for key, value in self.values.items()
-        )
+        return all(key in found and fnmatchcase(found[key], value) for key, value in self.values.items())
 
     def prefix(self, keys: Sequence[str]) -> str:
         """What the service can select by itself: the first keys, as long as their values are literal."""
@@ -77,15 +75,17 @@ def parse_table_url(url: str) -> dict[str, Any]:
     `/`. Raises InvalidArgument for another form, and for keys inside the address, without repeating it.
     """
     address = urlsplit(url)
-    if "@" in address.netloc:
+    asked = re.split("[,/]", address.query)[0]  # a '?' is a pattern's; after it comes no other key
+    if "@" in url.partition("/tables/")[0] or "=" in asked:
         raise InvalidArgument(
-            "an odps:// address holds no keys: set ODPS_ACCESS_ID and ODPS_ACCESS_KEY in the environment"
+            "an odps:// address holds no keys and no options: set ODPS_ACCESS_ID and ODPS_ACCESS_KEY in the "
+            "environment, and give the rest as arguments of the reader"
         )
     match = _PATH.fullmatch(address.path)
     if not address.netloc or match is None or address.fragment:
         raise InvalidArgument(f"{url!r}: expected odps://project/tables/table[/partition_key=value,…]")
     found = {name: unquote(value) for name, value in match.groupdict().items() if value is not None}
-    if address.query:  # a '?' is a pattern's
+    if address.query:
         found["partition"] = f"{found.get('partition', '')}?{unquote(address.query)}"
     if "partition" in found:
         parse_partition(found["partition"])

@@ -127,7 +127,7 @@ def _answer(table: OdpsTable, asked: Range) -> tuple[str, Any]:
     except EdlError as exc:
         return "error", (type(exc).__name__, str(exc))
     except Exception as exc:  # noqa: BLE001  the top of a process: its parent must hear of it
-        return "error", ("ReaderError", f"{type(exc).__name__}: {exc}")
+        return "error", ("ReaderError", table.config.hide_in(f"{type(exc).__name__}: {exc}"))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)

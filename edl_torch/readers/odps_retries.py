@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from edl_torch.errors import ReaderError
+from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.readers.odps_errors import Verdict, judge, trouble
+from edl_torch.readers.secret import cause_without_secrets
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Retries:
         most_s: float = 15.0,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
+        if type(limit) is not int or limit < 0:
+            raise InvalidArgument(f"retries={limit!r}: expected how often a call is made again, 0 or more")
         self.limit, self.first_s, self.most_s, self.sleep = limit, first_s, most_s, sleep
         self.count = 0
         self.away = False
@@ -49,14 +52,21 @@ class Retries:
     def run(self, what: str, call: Callable[[], T], hide: Callable[[str], str] = str) -> T:
         """`call()`, again where its error may pass. Raises ReaderError, from the last error."""
         budget = self.budget(what, hide)
-        while True:
-            try:
-                result = call()
-            except trouble() as exc:
-                budget.spend(exc)
-            else:
-                budget.succeed()
-                return result
+        results: list[T] = []
+        while (error := troubled(lambda: results.append(call()))) is not None:
+            budget.spend(error)
+        budget.succeed()
+        return results[0]
+
+
+def troubled(call: Callable[[], object]) -> Exception | None:
+    """The error of `call()`, where it may be the service's. Who goes on from it is outside its handler: what
+    is raised then has this error in its chain only where it says so."""
+    try:
+        call()
+    except trouble() as exc:
+        return exc
+    return None
 
 
 class Budget:
@@ -84,7 +94,7 @@ class Budget:
         passing = verdict in (Verdict.RETRY, Verdict.THROTTLED, Verdict.EXPIRED)
         if not passing or self._made >= allowed:
             retries.away = retries.away or passing
-            raise self._failure(error) from error
+            raise self._failure(error) from cause_without_secrets(error, self._hide)
         pause = min(retries.most_s, retries.first_s * 2**self._made) * _dice.uniform(0.5, 1.0)
         self._made += 1
         retries.count += 1

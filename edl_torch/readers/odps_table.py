@@ -12,14 +12,16 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps_client import OdpsClient, require_packages
 from edl_torch.readers.odps_config import OdpsConfig
-from edl_torch.readers.odps_errors import ShortStream, Verdict, expired, judge, trouble
+from edl_torch.readers.odps_errors import ShortStream, Verdict, expired, judge
 from edl_torch.readers.odps_partitions import PartitionPattern
-from edl_torch.readers.odps_retries import Budget, Retries
+from edl_torch.readers.odps_retries import Budget, Retries, troubled
+from edl_torch.readers.secret import cause_without_secrets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,9 +60,9 @@ class OdpsTable:
 
     def _forget_process(self) -> None:
         self._lock = threading.RLock()
-        self._pid = os.getpid()
         self._client: OdpsClient | None = None
         self._sessions: dict[str, Any] = {}  # pyodps's objects for self._downloads, of this process
+        self._pid = os.getpid()  # last: a thread that sees it must find nothing of the parent's
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_lock", "_pid", "_client", "_sessions"}
@@ -131,10 +133,9 @@ class OdpsTable:
         budget = self.retries.budget(what, self.config.hide_in)
         got: list[Any] = []
         while (rows := sum(batch.num_rows for batch in got)) < count:
-            try:
-                self._receive(partition, start + rows, count - rows, got)
-            except trouble() as exc:
-                self._after_trouble(exc, partition, budget, got, rows, count)
+            error = troubled(partial(self._receive, partition, start + rows, count - rows, got))
+            if error is not None:
+                self._after_trouble(error, partition, budget, got, rows, count)
         budget.succeed()
         return pa.Table.from_batches(got)
 
@@ -153,7 +154,8 @@ class OdpsTable:
         if rows > count:
             got.clear()  # whatever that was, it was not the rows asked for
         elif rows == count:
-            got.pop()  # a stream that has not ended well is not complete
+            while not got.pop().num_rows:  # a stream that has not ended well is not complete
+                continue
         elif rows > before:
             budget.progress()
         self._recover(error, partition, budget)
@@ -161,7 +163,8 @@ class OdpsTable:
     def _recover(self, error: Exception, partition: str, budget: Budget) -> None:
         verdict = judge(error)
         if verdict is Verdict.CHANGED:
-            raise self._changed(partition, self.config.hide_in(str(error))) from error
+            hide = self.config.hide_in
+            raise self._changed(partition, hide(str(error))) from cause_without_secrets(error, hide)
         budget.spend(error, verdict)
         with self._lock:
             if verdict is Verdict.EXPIRED:
@@ -207,14 +210,14 @@ class OdpsTable:
     def _renew(self, partition: str) -> None:
         """A new session in the place of one that is a day old, if the rows are those of before."""
         old = self._downloads[partition]
-        self._partitions = None
+        new = self._call(
+            f"a new download session of {self.name(partition)}",
+            lambda: self._session_anew(partition, old.modified),
+        )
+        self._partitions = None  # asked for after the session was made: what it holds was not written between
         modified = self._modified(partition)
         if modified != old.modified:
             raise self._changed(partition, f"last changed at {modified}, not at {old.modified}")
-        new = self._call(
-            f"a new download session of {self.name(partition)}",
-            lambda: self._session_anew(partition, modified),
-        )
         if new.count != old.count:
             raise self._changed(partition, f"{new.count} rows instead of {old.count}")
         self._downloads[partition] = new

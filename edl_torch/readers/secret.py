@@ -5,6 +5,8 @@ It must not know what it protects, or where it comes from.
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -41,3 +43,17 @@ class Secret:
 
     def __repr__(self) -> str:
         return "<secret>"
+
+
+def cause_without_secrets(error: BaseException, hide: Callable[[str], str]) -> BaseException | None:
+    """`error`, for `raise … from`, unless its traceback, with all that led to it, says what `hide` hides.
+
+    HTTP requests that errors carry are taken out: their headers have tokens, and pickles of errors have all.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        for name in {"request", "response"} & vars(link).keys():
+            setattr(link, name, None)
+        link = link.__cause__ or link.__context__
+    text = "".join(traceback.format_exception(error))
+    return error if hide(text) == text else None

@@ -68,7 +68,7 @@ class VocReader(IndexedReader):
         classes: Sequence[str] = CLASSES,
     ) -> None:
         self.root = _find_base(os.fspath(root), None if year is None else str(year))
-        safe_relative_path(split, "split=")
+        safe_relative_path(split, f"split={split!r}")
         super().__init__(os.path.join(self.root, "ImageSets", "Main", f"{split}.txt"))
         self._ids = StringTable(_read_list(self.name))
         self.classes = ("background", *classes)

@@ -62,6 +62,13 @@ def test_certificate_for_another_host_is_told_at_once(start, certificates):
     denied(master.client(credentials(certificates), **PATIENT), "for other names")
 
 
+def test_certificate_of_a_name_that_the_trainer_was_given_is_taken(start, certificates):
+    other = certificates.issue("elsewhere", "elsewhere.test")
+    master = start(door(master=other))
+    assert master.client(credentials(certificates, tls_name="elsewhere.test")).status()
+    denied(master.client(credentials(certificates, tls_name="nobody.test"), **PATIENT), "for other names")
+
+
 def test_trainer_without_tls_is_told_that_the_master_speaks_it(start, certificates):
     master = start(door(certificates))
     denied(master.client(Credentials(), **PATIENT), "speaks TLS: .*EDL_MASTER_TLS_CA")

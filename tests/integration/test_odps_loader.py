@@ -56,9 +56,6 @@ def with_context(num_workers, method):
     return {"num_workers": num_workers, "multiprocessing_context": method, "persistent_workers": True}
 
 
-WORKERS = pytest.mark.parametrize(("num_workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
-
-
 @pytest.mark.parametrize(
     ("num_workers", "method", "shuffle"),
     [(0, None, False), (0, None, True), (2, "fork", False), (2, "fork", True), (2, "spawn", True)],
@@ -82,7 +79,9 @@ def test_columnar_batches_train_each_row_once_in_each_epoch(server, num_workers,
     assert server.requests["session"] == 2  # one a partition, whoever reads
 
 
-@WORKERS
+@pytest.mark.parametrize(
+    ("num_workers", "method"), [(0, None), (2, "fork")]
+)  # spawn: test_image_readers_train
 def test_rows_train_each_row_once(server, num_workers, method):
     reader = ODPSDataReader("clicks", columns=["i", "x"])
     seen = Counter()

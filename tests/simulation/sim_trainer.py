@@ -108,7 +108,7 @@ class Trainer:
 
     def _live(self, session: Session) -> None:
         if self._token is not False:
-            session.restore(self._token or None)  # type: ignore[arg-type]
+            session.position.restore(self._token or None)  # type: ignore[arg-type]
         self._optimizer = session.steps.attach() if self._accumulates else -1
         session.plan()
         while not self.leave:
@@ -157,7 +157,7 @@ class Trainer:
             session.elastic.stepped(self._optimizer)
 
     def _save(self, session: Session) -> None:
-        session.snapshot()
+        session.position.snapshot()
 
     # What `data.loader._Pass` does ------------------------------------------------------------------------
 

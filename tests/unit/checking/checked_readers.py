@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from edl_torch import AbstractDataReader
-from edl_torch.errors import BadRecord, ReaderUnavailable
+from edl_torch.errors import BadRecord, ReaderUnavailable, SourceChanged
 
 
 class Numbers(AbstractDataReader):
@@ -101,3 +101,13 @@ class Shardless(Numbers):
 
     def create_shards(self, mode: Any = None) -> dict[str, int]:
         raise OSError("no disk")
+
+
+class Rewritten(Numbers):
+    """Its data was written to since it was listed; counts how often it was asked."""
+
+    asked = 0
+
+    def fail(self, number: int) -> None:
+        type(self).asked += 1
+        raise SourceChanged("the file 'n' was written to")

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checked_readers import Forgetful, Homeless, Lethal, Lost, Numbers, Rooted, Stillborn
+from checked_readers import Forgetful, Homeless, Lethal, Lost, Numbers, Rewritten, Rooted, Stillborn
 
-from edl_torch.checking.check import Report, check, sources_to_check
+from edl_torch.checking import processes
+from edl_torch.checking.check import Report, check, validate_sources
 from edl_torch.checking.findings import Finding, Findings, found, joined
 from edl_torch.checking.spans import a_sample, all_records, named, spread
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, ImageManifestReader, VocReader
+from edl_torch.readers.base import reader_sources
 from edl_torch.shard import Source, TaskType
 from edl_torch.testing.images import write_coco, write_manifest, write_voc
 
@@ -22,7 +24,9 @@ HERE_AND_ELSEWHERE = pytest.mark.parametrize("workers", [0, 2])
 
 
 def checked(reader: Any, **options: Any) -> Report:
-    return check(reader, sources_to_check(reader, TaskType.TRAINING), **options)
+    sources = reader_sources(reader)
+    validate_sources(sources, TaskType.TRAINING)
+    return check(reader, sources, **options)
 
 
 def bad(report: Report, kind: Any = "unreadable") -> list[tuple[int, int]]:
@@ -56,6 +60,12 @@ def test_a_reader_that_ends_early_is_told_as_one_range() -> None:
     assert "ended before it" in str(report.findings.kept("unreadable")[0])
 
 
+def test_data_that_was_written_to_is_not_asked_for_record_by_record() -> None:
+    report = checked(Rewritten(100, bad=tuple(range(10, 100))))
+    assert bad(report) == [(10, 100)]
+    assert (report.read, Rewritten.asked) == (100, 1)
+
+
 def test_a_missing_file_is_no_damaged_one() -> None:
     report = checked(Lost(10, bad=(4,)))
     assert (bad(report), bad(report, "missing")) == ([], [(4, 5)])
@@ -82,7 +92,8 @@ def test_a_record_that_kills_its_process_is_named_and_the_rest_is_read() -> None
     assert "was killed by SIGKILL" in str(report.findings.kept("unreadable")[0])
 
 
-def test_a_span_that_kills_one_process_after_the_other_is_given_up() -> None:
+def test_a_span_that_kills_one_process_after_the_other_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_MOST_DEATHS", 4)  # each costs a new process
     report = checked(Lethal(300, bad=tuple(range(10, 256))), workers=1)
     assert report.read == 300
     ((first, last),) = bad(report)

@@ -354,3 +354,27 @@ def test_the_process_keeps_no_client_of_another(server, warm):
         os._exit(0 if ok else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert reader.table._client is inherited
+
+
+class WrittenMeanwhile:
+    """A client before whose new session the table is written to, between two of our requests."""
+
+    def __init__(self, client, table):
+        self.client, self.table = client, table
+
+    def download(self, partition, download_id=None):
+        if download_id is None:
+            self.table.touch()
+        return self.client.download(partition, download_id)
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+
+def test_a_session_is_not_renewed_over_rows_written_while_it_was_made(server, warm):
+    reader = warm()
+    rows(reader, 0, 10)
+    server.sessions.expire()
+    reader.table._client = WrittenMeanwhile(reader.table._client, server.tables["numbers"])
+    with pytest.raises(SourceChanged, match=r"demo.numbers was written to since.*last changed at"):
+        reader.table.fetch("", 0, 1000)

@@ -10,17 +10,17 @@ import pytest
 from edl_torch.readers.odps import ODPSDataReader
 from edl_torch.shard import Shard, Task
 
-ROUNDS, CHILDREN, ROWS = 50, 4, 4000
+ROUNDS, CHILDREN, ROWS, RUN = 50, 4, 800, 100
 NAME = "demo.big"
 
 
 def read_share(reader, child, pipe):
-    """Every fourth run of 250 rows, in both ways; the text of each row must be its number's."""
+    """Every fourth run, half of it in each way; the text of each row must be its number's."""
     found = []
-    for start in range(250 * child, ROWS, 250 * CHILDREN):
-        batch = reader.read_batch(NAME, np.arange(start, start + 125))
+    for start in range(RUN * child, ROWS, RUN * CHILDREN):
+        batch = reader.read_batch(NAME, np.arange(start, start + RUN // 2))
         found += list(zip(batch["i"].tolist(), batch["s"].tolist(), strict=True))
-        task = Task(shard=Shard(name=NAME, start=start + 125, end=start + 250))
+        task = Task(shard=Shard(name=NAME, start=start + RUN // 2, end=start + RUN))
         found += [(row["i"], row["s"]) for row in reader.read_records(task)]
     pipe.send(found)
     pipe.close()
@@ -31,7 +31,7 @@ def test_four_forked_processes_read_each_row_once_in_fifty_rounds(server):
     rows = {"i": list(range(ROWS)), "s": [f"row {row}" for row in range(ROWS)]}
     server.add_table("big", {"i": "bigint", "s": "string"}, rows)
     expected = list(zip(rows["i"], rows["s"], strict=True))
-    reader = ODPSDataReader("big", block_rows=500)
+    reader = ODPSDataReader("big", block_rows=2 * RUN)
     context = multiprocessing.get_context("fork")
     for round_ in range(ROUNDS):
         reader.read_batch(NAME, np.array([round_, ROWS - 1]))  # the parent's connections are open and warm
@@ -42,12 +42,12 @@ def test_four_forked_processes_read_each_row_once_in_fifty_rounds(server):
             children[-1].start()
             theirs.close()
             pipes.append(ours)
-        mine = reader.table.fetch("", 1000 * (round_ % 4), 1000)  # and used while the children read
+        mine = reader.table.fetch("", 200 * (round_ % 4), 200)  # and used while the children read
         found = [row for pipe in pipes if pipe.poll(60) for row in pipe.recv()]
         for child in children:
             child.join(30)
         assert [child.exitcode for child in children] == [0] * CHILDREN, round_
         assert sorted(found) == expected, round_
-        assert mine["i"].to_pylist() == list(range(1000 * (round_ % 4), 1000 * (round_ % 4) + 1000))
+        assert mine["i"].to_pylist() == list(range(200 * (round_ % 4), 200 * (round_ % 4) + 200))
     assert server.requests["session"] == 1
     assert reader.retries == 0

@@ -416,3 +416,19 @@ def test_without_pyodps_it_says_what_to_install(server):
     )
     assert "pip install 'edl-torch[odps]'" in done.stdout
     assert issubclass(ReaderUnavailable, ReaderError)
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retries": "many"}, "retries='many'"),
+        ({"retries": -1}, "retries=-1"),
+        ({"timeout_s": "long"}, "timeout_s='long'"),
+        ({"fill_nulls": "0"}, "fill_nulls='0'"),
+        ({"block_rows": 0}, "block_rows=0"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        ODPSDataReader("numbers", **options)

@@ -1,0 +1,193 @@
+"""Commands with wrong input, full disks, closed pipes: one line that names the thing, a status, no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl_torch import cli
+from edl_torch.errors import MasterStartError
+from edl_torch.master.server import write_address_file
+from edl_torch.rpc.address import HostPort
+from edl_torch.testing.images import write_image_folder
+
+READERS = Path(__file__).parents[1] / "unit" / "checking"
+BOX = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}
+IMAGE = {"id": 1, "file_name": "a.jpg"}
+
+
+def coco(**changes: Any) -> str:
+    return json.dumps(
+        {"images": [IMAGE], "annotations": [BOX], "categories": [{"id": 1, "name": "x"}], **changes}
+    )
+
+
+COCO_FILES = {
+    "a large id": (coco(images=[{**IMAGE, "id": 10**20}], annotations=[]), "too large for 64 bits"),
+    "a large category": (coco(annotations=[{**BOX, "category_id": 10**20}]), "too large for 64 bits"),
+    "keypoints that are a number": (
+        coco(annotations=[{**BOX, "keypoints": 5}]),
+        "keypoints=5, expected a list",
+    ),
+    "an endless area": (
+        coco().replace("[0, 0, 1, 1]", '[0, 0, 1, 1], "area": 1e400'),
+        "area=inf, expected a number",
+    ),
+    "a name that is no JSON": (coco().replace("a.jpg", r"\q.jpg"), "is not valid JSON"),
+    "no image": (coco(images=[]), "lists no image"),
+    "cut off": (coco()[:60], "may be truncated"),
+    "no annotations": (json.dumps({"images": [IMAGE]}), "it has no 'annotations'"),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with pictures in `photos`, which is where commands run."""
+    write_image_folder(tmp_path / "photos", per_class=2)
+    (tmp_path / "a.jpg").write_bytes(next((tmp_path / "photos").rglob("*.*")).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(READERS))
+    return tmp_path
+
+
+def one_line(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], status: int) -> str:
+    assert cli.main(list(arguments)) == status
+    said = capsys.readouterr()
+    assert said.err.startswith("edl-torch: error: "), said.err
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize("name", COCO_FILES)
+def test_a_coco_file_that_cannot_be_used_says_where(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    content, message = COCO_FILES[name]
+    (here / "c.json").write_text(content)
+    for command in (["check", "c.json"], ["convert", "c.json", "c.recordio"]):
+        error = one_line(capsys, command, 2 if command[0] == "check" else 1)
+        assert "'c.json'" in error
+        assert message in error
+    assert not (here / "c.recordio").exists()
+
+
+@pytest.mark.parametrize("reader", ["Unmade", "Shardless"])
+@pytest.mark.parametrize("command", ["master", "check", "convert"])
+def test_what_a_reader_of_ones_own_raises_is_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], command: str, reader: str
+) -> None:
+    arguments = {
+        "master": ["--addr=127.0.0.1:0", "--training_data=x"],
+        "check": ["x"],
+        "convert": ["x", "y.recordio"],
+    }[command]
+    options = ["--custom_data_reader", f"checked_readers:{reader}"]
+    error = one_line(capsys, [command, *arguments, *options], 2 if command == "check" else 1)
+    assert "'x' cannot be opened: " in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["check", "photos", "--sample", "x.jpg"], 2, "expected the name of a .png file"),
+        (["check", "notes"], 2, "no reader knows 'notes'"),
+        (["check", "photos/nothing"], 2, "'photos/nothing' does not exist"),
+        (["check", "notes/a.rst"], 2, "no reader knows"),
+        (["convert", "photos", "no/such/x.recordio"], 1, "'no/such/x.recordio' cannot be written"),
+        (["convert", "photos", "notes"], 1, "'notes'"),
+        (["status", "--addr", "nobody"], 2, "'nobody' is not host:port"),
+        (["audit", "photos"], 2, "no audit log (*.audit) in 'photos'"),
+        (["master", "--addr=127.0.0.1:0", "--state", "notes/a.rst"], 1, "a journal in notes/a.rst"),
+        (["master", "--addr=127.0.0.1:0", "--token_file", "notes/none"], 2, "notes/none"),
+    ],
+)
+def test_wrong_input_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], status: int, message: str
+) -> None:
+    (here / "notes").mkdir()
+    (here / "notes" / "a.rst").write_text("text")
+    assert message in one_line(capsys, arguments, status)
+
+
+def run(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edl_torch", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **settings)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+def test_a_full_disk_below_the_output_is_one_line(here: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = run("check", "photos", "--workers", "0", stdout=full)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left on device" in done.stderr
+
+
+def test_who_stops_listening_is_no_error(here: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as nobody:
+        done = run("check", "photos", "--workers", "0", stdout=nobody)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+LIMITED = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from edl_torch import cli
+resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("most", "arguments", "message"),
+    [
+        (100, ["convert", "photos", "x.recordio"], "'x.recordio' cannot be written"),
+        (100, ["convert", "photos", "many", "--records_per_file", "1"], "cannot be written"),
+        (100, ["check", "photos", "--workers", "0", "--sample", "s.png"], "'s.png' cannot be written"),
+        (0, ["master", "--addr=127.0.0.1:0", "--address-file", "address"], "the address file address"),
+        (0, ["master", "--addr=127.0.0.1:0", "--state", "state"], "state"),
+        (5000, ["master", "--addr=127.0.0.1:0", "--state", "state"], "state"),
+    ],
+)
+def test_a_full_disk_leaves_nothing_half_written(
+    here: Path, most: int, arguments: Sequence[str], message: str
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(most), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line and " WARNING " not in line]
+    assert done.returncode in (1, 2), done
+    assert len(lines) == 1, done.stderr
+    assert message in lines[0]
+    assert {path.name for path in here.iterdir()} <= {"photos", "a.jpg", "state"}
+
+
+def test_an_address_file_that_cannot_be_written_leaves_no_other(tmp_path: Path) -> None:
+    (tmp_path / "address").mkdir()
+    with pytest.raises(MasterStartError, match="cannot write the address file"):
+        write_address_file(tmp_path / "address", HostPort("h", 5))
+    assert [path.name for path in tmp_path.iterdir()] == ["address"]
+
+
+def test_a_sheet_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from edl_torch.checking import sheet
+
+    monkeypatch.setattr(sheet.os, "chmod", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        sheet.save(np.zeros((4, 4, 3), np.uint8), tmp_path / "s.png")
+    assert not list(tmp_path.iterdir())
