@@ -1,7 +1,8 @@
 """The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
 
-Pages of readers and of TensorFlow have tests of their own. Blocks of torchrun, Ray and synchronous ranks show
-places in a program, with `...` for the rest of it.
+Pages that need data, a service or a framework have tests of their own: those of readers of files in
+`integration/test_file_readers.py`, MaxCompute and TensorFlow. Blocks of torchrun, Ray and synchronous ranks
+show places in a program, with `...` for the rest of it.
 """
 
 from __future__ import annotations
