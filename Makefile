@@ -76,8 +76,15 @@ bench: $(STAMP)  ## the benchmarks, each with a table and JSON under runs/
 	$(BIN)/python benchmarks/synchronous.py --json runs/synchronous.json
 	$(BIN)/python benchmarks/readers.py --json runs/readers.json
 
-stubs: $(STAMP)  ## generate the protobuf stubs again
-	$(BIN)/python -m edl_torch.rpc.generate
+# The oldest tools that the package supports: see edl_torch/rpc/generate.py.
+STUBS := .venv-stubs
+$(STUBS)/.installed: edl_torch/rpc/generate.py
+	$(PYTHON) -m venv $(STUBS)
+	$(STUBS)/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.71.0
+	@touch $@
+
+stubs: $(STUBS)/.installed  ## generate the protobuf stubs again, with tools in an environment of their own
+	$(STUBS)/bin/python -m edl_torch.rpc.generate
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) $(RAY) $(TF) runs build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY) $(TF) $(STUBS) runs build dist .mypy_cache .ruff_cache .hypothesis

@@ -147,6 +147,9 @@ def _add_credentials(parser: argparse.ArgumentParser) -> None:
     _option(door, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
     _option(door, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one")
     _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(
+        door, "--tls_name", metavar="NAME", help="the name in its certificate (default: the host of --addr)"
+    )
     _option(door, "--insecure", action="store_true", help="send the token though there is no TLS")
 
 
@@ -154,7 +157,7 @@ def _credentials(options: argparse.Namespace) -> Credentials | None:
     """What the options say, or None: then the environment does."""
     from edl_torch.rpc.credentials import Credentials
 
-    names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls", "insecure")
+    names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls_name", "tls", "insecure")
     given = {name: getattr(options, name) for name in names}
     return Credentials.read(**given) if any(given.values()) else None
 

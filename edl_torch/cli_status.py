@@ -92,7 +92,7 @@ def _quarantine(dataset: DatasetStatus) -> Iterator[str]:
         return
     yield ""
     yield from _columns([_BAD_HEADING, *map(_bad_row, dataset.quarantine[:MOST_BAD_RECORDS])])
-    hidden = len(dataset.quarantine) - MOST_BAD_RECORDS
+    hidden = dataset.quarantined - MOST_BAD_RECORDS
     if hidden > 0:
         yield f"… and {hidden} more: see --json"
 

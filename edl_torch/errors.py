@@ -104,6 +104,10 @@ class DataFormatError(ReaderError, ValueError):
     """A file that describes a dataset (JSON, CSV, XML, list) is not what the reader expects."""
 
 
+class SourceUnavailable(ReaderError):
+    """The data cannot be reached now: a network, a server, a device. No record is to blame for it."""
+
+
 class SourceChanged(ReaderError):
     """The data was changed since the dataset was registered: its records are not those of before."""
 

@@ -95,7 +95,7 @@ class _Names:
         while start < end:
             first, stop = self._bounds(start)
             if self._plan.order is Shuffle.SHARD and start == first and stop <= end:
-                stop = self._whole_shards(start, end)
+                stop = self._whole_shards(end)
                 yield start, stop, True
             else:
                 stop = min(stop, end)
@@ -115,8 +115,8 @@ class _Names:
         shards = np.array([shard])
         return shard, int(line.starts(shards)[0]), int(line.lengths(shards)[0])
 
-    def _whole_shards(self, start: int, end: int) -> int:
-        """The end of the last shard that lies in a run which begins with one."""
+    def _whole_shards(self, end: int) -> int:
+        """The end of the last shard that lies before `end`."""
         if end == self._line.size:
             return end
         first, _ = self._bounds(end)

@@ -269,10 +269,13 @@ class _LogReader:
         known = after < len(settling)
         after = np.minimum(after, len(settling) - 1)
         answers[known & ~lost[after]] = Answer.ACCEPTED
-        for line, (refused, unsure) in self._refused.items():
-            here = known & (settling[after] == line)
-            answers[here & np.isin(tasks, refused)] = Answer.REFUSED
-            answers[here & np.isin(tasks, unsure)] = Answer.NONE
+        events = np.searchsorted(settling, np.array(list(self._refused), dtype=np.int64))
+        firsts = np.searchsorted(after, events, side="left")  # `lines` ascend, so what each settles is a run
+        ends = np.searchsorted(after, events, side="right")
+        for (refused, unsure), first, end in zip(self._refused.values(), firsts, ends, strict=True):
+            here = slice(first, end)
+            answers[here][np.isin(tasks[here], refused) & known[here]] = Answer.REFUSED
+            answers[here][np.isin(tasks[here], unsure) & known[here]] = Answer.NONE
         return answers
 
     def _settle_quarantined(self, records: list[Quarantined], settling: IndexArray, lost: Any) -> None:

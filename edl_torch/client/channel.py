@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import grpc
 
 from edl_torch.client.diagnosis import explain
 from edl_torch.errors import InvalidArgument
-from edl_torch.rpc.address import HostPort, parse_address
+from edl_torch.rpc.address import HostPort, is_loopback_name, parse_address
 from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, Credentials
 
 MESSAGE_BYTES = 64 << 20
@@ -64,12 +63,14 @@ def build_channel(address: str, credentials: Credentials | None = None) -> Maste
     """
     where = parse_address(address, least_port=1)
     given = Credentials.from_env() if credentials is None else credentials
-    if given.token is not None and not (given.tls or given.insecure or _is_loopback(where.host)):
+    if given.token is not None and not (given.tls or given.insecure or is_loopback_name(where.host)):
         raise InvalidArgument(
             f"whoever listens on the way to {where} could read the token: use TLS (EDL_MASTER_TLS_CA=PATH "
             "or EDL_MASTER_TLS=1), or EDL_MASTER_INSECURE=1 if the network is your own"
         )
-    options = channel_options(where)
+    options: list[tuple[str, int | str]] = [*channel_options(where)]
+    if given.name is not None:
+        options.append(("grpc.ssl_target_name_override", given.name))
     tls = given.channel_credentials()
     channel = (
         grpc.insecure_channel(str(where), options=options)
@@ -119,15 +120,6 @@ class _Carrier:
 
 def channel_options(address: HostPort) -> list[tuple[str, int]]:
     """The options for a master at `address`: this machine is never reached through a proxy."""
-    if _is_loopback(address.host):
+    if is_loopback_name(address.host):
         return [*_OPTIONS, ("grpc.enable_http_proxy", 0)]
     return list(_OPTIONS)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -26,9 +26,10 @@ def default_master(master_timeout_s: float | None = None) -> MasterPort:
     if protocol == "edl_torch" and finds_master_through_torchrun():
         from edl_torch.integrations.torchrun import master_of_job
 
-        address: str | None = master_of_job()
+        address: str | None
+        address, credentials = master_of_job()
     else:
-        address = master_address_from_env()
+        address, credentials = master_address_from_env(), None
     if address is None:
         if protocol == "elasticdl":
             raise InvalidArgument(
@@ -44,4 +45,4 @@ def default_master(master_timeout_s: float | None = None) -> MasterPort:
         return ElasticDLMasterClient(address, master_timeout_s=timeout_s)
     from edl_torch.client.transport import MasterClient
 
-    return MasterClient(address, master_timeout_s=timeout_s)
+    return MasterClient(address, master_timeout_s=timeout_s, credentials=credentials)

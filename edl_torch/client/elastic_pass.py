@@ -16,7 +16,7 @@ from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
 from edl_torch.client.tickets import Book, Ticket
-from edl_torch.core.calls import NEW_PASS
+from edl_torch.core.calls import NEW_PASS, Acknowledgement
 from edl_torch.errors import AccountingError, ConcurrentIteration
 from edl_torch.shard import Indices, Slice
 
@@ -140,24 +140,26 @@ class ElasticPasses:
 
         Whatever happens to this trainer from now on, this batch is all that another may have to repeat.
         """
-        if not self.promise(ticket):
-            return False
+        self._reporter.flush()
+        self._make_sure()
         handed = self.deliver(ticket)
         if not handed:
             self._throw_away(ticket)
         return handed
 
-    def promise(self, ticket: Ticket, *, unanswered: int = 0) -> bool:
-        """Make sure that a batch is this trainer's before it goes to the loop. False: it was thrown away.
-
-        So many reports may still be without answer: none, where a refused one must not cost a second batch.
-        """
-        if unanswered:
-            self._reporter.wait_answered(unanswered)
-        else:
-            self._reporter.flush()
+    def _make_sure(self) -> None:
+        """What is in the book from here on is this trainer's beyond doubt."""
         self._confirmer.moved_on()
         self._confirmer.ensure()
+
+    def promise(self, ticket: Ticket, *, unanswered: int) -> bool:
+        """Make sure that a batch is this trainer's before it is promised to the loop; `deliver` hands it
+        over later. False: it was thrown away.
+
+        So many reports may still be without answer: 0, where a refused one must not cost a second batch.
+        """
+        self._reporter.wait_answered(unanswered)
+        self._make_sure()
         with self._book.lock:
             mine = self._book.is_mine(ticket)
         if not mine:
@@ -217,20 +219,26 @@ class ElasticPasses:
         """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
         self._settle(self._steps.keep if self._steps.attached else self._steps.ahead)
 
-    def _settle(self, keep: int) -> int:
-        """Acknowledge all handed batches but the last `keep`. Returns how many leases that completed."""
+    def _settle(self, keep: int) -> None:
+        """Acknowledge all handed batches but the last `keep`."""
         with self._book.lock:
-            acknowledgements = self._book.settle(keep)
-            completed = sum(done.task not in self._book for done in acknowledgements)
-            self._reporter.note(acknowledgements=acknowledgements)
+            self._note_settled(keep)
         self._reporter.send()
-        return completed
+
+    def _note_settled(self, keep: int) -> list[Acknowledgement]:
+        """The book's lock is held."""
+        acknowledgements = self._book.settle(keep)
+        self._reporter.note(acknowledgements=acknowledgements)
+        return acknowledgements
 
     def report(self) -> int:
         """The loop says that it is done with the batch in hand. Returns how many leases that completed."""
         with self._book.lock:
             self._steps.reported()
-        return self._settle(self._steps.ahead)
+            acknowledgements = self._note_settled(self._steps.ahead)
+            completed = sum(done.task not in self._book for done in acknowledgements)
+        self._reporter.send()
+        return completed
 
     def fail_batch(self, reason: str) -> None:
         """The batch in hand could not be trained on: its records go to quarantine."""

@@ -7,6 +7,7 @@ touches grpc. Neither end knows what a record is.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -25,6 +26,8 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+
+log = logging.getLogger("edl_torch.client")
 
 ACCEPT_PAUSE_S = 0.05
 JOIN_S = 1.0
@@ -191,6 +194,9 @@ class LinkServer:
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="edl-link", daemon=True)
             with self._lock:
+                if self._closing.is_set():  # it came while we hung up on the others
+                    connection.close()
+                    return
                 self._connections[connection] = thread
             thread.start()
 
@@ -215,6 +221,9 @@ class LinkServer:
             return {"answer": self._answer(question)}
         except (EdlError, UserWarning) as exc:  # warnings may be errors
             return {"error": type(exc).__name__, "message": str(exc)}
+        except Exception as exc:  # the top of a thread: the worker must not take it for the service's end
+            log.exception("a loader worker's question could not be answered: %s", question["op"])
+            return {"error": "EdlError", "message": f"the trainer failed: {type(exc).__name__}: {exc}"}
 
     def _answer(self, question: dict[str, Any]) -> Any:
         match question["op"]:

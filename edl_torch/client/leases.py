@@ -64,7 +64,8 @@ class LeaseSource:
         self._asking = False
         self._answers = 0
         self._dry_answers = 0  # of those, the ones without a lease
-        self._request = 0
+        self._request = 0  # the last one whose answer has come
+        self._lost_in = 0  # the pass that made the one after it, if its answer did not come
         self._ahead = not port.in_process
         self._error: Exception | None = None
         self._closed = False
@@ -267,14 +268,15 @@ class LeaseSource:
 
     def _ask(self, wait_s: float, *, drained: bool = False) -> None:
         with self._changed:
-            number, member = self._pass, self._membership
-            self._request += 1
+            # Repeated, it gets the answer of then: leases that no other call would ever tell us of.
+            number, member = self._lost_in or self._pass, self._membership
+            self._lost_in = number
             call = LeaseCall(
                 session=self._session,
                 dataset=self._dataset,
                 ledger=member.ledger,
                 lineage=member.lineage,
-                request=self._request,
+                request=self._request + 1,
                 epoch=self._epoch,
                 count=max(1, len(self._streams) - len(self._ready)) if self._ahead else 1,
                 drained=drained,
@@ -285,6 +287,7 @@ class LeaseSource:
             with self._changed:
                 for grant in answer.grants:
                     self._on_grant(grant)
+                self._request, self._lost_in = call.request, 0
                 if number == self._pass and self._open and member is self._membership:
                     self._epoch, self._state = answer.epoch, answer.state
                     self._granted += len(answer.grants)

@@ -23,6 +23,11 @@ class Lockstep:
         return f"<Lockstep rank={self.peers.rank}/{self.peers.size} finished={self._finished}>"
 
     @property
+    def begun(self) -> bool:
+        """Whether the ranks have loaded a checkpoint or the beginning, which they do together."""
+        return self._finished is not None
+
+    @property
     def finished(self) -> bool:
         """Whether every record of every epoch has its outcome, as the ranks last agreed.
 

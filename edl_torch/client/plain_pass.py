@@ -161,9 +161,8 @@ class PlainPasses:
         with self._book.lock:
             runs = self._counts.report(batch_size)
             done = {task: after for task, _, after in runs}
-            acknowledgements = [
-                a for task, upto in done.items() for a in self._book.acknowledge(task, upto).values()
-            ]
+            made = [self._book.acknowledge(task, upto) for task, upto in done.items()]
+            acknowledgements = [a for a in made if a is not None]
             completed = sum(a.task not in self._book for a in acknowledgements)
             self._reporter.note(acknowledgements=acknowledgements)
         self._reporter.send()

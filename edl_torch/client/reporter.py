@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.membership import Membership
@@ -20,16 +19,21 @@ from edl_torch.errors import EdlError, MasterUnavailable, SessionLost, StaleLeas
 log = logging.getLogger("edl_torch.client")
 
 
-@dataclass(slots=True)
 class Outbox:
     """What is to be told. Several reports become one call: failures, acknowledgements, then give-backs."""
 
-    failures: list[Failure] = field(default_factory=list)
-    acknowledgements: dict[int, Acknowledgement] = field(default_factory=dict)
-    give_backs: list[GiveBack] = field(default_factory=list)
+    __slots__ = ("acknowledgements", "failures", "give_backs")
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+        self.acknowledgements: dict[int, Acknowledgement] = {}  # by task: the later one says it all
+        self.give_backs: list[GiveBack] = []
 
     def __bool__(self) -> bool:
-        return bool(self.failures or self.acknowledgements or self.give_backs)
+        return bool(self.acknowledgements or self.failures or self.give_backs)
+
+    def __repr__(self) -> str:
+        return f"<Outbox {len(self.failures)} {len(self.acknowledgements)} {len(self.give_backs)}>"
 
     def add(
         self,
@@ -39,12 +43,16 @@ class Outbox:
     ) -> None:
         """Tell this too."""
         self.failures += failures
-        self.acknowledgements.update((done.task, done) for done in acknowledgements)
+        for done in acknowledgements:
+            self.acknowledgements[done.task] = done
         self.give_backs += give_backs
 
     def add_later(self, later: Outbox) -> None:
         """Tell what was noted after this."""
         self.add(later.failures, later.acknowledgements.values(), later.give_backs)
+
+
+Taken = tuple[Outbox, int, Membership]  # what is told, the reports noted by then, and as whom
 
 
 class Reporter:
@@ -78,6 +86,7 @@ class Reporter:
         self._outbox = Outbox()
         self._request = 0
         self._noted = 0  # reports noted
+        self._waiting = 0  # callers that wait for answers
         self._answered = 0  # of those, reports that the master has answered
         self._error: Exception | None = None
         self._sending = False
@@ -108,33 +117,41 @@ class Reporter:
         with self._changed:
             self._raise_error()
             self._stalled = False
-            self._changed.notify_all()
             if not self._outbox:
                 return
-        self._start()
-
-    def _start(self) -> None:
-        if self._port.in_process:
-            while self._outbox and self._send_next(wait=False):
-                pass
+            if not self._port.in_process:
+                self._wake_thread()
+                return
+            taken = self._take()
+        self._send_here(taken)
+        if self._error is not None:
             with self._changed:
                 self._raise_error()
-        elif self._thread is None:
-            self._thread = self._threads.thread(self._run, "edl-reporter")
-            self._thread.start()
+
+    def _wake_thread(self) -> None:
+        if self._thread is not None:
+            self._changed.notify_all()
+            return
+        self._thread = self._threads.thread(self._run, "edl-reporter")
+        self._thread.start()
 
     def wait_answered(self, lag: int, timeout_s: float | None = None) -> bool:
         """Wait until at most `lag` reports are unanswered. False when the time was not enough."""
         if self._noted - self._answered <= lag and self._error is None:
             return True  # as for most batches; a look without the lock is as good as one a moment earlier
         self.send()
-        if timeout_s is None:
-            while self._outbox and self._send_next(wait=False):
-                pass  # sent here and now where the thread has not begun: that saves two changes of threads
+        if timeout_s is None:  # where the thread has not begun: that saves two changes of threads
+            with self._changed:
+                taken = self._take()
+            self._send_here(taken)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._few_unanswered(lag) or self._error or self._closed, timeout_s
-            )
+            self._waiting += 1
+            try:
+                self._changed.wait_for(
+                    lambda: self._few_unanswered(lag) or self._error or self._closed, timeout_s
+                )
+            finally:
+                self._waiting -= 1
             self._raise_error()
             return self._few_unanswered(lag)
 
@@ -143,8 +160,10 @@ class Reporter:
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until the master has answered everything; what it did not answer before is sent again."""
+        if self._noted == self._answered and self._error is None:
+            return True
         with self._changed:
-            if self._stalled:
+            if self._stalled and isinstance(self._error, MasterUnavailable):
                 self._error = None  # of then: this attempt says whether the master is there now
         return self.wait_answered(0, timeout_s)
 
@@ -155,30 +174,46 @@ class Reporter:
 
     def _run(self) -> None:
         try:
-            while self._send_next(wait=True):
-                pass
+            while (taken := self._next()) is not None:
+                self._send_one(*taken)
         except Exception as exc:  # noqa: BLE001  the top of a thread: whoever waits for it must hear of it
-            self._thread = None  # the next report gets another
-            self._sent(self._noted, exc)
+            with self._changed:
+                self._thread = None  # the next report gets another
+                self._error = exc
+                self._changed.notify_all()
 
-    def _send_next(self, *, wait: bool) -> bool:
-        taken = self._take(wait=wait)
-        if taken is None:
-            return False
-        outbox, noted, membership = taken
+    def _next(self) -> Taken | None:
+        """Wait for something to send; None at the end."""
+        with self._changed:
+            while not self._closed:
+                taken = self._take()
+                if taken is not None:
+                    return taken
+                self._changed.wait_for(lambda: self._closed or self._sendable)
+            return self._take()
+
+    def _send_here(self, taken: Taken | None) -> None:
+        """In the thread of the caller, until nothing is left."""
+        while taken is not None:
+            self._send_one(*taken)
+            if not self._outbox:
+                return
+            with self._changed:
+                taken = self._take()
+
+    def _send_one(self, outbox: Outbox, noted: int, membership: Membership) -> None:
+        error: EdlError | None = None
+        settled = False
         try:
             self._report(outbox, membership)
-        except MasterUnavailable as exc:
-            self._keep(outbox, membership, exc)
+            settled = True
         except EdlError as exc:
-            self._sent(noted, exc)
-        except BaseException:
-            if not wait:  # the loop's own thread: Ctrl-C, or torch's word that a loader worker died
-                self._keep(outbox, membership, None)
-            raise
-        else:
-            self._sent(noted, None)
-        return True
+            error, settled = exc, not isinstance(exc, MasterUnavailable)
+        finally:  # in the loop's own thread: Ctrl-C, or torch's word that a loader worker died
+            if settled:
+                self._sent(noted, error)
+            else:
+                self._keep(outbox, membership, error)
 
     def _report(self, outbox: Outbox, membership: Membership) -> None:
         call = ReportCall(
@@ -195,41 +230,52 @@ class Reporter:
         self._audit.intent(
             failures=call.failures, acknowledgements=call.acknowledgements, give_backs=call.give_backs
         )
+        answer = self._ask(call)
+        if answer is not None:
+            if answer.stale:
+                self._refused(tuple(task for task in answer.stale if task in outbox.acknowledgements))
+            self._on_answer(answer)
+            return
+        self._refused(tuple(outbox.acknowledgements))
+        if not self._closed:
+            self._on_lost(membership)
+
+    def _ask(self, call: ReportCall) -> ReportAnswer | None:
+        """The master's answer; the audit hears what became of the intent. None: we are not known any more."""
+        answer: ReportAnswer | None = None
+        refused = False
         try:
             answer = self._port.report(call)
-        except SessionLost:
-            self._audit.lost()
-            self._refused(tuple(outbox.acknowledgements))
-            if not self._closed:
-                self._on_lost(membership)
-        except MasterUnavailable:
-            self._audit.unanswered()
+            return answer
+        except EdlError as exc:
+            refused = not isinstance(exc, MasterUnavailable)
+            if isinstance(exc, SessionLost):
+                return None
             raise
-        except EdlError:
-            self._audit.lost()
-            raise
-        except BaseException:
-            self._audit.unanswered()
-            raise
-        else:
-            self._audit.answered(answer.stale)
-            self._refused(tuple(task for task in answer.stale if task in outbox.acknowledgements))
-            self._on_answer(answer)
+        finally:  # whatever else has ended the call
+            if answer is not None:
+                self._audit.answered(answer.stale)
+            elif refused:
+                self._audit.lost()
+            else:
+                self._audit.unanswered()
 
     def _refused(self, tasks: tuple[int, ...]) -> None:
         if tasks and self._on_refused is not None:
             self._on_refused(tasks)
 
-    def _take(self, *, wait: bool) -> tuple[Outbox, int, Membership] | None:
-        with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self._closed or (bool(self._outbox) and not self._stalled))
-            if not self._outbox or self._sending or self._stalled:
-                return None
-            self._sending = True
-            self._request += 1
-            outbox, self._outbox = self._outbox, Outbox()
-            return outbox, self._noted, self._membership
+    @property
+    def _sendable(self) -> bool:
+        return bool(self._outbox) and not self._sending and not self._stalled
+
+    def _take(self) -> Taken | None:
+        """What is to be sent now: one report at a time. The lock is held."""
+        if not self._sendable:
+            return None
+        self._sending = True
+        self._request += 1
+        outbox, self._outbox = self._outbox, Outbox()
+        return outbox, self._noted, self._membership
 
     def _sent(self, noted: int, error: Exception | None) -> None:
         with self._changed:
@@ -237,7 +283,8 @@ class Reporter:
             self._answered = max(noted, self._answered)
             if error is not None:
                 self._error = error
-            self._changed.notify_all()
+            if self._waiting or self._outbox:
+                self._changed.notify_all()
 
     def _keep(self, outbox: Outbox, membership: Membership, error: Exception | None) -> None:
         with self._changed:
@@ -247,7 +294,7 @@ class Reporter:
             if membership == self._membership:
                 outbox.add_later(self._outbox)
                 self._outbox = outbox
-            self._error = error
+            self._error = error or self._error
             self._changed.notify_all()
 
     def follow(self, membership: Membership) -> None:

@@ -91,8 +91,6 @@ class DataShardService:
     ) -> None:
         if lookahead < 0:
             raise InvalidArgument(f"lookahead must be 0 or more, not {lookahead}")
-        if master_client is not None and master_timeout_s is not None:
-            raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")
         self._description = Description(
             name=dataset_name,
             batch_size=batch_size,
@@ -109,20 +107,8 @@ class DataShardService:
             max_bad_records=max_bad_records,
         )
         self._owns_master = master_client is None
-        master = default_master(master_timeout_s) if master_client is None else master_client
-        if audit_dir is not None and not master.keeps_ledger:
-            if self._owns_master:
-                master.close()
-            raise InvalidArgument(
-                f"audit_dir needs an edl_torch master: {master!r} does not tell epochs, so that nothing "
-                f"could be proven from the log"
-            )
-        self._session = Session(
-            master,
-            self._description,
-            lookahead,
-            audit_dir,
-        )
+        master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
+        self._session = Session(master, self._description, lookahead, audit_dir)
         self._links: LinkServer | None = None
         self._raw = DirectLink(self._session)
         self._raw_open = False
@@ -177,8 +163,8 @@ class DataShardService:
         Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer.
         On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer.
         """
-        if self.session.lockstep is not None:
-            return self.session.lockstep.finished
+        if self.session.position.lockstep is not None:
+            return self.session.position.lockstep.finished
         progress = self.progress()
         if progress.failure:
             raise TooManyBadRecords(progress.failure)
@@ -269,7 +255,7 @@ class DataShardService:
                 "token is not exact: use ElasticDataLoader",
                 stacklevel=2,
             )
-        return {"token": session.snapshot()}
+        return {"token": session.position.snapshot()}
 
     def load_state_dict(self, state: Mapping[str, str] | str | None) -> None:
         """Make the master go back to `state`; None is the beginning of the data.
@@ -279,7 +265,7 @@ class DataShardService:
         token = state["token"] if isinstance(state, Mapping) and "token" in state else state
         if token is not None and not isinstance(token, str):
             raise TokenError("load_state_dict() takes what state_dict() returned, a token, or None")
-        self.session.restore(token)
+        self.session.position.restore(token)
         self._raw_open = False
 
     # For datasets ---------------------------------------------------------------------------------------
@@ -331,6 +317,21 @@ class DataShardService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _choose_master(given: MasterPort | None, master_timeout_s: float | None, *, audited: bool) -> MasterPort:
+    """The master that the service was given, or the environment's. Raises InvalidArgument."""
+    if given is not None and master_timeout_s is not None:
+        raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")
+    master = default_master(master_timeout_s) if given is None else given
+    if audited and not master.keeps_ledger:
+        if given is None:
+            master.close()
+        raise InvalidArgument(
+            f"audit_dir needs an edl_torch master: {master!r} does not tell epochs, so that nothing could be "
+            f"proven from the log"
+        )
+    return master
 
 
 def _close_at_exit(service: weakref.ref[DataShardService]) -> None:

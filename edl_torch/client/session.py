@@ -14,11 +14,10 @@ from edl_torch.client.description import Description
 from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource, Mode
-from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.membership import Membership
-from edl_torch.client.peers import Peers, together
 from edl_torch.client.plain_pass import PlainPasses
 from edl_torch.client.port import MasterPort
+from edl_torch.client.position import Position
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
@@ -26,8 +25,6 @@ from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
-from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, UnknownDataset, Unsupported
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -37,7 +34,8 @@ log = logging.getLogger("edl_torch.client")
 class Session:
     """What this process holds of a dataset. Its id is random and new in every process.
 
-    `elastic` is what an `ElasticDataLoader` talks to; a session is the `Host` of loader workers' links.
+    `elastic` is what an `ElasticDataLoader` talks to, `position` what takes tokens and goes back to them; a
+    session is the `Host` of loader workers' links.
     """
 
     def __init__(
@@ -57,47 +55,63 @@ class Session:
         self.book = Book()
         self.closed = False
         self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
-        name = description.name
-        self.lockstep: Lockstep | None = None
-        self._joining = Joining(
-            master,
-            self.id,
-            description,
-            self._audit,
+        self._joining = self._make_joining()
+        self._reporter = self._make_reporter()
+        self._leases = self._make_leases()
+        self._confirmer = Confirmer(
+            *(master, self.id, description.name),
+            held=self._held,
+            on_void=self._on_void,
+            on_lost=self._rejoin,
+        )
+        self._broken = BrokenStreams(self.book, self._leases, self._joining.plan)
+        self._plain, self.elastic = self._make_passes()
+        self.position = Position(
+            *(master, description, self._audit),
+            joining=self._joining,
+            leases=self._leases,
+            reporter=self._reporter,
+            plain=self._plain,
+            elastic=self.elastic,
+        )
+
+    def _make_joining(self) -> Joining:
+        return Joining(
+            *(self.master, self.id, self.description, self._audit),
             on_gone=self._forget,
             on_member=self._follow,
             on_first=self._attend,
-            threads=threads,
+            threads=self._threads,
         )
-        self._reporter = Reporter(
-            *(master, self.id, name, self._on_answer, self._rejoin, self._audit),
+
+    def _make_reporter(self) -> Reporter:
+        return Reporter(
+            *(self.master, self.id, self.description.name, self._on_answer, self._rejoin, self._audit),
             on_refused=self._on_refused,
-            threads=threads,
+            threads=self._threads,
         )
-        self._leases = LeaseSource(
-            master,
-            self.id,
-            name,
+
+    def _make_leases(self) -> LeaseSource:
+        return LeaseSource(
+            *(self.master, self.id, self.description.name),
             on_grant=self._on_grant,
             on_unwanted=self._on_unwanted,
             on_lost=self._rejoin,
             holds=self._holds,
-            threads=threads,
+            threads=self._threads,
         )
-        self._confirmer = Confirmer(
-            master, self.id, name, held=self._held, on_void=self._on_void, on_lost=self._rejoin
-        )
-        self._broken = BrokenStreams(self.book, self._leases, self._joining.plan)
-        self._plain = PlainPasses(
-            description,
+
+    def _make_passes(self) -> tuple[PlainPasses, ElasticPasses]:
+        plain = PlainPasses(
+            self.description,
             book=self.book,
             leases=self._leases,
             reporter=self._reporter,
             confirmer=self._confirmer,
             broken=self._broken,
         )
-        self.elastic = ElasticPasses(
-            name,
+        elastic = ElasticPasses(
+            self.description.name,
             book=self.book,
             steps=self.steps,
             joining=self._joining,
@@ -105,8 +119,9 @@ class Session:
             reporter=self._reporter,
             confirmer=self._confirmer,
             broken=self._broken,
-            plain=self._plain,
+            plain=plain,
         )
+        return plain, elastic
 
     def __repr__(self) -> str:
         return f"<Session {self.id[:8]} {self._leases} {self.book}>"
@@ -139,8 +154,8 @@ class Session:
     def _forget(self) -> None:
         """All that was held is void."""
         with self.book.lock:
-            if self.lockstep is not None and self.book.batches:
-                self.lockstep.lost(f"{self.book.batches} batch(es)")
+            if self.book.batches:
+                self.position.lost(f"{self.book.batches} batch(es)")
             self.book.clear()
             self.steps.clear()
             self._plain.forget()
@@ -186,16 +201,15 @@ class Session:
         """The master took leases back; their batches are thrown away where they arrive."""
         log.warning("dataset %s: %d lease(s) were taken back", self.description.name, len(tasks))
         with self.book.lock:
-            if self.lockstep is not None and (batches := self.book.handed_of(tasks)):
-                self.lockstep.lost(f"{batches} batch(es)")
+            if batches := self.book.handed_of(tasks):
+                self.position.lost(f"{batches} batch(es)")
             self.book.void(tasks)
         self._leases.void(tasks)
         if not self.in_elastic_mode:
             self._leases.close_pass()  # for the reason that `_rejoin` has
 
     def _on_refused(self, tasks: tuple[int, ...]) -> None:
-        if self.lockstep is not None:
-            self.lockstep.lost(f"batches of {len(tasks)} lease(s)")
+        self.position.lost(f"batches of {len(tasks)} lease(s)")
 
     def _on_wanted(self, dataset: str) -> None:
         if dataset == self.description.name:
@@ -272,111 +286,7 @@ class Session:
         """Wait until the master has answered all reports."""
         self._reporter.flush()
 
-    # Tokens, and the end ----------------------------------------------------------------------------------
-
-    def snapshot(self) -> str:
-        """Acknowledge what the loop is done with, the batch in hand included, and take the token.
-
-        Synchronous ranks do it together, and get one token.
-        """
-        if self.lockstep is None:
-            beginning = self._beginning()
-            if beginning is not None:
-                return beginning.encode()
-            self._settle()
-            return self._take_token()
-        return together(self.lockstep.peers, self._settle, self._take_token)
-
-    def _settle(self) -> None:
-        self.plan()
-        self.elastic.settle_in_hand()
-        self.flush()
-        if self.lockstep is not None:
-            self.lockstep.check()
-
-    def _take_token(self) -> str:
-        token = self.master.snapshot(self.description.name)
-        self._audit.snapshot(token)
-        return token
-
-    def _beginning(self) -> Token | None:
-        """The token of data that nobody has asked for yet. That does not register them: a token to go back to
-        may come next, as `torch.distributed.checkpoint` asks for the state before it loads one."""
-        if self.joined or not self.master.keeps_ledger:
-            return None
-        try:
-            self.master.dataset_status(self.description.name)
-        except UnknownDataset:
-            return self.description.beginning()
-        return None
-
-    def restore(self, token: str | None) -> None:
-        """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
-        if self.lockstep is not None:
-            self._restore_together(self.lockstep, token)
-            return
-        self._prepare_restore(token)
-        self._joining.follow(self._take_back_to(token))
-        self._plain.restored()
-
-    def _prepare_restore(self, token: str | None) -> None:
-        if token is not None and not self.joined:
-            self.description.follow(Token.decode(token))
-        self.plan()
-        self._leases.close_pass()
-        self.flush()
-
-    def _take_back_to(self, token: str | None) -> int:
-        lineage = self.master.restore(self.description.name, token)
-        self._audit.restored(token, lineage=lineage)
-        return lineage
-
-    def _restore_together(self, lockstep: Lockstep, token: str | None) -> None:
-        lockstep.same_on_all(token or "", "the token")
-        lineage = int(
-            together(
-                lockstep.peers,
-                lambda: self._prepare_restore(token),
-                lambda: str(self._take_back_to(token)),
-            )
-        )
-        follow = self._joining.follow if lockstep.peers.rank == 0 else self._joining.move
-        follow(lineage)
-        self._plain.restored()
-        lockstep.restarted()
-        self.agree_on_end(lockstep)
-
-    def epoch_of_all(self, lockstep: Lockstep) -> int:
-        """The epoch that the next pass of all ranks reads, as rank 0 sees it."""
-
-        def ask() -> str:
-            return str(self.master.dataset_status(self.description.name).epoch)
-
-        return int(together(lockstep.peers, lambda: lockstep.finished, ask))
-
-    def agree_on_end(self, lockstep: Lockstep) -> None:
-        """All ranks learn whether the master has every record of every epoch accounted for."""
-
-        def ask() -> str:
-            return str(int(self.master.dataset_status(self.description.name).finished))
-
-        def settle() -> None:
-            self.flush()
-            lockstep.check()
-
-        lockstep.agreed(finished=together(lockstep.peers, settle, ask) == "1")
-
-    def synchronise(self, peers: Peers) -> None:
-        """From now on this session steps, saves and goes back together with `peers`."""
-        if not self.master.keeps_ledger:
-            raise Unsupported(
-                f"synchronous ranks need an edl_torch master: {self.master!r} tells no end of an epoch"
-            )
-        if self.lockstep is not None and self.lockstep.peers is not peers:
-            raise InvalidArgument(
-                "a DataShardService serves one synchronous loader: make one service for each"
-            )
-        self.lockstep = Lockstep(peers, self.description.name)
+    # The end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""

@@ -35,7 +35,7 @@ class Tally:
 
     def take(self) -> Ticket:
         """The positions drawn since the last call."""
-        ticket = tuple((task, first, after) for task, first, after in self._runs if after > first)
+        ticket = tuple([(task, first, after) for task, first, after in self._runs if after > first])
         del self._runs[:-1]
         for run in self._runs:
             run[1] = run[2]
@@ -48,7 +48,7 @@ class Tally:
 
 def ticket_size(ticket: Ticket) -> int:
     """Positions in a ticket; quarantined ones in the middle of a batch split a run, so each is a sample."""
-    return sum(after - first for _, first, after in ticket)
+    return sum([after - first for _, first, after in ticket])
 
 
 @dataclass(slots=True)
@@ -142,15 +142,15 @@ class Book:
 
     def slices(self, ticket: Ticket) -> tuple[tuple[Slice, int, int], ...]:
         """What a batch that was handed holds: of each slice the positions `first … after - 1`."""
-        return tuple((self._holdings[task].slice, first, after) for task, first, after in ticket)
+        return tuple([(self._holdings[task].slice, first, after) for task, first, after in ticket])
 
     def is_mine(self, ticket: Ticket) -> bool:
         """Whether all leases of a batch are held."""
-        return not any(self._is_void(task, after) for task, _, after in ticket)
-
-    def _is_void(self, task: int, after: int) -> bool:
-        holding = self._holdings.get(task)
-        return holding is None or after > holding.stop
+        for task, _, after in ticket:
+            holding = self._holdings.get(task)
+            if holding is None or after > holding.stop:
+                return False
+        return True
 
     def discard(self, ticket: Ticket) -> list[GiveBack]:
         """A batch is thrown away: what of it is still this trainer's goes back, with what follows it."""
@@ -163,7 +163,7 @@ class Book:
     def _advance(self, task: int, first: int, after: int) -> None:
         holding = self._holdings[task]
         skipped = range(holding.handed, first)
-        if first < holding.handed or any(position not in holding.holes for position in skipped):
+        if first != holding.handed and not (skipped and holding.holes.issuperset(skipped)):
             raise AccountingError(
                 f"a batch holds positions {first}…{after - 1} of task {task}, expected {holding.handed}"
             )
@@ -174,18 +174,21 @@ class Book:
         done: dict[int, Acknowledgement] = {}
         while len(self._batches) > keep:
             for task, _, after in self._batches.popleft():
-                done |= self.acknowledge(task, after)
+                acknowledgement = self.acknowledge(task, after)
+                if acknowledgement is not None:
+                    done[task] = acknowledgement
         return list(done.values())
 
-    def acknowledge(self, task: int, upto: int) -> dict[int, Acknowledgement]:
-        """Positions of a lease below `upto` were trained on; nothing when the lease is void."""
+    def acknowledge(self, task: int, upto: int) -> Acknowledgement | None:
+        """Positions of a lease below `upto` were trained on; None when the lease is void."""
         holding = self._holdings.get(task)
         if holding is None:
-            return {}
-        holding.holes = {hole for hole in holding.holes if hole >= upto}
+            return None
+        if holding.holes:
+            holding.holes = {hole for hole in holding.holes if hole >= upto}
         holding.done = max(upto, holding.done)
         self._close_if_done(task, holding)
-        return {task: Acknowledgement(task=task, attempt=holding.attempt, upto=upto)}
+        return Acknowledgement(task=task, attempt=holding.attempt, upto=upto)
 
     def fail(self, task: int, position: int, reason: str) -> list[Failure]:
         """A record cannot be read."""

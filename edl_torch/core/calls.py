@@ -193,7 +193,10 @@ class QuarantinedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStatus:
-    """Counts are of records unless said otherwise; those of outcomes are totals of all epochs."""
+    """Counts are of records unless said otherwise; those of outcomes are totals of all epochs.
+
+    `quarantine` may be its beginning alone; `quarantined` counts all.
+    """
 
     dataset: str
     task_type: TaskType

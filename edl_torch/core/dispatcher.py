@@ -35,6 +35,7 @@ from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
+SHOWN = 20  # records in quarantine of a status that trainers ask for
 HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
 
 
@@ -272,8 +273,12 @@ class Dispatcher:
 
     def wanted(self, dataset: str, session: str, now: float) -> bool:
         """Whether another trainer was sent away empty a moment ago, and so waits for records."""
-        hungry = self._hungry.get(dataset, {})
-        return any(other != session and now - since <= HUNGRY_S for other, since in hungry.items())
+        for other, since in reversed(self._hungry.get(dataset, {}).items()):  # the last to ask comes first
+            if now - since > HUNGRY_S:
+                return False
+            if other != session:
+                return True
+        return False
 
     def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
         """The sessions that hold leases while another trainer waits: they may have drawn nothing of some."""
@@ -362,7 +367,7 @@ class Dispatcher:
         position = None if token is None else Token.decode(token)
         if position is not None:
             self.limits.check_quarantine(dataset, len(position.quarantine))
-            self.limits.check_entries("slices", len(position.open) + len(position.crumbs))
+            self.limits.check_slices(len(position.open) + len(position.crumbs))
         ledger.restore(position)
         self._hungry.pop(dataset, None)
         for member in self.members:
@@ -380,8 +385,8 @@ class Dispatcher:
         return self._ledgers.get(dataset)
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """One dataset's progress."""
-        return describe(self._ledger(dataset))
+        """One dataset's progress. Of its quarantine the first few alone: trainers ask often."""
+        return describe(self._ledger(dataset), shown=SHOWN)
 
     def status(self, now: float) -> MasterStatus:
         """Everything that there is to see."""
@@ -406,8 +411,8 @@ class Dispatcher:
         return f"<Dispatcher {self.ledger_id} datasets={len(self._ledgers)} sessions={len(self.members)}>"
 
 
-def describe(ledger: ShardLedger) -> DatasetStatus:
-    """A ledger's state for people."""
+def describe(ledger: ShardLedger, *, shown: int | None = None) -> DatasetStatus:
+    """A ledger's state for people, with all of its quarantine or so many records."""
     spec = ledger.spec
     return DatasetStatus(
         dataset=spec.name,
@@ -426,5 +431,5 @@ def describe(ledger: ShardLedger) -> DatasetStatus:
         finished=ledger.finished,
         trainers=ledger.trainers,
         failure=ledger.failure,
-        quarantine=tuple(ledger.quarantine),
+        quarantine=tuple(ledger.quarantine[:shown]),
     )

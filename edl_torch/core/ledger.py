@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from edl_torch.core.begun import BegunShards
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
@@ -39,23 +40,29 @@ class ShardLedger:
 
     `loans` and `participants` are for others to look at. `mark` is told the key of each part that changes,
     for who writes the state down. `news` grows when a trainer that waits may find something: records that
-    came back, a lease or an epoch that ended.
+    came back, or a pass that may be over.
     """
 
     def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded) -> None:
         self.plan = Plan(spec)
-        self.news = 0
+        self._news = 0
         self._mark = mark
         self.lineage = 1
         self.quarantine: list[QuarantinedRecord] = []
         self.acknowledged = 0
         self.dropped = 0
-        self._todo = Todo(self.plan, mark)
+        self._begun = BegunShards()
+        self._todo = Todo(self.plan, self._begun, mark)
         self.participants = Participants(mark)
-        self.loans = Loans(mark)
+        self.loans = Loans(self._begun, mark)
         self._lending = Lending(self._todo, self.loans, self.participants)
 
     # What it is -----------------------------------------------------------------------------------------
+
+    @property
+    def news(self) -> int:
+        """Another number: who waits for records looks again."""
+        return self._news + self.loans.news
 
     @property
     def spec(self) -> DatasetSpec:
@@ -75,7 +82,7 @@ class ShardLedger:
                 f"back to a checkpoint, or to the beginning with load_state_dict(None)"
             )
         self.plan = Plan(spec)
-        self.news += 1
+        self._news += 1
         self._mark("dataset")
         self._todo.follow(self.plan)
         self._settle()
@@ -110,8 +117,9 @@ class ShardLedger:
 
     @property
     def leased_records(self) -> int:
-        """Records on loan that have no outcome yet."""
-        return sum(lease.open_records for lease in self.loans)
+        """Records on loan that have no outcome yet: those before the cursor that are nowhere else."""
+        outcomes = self.acknowledged + self.dropped + len(self.quarantine)
+        return self._todo.passed - self._todo.behind - outcomes
 
     @property
     def leases(self) -> int:
@@ -121,14 +129,7 @@ class ShardLedger:
     @property
     def shards_left(self) -> int:
         """Shards of the epochs begun with records that wait or are on loan."""
-        epoch, position, offset = self._todo.cursor
-        begun = {(lease.epoch, lease.shard) for lease in self.loans}
-        begun.update((item.epoch, item.shard) for item in (*self._todo.returned(), *self._todo.crumbs()))
-        if self._todo.past_end:
-            return len(begun)
-        if offset:
-            begun.discard((epoch, self.plan.shard_at(epoch, position)))
-        return self.plan.num_shards - position + len(begun)
+        return self._todo.shards_ahead + len(self._begun) - (self._todo.cut in self._begun)
 
     @property
     def trainers(self) -> int:
@@ -154,7 +155,7 @@ class ShardLedger:
     def join(self, session: str, batch_size: int) -> None:
         """A session begins to use the dataset; joining again may change its batch size."""
         self.participants.enter(session, batch_size)
-        self.news += 1
+        self._news += 1
 
     def release(self, session: str) -> tuple[Slice, ...]:
         """A session is gone: the rest of all it held waits again. Returns those slices."""
@@ -165,7 +166,7 @@ class ShardLedger:
     def take_back(self, session: str) -> tuple[Slice, ...]:
         """The rest of all that a session holds waits again; the session stays. Returns those slices."""
         self.participants.served(session)
-        self.news += 1
+        self._news += 1
         lost: list[Slice] = []
         for lease in self.loans.take_back(session):
             for item in lease.pieces():
@@ -205,7 +206,7 @@ class ShardLedger:
             )
         self.participants.look(session)
         if drained:  # it has handed all that it holds to its loop: no more batches come of it
-            self.news += self.loans.hand_over(session)
+            self.loans.hand_over(session)
         self._settle()
         if epoch == NEW_PASS:
             epoch = self._lending.open_pass(batch_size)
@@ -279,7 +280,7 @@ class ShardLedger:
             )
         )
         lease.holes.add(position)
-        self.news += bool(self.failure)
+        self._news += bool(self.failure)
         self._changed(lease)
 
     def give_back(self, session: str, task: int, attempt: int, start: int, *, crumb: bool = False) -> None:
@@ -293,7 +294,9 @@ class ShardLedger:
             put(item, lease.attempt)
         lease.stop = start
         lease.holes = {hole for hole in lease.holes if hole < start}
-        self.news += 1
+        # Crumbs that are too few for all who wait are no news: each trainer has some at an epoch's end.
+        if not crumb or self.participants.can_use(self._todo.crumb_records(lease.epoch)):
+            self._news += 1
         self._changed(lease)
 
     def _find(self, session: str, task: int, attempt: int) -> Lease | None:
@@ -314,7 +317,6 @@ class ShardLedger:
             lease.pass_holes(lease.done)
         if lease.done == lease.stop:
             self.loans.end(lease)
-            self.news += 1
             self._settle()
         else:
             self.loans.changed(lease)
@@ -329,11 +331,11 @@ class ShardLedger:
         if self.spec.epoch_barrier:
             while not todo.past_end and self._is_over(todo.cursor_epoch):
                 todo.next_epoch()
-                self.news += 1
+                self._news += 1
         for epoch in todo.crumb_epochs:
             if self._is_over(epoch) and not self._is_lent(epoch):
                 self.dropped += todo.drop_crumbs(epoch)
-                self.news += 1
+                self._news += 1
                 self._mark("head")
 
     def _is_over(self, epoch: int) -> bool:
@@ -383,7 +385,7 @@ class ShardLedger:
         self.quarantine = list(token.quarantine)
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += 1
-        self.news += 1
+        self._news += 1
         self._settle()
 
     # As rows of a journal -------------------------------------------------------------------------------

@@ -31,12 +31,14 @@ class Lending:
 
     def grants(self, session: str, epoch: int, count: int, batch_size: int) -> Iterator[Grant]:
         """Lend up to `count` slices of a pass over `epoch`, and a bundle of crumbs where they run out."""
-        if not self._todo.plan.spec.epoch_barrier:  # endless epochs would pile them up
+        barrier = self._todo.plan.spec.epoch_barrier
+        if not barrier:  # endless epochs would pile them up
             yield from self._crumb_bundle(session, epoch, batch_size)
         for _ in range(count):
             taken = self._todo.take(epoch, self._limit(epoch, batch_size))
             if taken is None:
-                yield from self._crumb_bundle(session, epoch, batch_size)
+                if barrier:
+                    yield from self._crumb_bundle(session, epoch, batch_size)
                 return
             yield self._lend(session, taken, 0)
 
@@ -44,7 +46,10 @@ class Lending:
         """Guided tail: the waiting records over twice the trainers, in whole batches, at least one."""
         if not self._tail_applies:
             return max(batch_size, self._todo.plan.spec.records_per_shard)
-        share = self._todo.waiting(epoch) // (2 * len(self._participants))
+        return self._share(self._todo.waiting(epoch), batch_size)
+
+    def _share(self, records: int, batch_size: int) -> int:
+        share = records // (2 * len(self._participants))
         return max(batch_size, share - share % batch_size)
 
     @property
@@ -62,7 +67,8 @@ class Lending:
             return
         bundle = self.next_bundle
         self.next_bundle += 1
-        for item in self._todo.take_crumbs(epoch, records - records % batch_size):
+        # Not all to who asks first: crumbs of ten thousand trainers are thousands of batches.
+        for item in self._todo.take_crumbs(epoch, self._share(records, batch_size)):
             yield self._lend(session, item, bundle)
 
     def __repr__(self) -> str:

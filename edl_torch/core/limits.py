@@ -22,6 +22,7 @@ class Limits:
     source_name_bytes: int = 4_096
     leases_per_call: int = 4_096
     entries_per_call: int = 100_000
+    token_slices: int = 1_000_000
     quarantine: int = 100_000
     reason_chars: int = 1_000
 
@@ -45,6 +46,10 @@ class Limits:
     def check_entries(self, what: str, entries: int) -> None:
         """Raise LimitExceeded for a call with too many parts; asked before these are looked at."""
         _check(f"{what} in one call", entries, self.entries_per_call, "send several calls")
+
+    def check_slices(self, slices: int) -> None:
+        """Raise LimitExceeded for a token with more begun slices than any job of a master's trainers has."""
+        _check("slices of a token", slices, self.token_slices, "lease fewer ahead of the checkpoint")
 
     def check_sources(self, sources: int) -> None:
         """Raise LimitExceeded for a dataset of too many parts; asked before these are looked at."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from edl_torch.core.begun import BegunShards
 from edl_torch.core.changes import Mark, unrecorded
 from edl_torch.core.lease import Lease
 from edl_torch.core.todo import Waiting
@@ -15,11 +16,13 @@ PAGE = 16  # of tasks: the leases of one page and one session are written down t
 
 
 class Loans:
-    """Live leases. `keep_open` counts those that may still produce batches, by epoch."""
+    """Live leases. `news` grows when a pass may be over: none of an epoch's can produce batches any more."""
 
-    def __init__(self, mark: Mark = unrecorded) -> None:
+    def __init__(self, begun: BegunShards, mark: Mark = unrecorded) -> None:
         self.next_task = 1
+        self.news = 0
         self._mark = mark
+        self._begun = begun
         self._leases: dict[int, Lease] = {}
         self._held: dict[str, set[int]] = {}  # session -> tasks, none empty
         self._ended: dict[str, dict[int, int]] = {}  # session -> task -> attempt, since its last report
@@ -77,6 +80,7 @@ class Loans:
 
     def _add(self, lease: Lease) -> None:
         self._leases[lease.task] = lease
+        self._begun.enter(lease.epoch, lease.shard)
         held = self._held.get(lease.session)
         if held is None:
             held = self._held[lease.session] = set()
@@ -88,14 +92,12 @@ class Loans:
         """The lease is another one than it was, and lives on."""
         self._mark("leases", lease.session, lease.task // PAGE)
 
-    def hand_over(self, session: str) -> int:
-        """All that a session holds is with its loop. Returns for how many leases that is news."""
-        handed = [lease for lease in self.of(session) if not lease.handed]
-        for lease in handed:
+    def hand_over(self, session: str) -> None:
+        """All that a session holds is with its loop."""
+        for lease in [lease for lease in self.of(session) if not lease.handed]:
             lease.handed = True
             self._no_more_batches(lease.epoch)
             self.changed(lease)
-        return len(handed)
 
     def end(self, lease: Lease) -> None:
         """Every record of the lease has an outcome, or was given back."""
@@ -119,14 +121,18 @@ class Loans:
 
     def _drop(self, lease: Lease) -> None:
         del self._leases[lease.task]
+        self._begun.leave(lease.epoch, lease.shard)
         self.changed(lease)
         if not lease.handed:
             self._no_more_batches(lease.epoch)
+        elif not self._leases:
+            self.news += 1
 
     def _no_more_batches(self, epoch: int) -> None:
         self._unhanded[epoch] -= 1
         if not self._unhanded[epoch]:
             del self._unhanded[epoch]
+            self.news += 1
 
     def forget_ended(self, session: str) -> None:
         """A newer report arrived: the session knows what it has ended."""
@@ -136,6 +142,7 @@ class Loans:
     def clear(self) -> None:
         """All leases are void."""
         for lease in self:
+            self._begun.leave(lease.epoch, lease.shard)
             self.changed(lease)
         for session in self._ended:
             self._mark("report", session)

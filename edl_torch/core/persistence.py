@@ -37,6 +37,7 @@ VERSION = 1  # of the meaning of rows
 Row = tuple[Any, ...]
 Rows = dict[Key, Row]
 Update = dict[Key, Row | None]  # None: there is no such part any more
+_Parts = dict[str, dict[Any, Row]]  # of one dataset: by kind, and by the rest of the key
 
 
 # To rows ------------------------------------------------------------------------------------------------
@@ -194,20 +195,21 @@ def load(
         progress_timeout_s=progress_timeout_s,
         changes=changes,
     )
-    kinds: dict[str, dict[Key, Row]] = {kind: {} for kind in _ROW}
-    for key, row in rows.items():
-        kinds[str(key[0])][key[1:]] = row
-    for (session,), (worker_id,) in kinds["session"].items():
-        dispatcher.members.enter(str(session), worker_id, now)
-    for (name,), (_, spec) in sorted(kinds["dataset"].items(), key=lambda item: int(item[1][0])):
+    specs: dict[str, Row] = {}
+    parts: dict[str, _Parts] = {}
+    for (kind, name, *rest), row in rows.items():
+        if kind == "session":
+            (worker_id,) = row
+            dispatcher.members.enter(str(name), worker_id, now)
+        elif kind == "dataset":
+            specs[str(name)] = row
+        else:
+            of_it = parts.setdefault(str(name), {of: {} for of in _ROW})
+            of_it[str(kind)][rest[0] if len(rest) == 1 else tuple(rest)] = row
+    for name, (_, spec) in sorted(specs.items(), key=lambda item: int(item[1][0])):
         ledger = dispatcher.add(_spec_from(spec))
-        of_it = {
-            kind: {_rest(key): row for key, row in parts.items() if key[0] == name}
-            for kind, parts in kinds.items()
-            if kind not in ("session", "dataset", "head")
-        }
-        _resume(ledger, kinds["head"][name,], of_it)
-        _resume_members(dispatcher, str(name), of_it)
+        _resume(ledger, parts[name])
+        _resume_members(dispatcher, name, parts[name])
     if changes is not None:
         changes.take()  # it is as written
     return dispatcher
@@ -218,15 +220,11 @@ def _spec_from(fields: dict[str, Any]) -> DatasetSpec:
     return DatasetSpec(**fields | {"sources": sources, "task_type": TaskType[fields["task_type"]]})
 
 
-def _rest(key: Key) -> Any:
-    """What tells a part from others of its kind and dataset."""
-    return key[1] if len(key) == 2 else key[1:]
-
-
-def _resume(ledger: ShardLedger, head: Row, of_it: Mapping[str, Mapping[Any, Row]]) -> None:
+def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
     strangers = {session for session, _ in of_it["leases"]} - set(of_it["member"])
     if strangers:  # nobody would ever take their leases back
         raise ValueError(f"leases of sessions that take no part: {sorted(strangers)}")
+    (head,) = of_it["head"].values()
     lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle = head
     ledger.resume(
         Head(
@@ -249,7 +247,7 @@ def _resume(ledger: ShardLedger, head: Row, of_it: Mapping[str, Mapping[Any, Row
     )
 
 
-def _resume_members(dispatcher: Dispatcher, name: str, of_it: Mapping[str, Mapping[Any, Row]]) -> None:
+def _resume_members(dispatcher: Dispatcher, name: str, of_it: _Parts) -> None:
     members = {session: dispatcher.members.find(session) for session in of_it["member"]}
     for session, member in members.items():
         member.datasets.add(name)

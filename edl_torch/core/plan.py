@@ -72,9 +72,10 @@ class Plan:
     def records_before(self, epoch: int, position: int) -> int:
         """Records of the shards that stand before `position` of the epoch."""
         per = self.spec.records_per_shard
-        return position * per - sum(
-            per - length for shard, length in self._short.items() if self.position_of(epoch, shard) < position
-        )
+        short = np.fromiter(self._short, np.int64, len(self._short))
+        places = self._pi(epoch).many_inverse(short) if self.spec.shuffle_shards else short
+        passed = short[places < position].tolist()
+        return position * per - sum(per - self._short[shard] for shard in passed)
 
     def bounds(self, shard: int) -> tuple[int, int, int]:
         """The shard's source (its place in `spec.sources`) and the source's record numbers, start and end.

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
+from edl_torch.core.begun import BegunShards
 from edl_torch.core.changes import Mark, unrecorded
+from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.shard import Slice
@@ -28,17 +30,19 @@ class Waiting(NamedTuple):
 class SliceQueue:
     """Slices by the number under which they came back, and how many records they have together."""
 
-    __slots__ = ("_items", "_mark", "records")
+    __slots__ = ("_begun", "_items", "_mark", "records")
 
-    def __init__(self, mark: Mark) -> None:
+    def __init__(self, mark: Mark, begun: BegunShards) -> None:
         self.records = 0
         self._mark = mark
+        self._begun = begun
         self._items: OrderedDict[int, Waiting] = OrderedDict()
 
     def put(self, number: int, item: Waiting) -> None:
         """Add a slice at the end."""
         self._items[number] = item
         self.records += item.slice.limit
+        self._begun.enter(item.slice.epoch, item.slice.shard)
         self._mark("waiting", number)
 
     def take(self, limit: int) -> Waiting:
@@ -47,6 +51,7 @@ class SliceQueue:
         item = self._items[number]
         if item.slice.limit <= limit:
             del self._items[number]
+            self._begun.leave(item.slice.epoch, item.slice.shard)
         else:
             head, tail = split(item.slice, limit)
             item, self._items[number] = Waiting(head, item.attempt), Waiting(tail, item.attempt)
@@ -56,7 +61,8 @@ class SliceQueue:
 
     def clear(self) -> None:
         """Forget all slices."""
-        for number in self._items:
+        for number, item in self._items.items():
+            self._begun.leave(item.slice.epoch, item.slice.shard)
             self._mark("waiting", number)
         self._items.clear()
         self.records = 0
@@ -83,8 +89,9 @@ class Todo:
     oldest. `cursor_epoch` is the epoch that the cursor is in, and `num_epochs` at the end of the last.
     """
 
-    def __init__(self, plan: Plan, mark: Mark = unrecorded) -> None:
+    def __init__(self, plan: Plan, begun: BegunShards, mark: Mark = unrecorded) -> None:
         self._mark = mark
+        self._begun = begun
         self.cursor_epoch = 0
         self._position = 0  # of the next shard in the epoch's order
         self._offset = 0  # of the next record in that shard
@@ -99,7 +106,9 @@ class Todo:
         """Take a plan with the same order and maybe other options."""
         self.plan = plan
         self._barrier = plan.spec.epoch_barrier
-        self._num_epochs = plan.spec.num_epochs
+        # Endless ends at 2**62 records, which no job reaches: a count of records fits everywhere.
+        most = MAX_SIZE // plan.size
+        self._num_epochs = min(plan.spec.num_epochs or most, most)
         self._run_on()
 
     def _run_on(self) -> None:
@@ -112,7 +121,7 @@ class Todo:
     @property
     def past_end(self) -> bool:
         """Whether the cursor has passed the last epoch."""
-        return 0 < self._num_epochs <= self.cursor_epoch
+        return self._num_epochs <= self.cursor_epoch
 
     @property
     def cursor(self) -> tuple[int, int, int]:
@@ -123,6 +132,21 @@ class Todo:
     def ahead(self) -> int:
         """Records of the cursor's epoch that it has not passed."""
         return 0 if self.past_end else self._ahead
+
+    @property
+    def shards_ahead(self) -> int:
+        """Shards of the cursor's epoch that have records ahead of it."""
+        return 0 if self.past_end else self.plan.num_shards - self._position
+
+    @property
+    def cut(self) -> tuple[int, int] | None:
+        """Epoch and number of the shard that the cursor stands in the middle of."""
+        return (self.cursor_epoch, self._next_shard()) if self._offset and not self.past_end else None
+
+    @property
+    def passed(self) -> int:
+        """Records of all epochs that lie before the cursor."""
+        return (self.cursor_epoch + 1) * self.plan.size - self._ahead
 
     def next_epoch(self) -> None:
         """Move the cursor to the beginning of the next epoch."""
@@ -191,7 +215,7 @@ class Todo:
 
     def _put(self, where: dict[int, SliceQueue], item: Slice, attempt: int) -> None:
         if item.epoch not in where:
-            where[item.epoch] = SliceQueue(self._mark)
+            where[item.epoch] = SliceQueue(self._mark, self._begun)
         where[item.epoch].put(self._next_number, Waiting(item, attempt))
         self._next_number += 1
 
@@ -251,7 +275,12 @@ class Todo:
     @property
     def records(self) -> int:
         """Records of the epochs begun that wait, crumbs included."""
-        return self.ahead + self.returned_records + sum(queue.records for queue in self._crumbs.values())
+        return self.ahead + self.behind
+
+    @property
+    def behind(self) -> int:
+        """Those of them that lie before the cursor."""
+        return self.returned_records + sum(queue.records for queue in self._crumbs.values())
 
     def restore(self, token: Token) -> None:
         """Wait for exactly what has no outcome in the token."""

@@ -12,12 +12,13 @@ from typing import Any
 
 from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.identity import differences, identity
+from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.shard import DatasetSpec, Slice
 
 VERSION = 1
-MOST = 1 << 62  # of any number: what grows from there still fits the wire
+MOST = MAX_SIZE  # of any number, the records of all epochs included: so all of them fit the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +59,14 @@ class Token:
             )
 
     def check_within(self, plan: Plan) -> None:
-        """Raise TokenError unless all slices lie in the plan, behind the cursor, and no two overlap."""
+        """Raise TokenError unless each record before the cursor has exactly one place, and no other has one.
+
+        So what grows from here never exceeds the records of all epochs, which are MOST at most.
+        """
         try:
             self._check_cursor(plan)
             self._check_slices(plan)
+            self._check_counts(plan)
         except InvalidArgument as exc:
             raise TokenError(f"damaged token of dataset {plan.spec.name!r}: {exc}") from exc
 
@@ -75,7 +80,9 @@ class Token:
     def _check_slices(self, plan: Plan) -> None:
         cursor = self.epoch, self.position, self.offset
         place, last = (-1, -1), 0
-        for s in sorted((*self.open, *self.crumbs), key=lambda s: (s.epoch, s.shard, s.skip)):
+        bad = (Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in self.quarantine)
+        slices = (*self.open, *self.crumbs, *bad)
+        for s in sorted(slices, key=lambda s: (s.epoch, s.shard, s.skip)):
             if not s.limit or s.stop > plan.length(s.shard):
                 raise InvalidArgument(
                     f"{s} is not a part of its shard, which has {plan.length(s.shard)} records"
@@ -85,6 +92,19 @@ class Token:
             if (s.epoch, s.shard) == place and s.skip < last:
                 raise InvalidArgument(f"{s} overlaps another slice")
             place, last = (s.epoch, s.shard), s.stop
+
+    def _check_counts(self, plan: Plan) -> None:
+        before = self.epoch * plan.size + plan.records_before(self.epoch, self.position) + self.offset
+        if before > MOST:
+            raise InvalidArgument(f"the cursor is behind {before} records; no job comes further than {MOST}")
+        waiting = sum(s.limit for s in (*self.open, *self.crumbs))
+        placed = self.acknowledged + self.dropped + len(self.quarantine) + waiting
+        if placed != before:
+            raise InvalidArgument(
+                f"{before} records lie before the cursor, but {placed} are accounted for: "
+                f"{self.acknowledged} acknowledged, {self.dropped} dropped, "
+                f"{len(self.quarantine)} in quarantine, {waiting} open"
+            )
 
     def encode(self) -> str:
         """The token as one line of JSON."""

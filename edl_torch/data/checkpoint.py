@@ -116,7 +116,7 @@ def load_checkpoint(
 
 def _on_first(service: DataShardService, ask: Callable[[], str]) -> str:
     """What rank 0 finds, on every rank."""
-    lockstep = service.session.lockstep
+    lockstep = service.session.position.lockstep
     return ask() if lockstep is None else together(lockstep.peers, lambda: None, ask)
 
 

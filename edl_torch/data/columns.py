@@ -14,8 +14,8 @@ import numpy as np
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading import OnBad, announce, name_record
-from edl_torch.errors import ReaderUnavailable
+from edl_torch.data.blame import blames_source, name_record
+from edl_torch.data.reading import OnBad, announce
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import IndexArray, Indices
 
@@ -53,9 +53,9 @@ def _read(
 ) -> Iterator[tuple[Runs, Any]]:
     try:
         batch = reader.read_batch(name, numbers)
-    except ReaderUnavailable:
-        raise  # no record of any other is better
-    except Exception:  # noqa: BLE001  a reader is the user's code: the records that fail are named below
+    except Exception as exc:
+        if blames_source(exc):  # to try its records one by one would be no better
+            raise name_record(exc, name, int(numbers[0])) from exc
         good = _readable(reader, name, numbers, position, on_bad)
         if good.any():
             runs = [(position + int(at), position + int(at) + 1) for at in np.flatnonzero(good)]

@@ -22,7 +22,7 @@ from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
 from edl_torch.data.reading import Run, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
-from edl_torch.errors import BadRecord, InvalidArgument, ServiceClosed
+from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads
 from edl_torch.shard import Slice
 
@@ -40,7 +40,8 @@ class ShardedDataset(IterableDataset[Any]):
         shuffle: another order of the records inside each shard in each epoch.
         transform: applied to each record, where it is read.
         on_bad_record: "raise" ends the loop with a `BadRecord` that names the record; "quarantine" reports
-            it to the master and goes on, up to the service's `max_bad_records`.
+            it to the master and goes on, up to the service's `max_bad_records`. An error that is not the
+            record's, as of a network that is down, ends the loop with `SourceUnavailable` either way.
         seed_transforms: seed Python's, numpy's and torch's random numbers by (seed, epoch, record) around
             `transform`, so that augmentation does not depend on workers. Costs some 10 µs a
             record, in a plain `DataLoader` 100 µs.
@@ -119,7 +120,7 @@ class ShardedDataset(IterableDataset[Any]):
         reader = SampleReader(self.reader, self._to_samples)
 
         def read(grant: Grant) -> Iterator[Any]:
-            def on_bad(position: int, error: BadRecord) -> Run:
+            def on_bad(position: int, error: ReaderError) -> Run:
                 self._bad(link, grant, position, error)
                 return tally.start(grant.task, position + 1)
 
@@ -130,7 +131,7 @@ class ShardedDataset(IterableDataset[Any]):
     def _batches(self, link: Link, plan: Plan, tally: Tally) -> Iterator[Any]:
         for grant in iter(link.next, None):
 
-            def on_bad(position: int, error: BadRecord, grant: Grant = grant) -> None:
+            def on_bad(position: int, error: ReaderError, grant: Grant = grant) -> None:
                 self._bad(link, grant, position, error)
 
             for positions, batch in read_columns(self.reader, plan, grant, self._batch_size, on_bad):
@@ -138,10 +139,10 @@ class ShardedDataset(IterableDataset[Any]):
                     tally.start(grant.task, first)[2] = after
                 yield batch if self.transform is None else self.transform(batch)
 
-    def _bad(self, link: Link, grant: Grant, position: int, error: BadRecord) -> None:
+    def _bad(self, link: Link, grant: Grant, position: int, error: ReaderError) -> None:
         if self._generators is not None:
             self._generators.put_back()
-        if not self._quarantines:
+        if not (self._quarantines and isinstance(error, BadRecord)):
             raise error
         link.fail(grant.task, position, str(error))
 

@@ -99,7 +99,7 @@ class ElasticDataLoader(DataLoader[Any]):
         self._weights = Weights(self._ranks)
         self._lineage = 0
         if self._peers is not None:
-            service.session.synchronise(self._peers)
+            service.session.position.synchronise(self._peers)
 
     @property
     def service(self) -> DataShardService:
@@ -140,8 +140,8 @@ class ElasticDataLoader(DataLoader[Any]):
             yield from self._iterate(running)
 
     def _running_epoch(self) -> int:
-        session = self.service.session
-        return self.service.epoch if session.lockstep is None else session.epoch_of_all(session.lockstep)
+        position = self.service.session.position
+        return self.service.epoch if position.lockstep is None else position.epoch_of_all(position.lockstep)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._iterate(NEW_PASS)

@@ -35,10 +35,11 @@ class LockstepPass(LoaderPass):
         stand_in: StandIn,
         epoch: int = NEW_PASS,
     ) -> None:
-        if session.lockstep is None:
+        lockstep = session.position.lockstep
+        if lockstep is None:
             raise InvalidArgument("the session has no peers: make the loader with synchronous=True")
-        self._lockstep: Lockstep = session.lockstep
-        self._peers: Peers = session.lockstep.peers
+        self._lockstep: Lockstep = lockstep
+        self._peers: Peers = lockstep.peers
         self._stand_in = stand_in
         self._pulled: Envelope | None = None
         self._error: Exception | None = None
@@ -48,7 +49,8 @@ class LockstepPass(LoaderPass):
 
     def _open(self) -> int:
         """All ranks read the epoch that rank 0 sees."""
-        epoch = self._session.epoch_of_all(self._lockstep) if self._epoch == NEW_PASS else self._epoch
+        mine = self._epoch
+        epoch = self._session.position.epoch_of_all(self._lockstep) if mine == NEW_PASS else mine
         return self._passes.open(epoch)
 
     def __next__(self) -> Any:
@@ -121,7 +123,7 @@ class LockstepPass(LoaderPass):
     def _end(self) -> None:
         if not self._steps:
             together(self._peers, self._passes.check_stuck, str)
-        self._session.agree_on_end(self._lockstep)
+        self._session.position.agree_on_end(self._lockstep)
 
     def _take(self, count: Ballot) -> Any:
         """This rank's batch of the step, or what stands in for it."""

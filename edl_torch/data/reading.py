@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.errors import AccountingError, BadRecord
+from edl_torch.data.blame import blames_source, name_record
+from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.shard import Shard, Shuffle, Slice, Task
 
@@ -23,15 +24,16 @@ ToSamples = Callable[[Plan, Slice, Iterable[Any]], Iterable[Any]]
 
 
 class OnBad(Protocol):
-    """Called with the failed position and its error; returns to skip the record, or raises."""
+    """Called with the failed position and its error, a BadRecord where the record is to blame. Returns to
+    skip the record, or raises."""
 
-    def __call__(self, position: int, error: BadRecord) -> None: ...
+    def __call__(self, position: int, error: ReaderError) -> None: ...
 
 
 class OnBadInRun(Protocol):
     """As `OnBad`; returns the run in which to count what follows the failed position."""
 
-    def __call__(self, position: int, error: BadRecord) -> Run: ...
+    def __call__(self, position: int, error: ReaderError) -> Run: ...
 
 
 class SampleReader:
@@ -110,6 +112,8 @@ class SampleReader:
                     index += 1
             except Exception as exc:  # noqa: BLE001  as above
                 kept[index] = _Unreadable(exc)
+                if blames_source(exc):  # the records after it would fail in the same way, each in its time
+                    return kept | dict.fromkeys(range(index, shard.end), kept[index])
             else:
                 if index < shard.end:
                     kept[index] = _Unreadable(too_few(self._reader, shard.end - index))
@@ -130,16 +134,6 @@ class _Unreadable:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-
-
-def name_record(error: Exception, name: str, index: int) -> BadRecord:
-    """The error with the record's name in front."""
-    if isinstance(error, BadRecord):
-        bad = BadRecord(f"record {index} of {name!r}: {error}")
-    else:
-        bad = BadRecord(f"record {index} of {name!r}: {type(error).__name__}: {error}")
-    bad.__cause__ = error
-    return bad
 
 
 def too_few(reader: AbstractDataReader, missing: int) -> BadRecord:

@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from edl_torch.errors import InvalidArgument, MasterStartError
+from edl_torch.errors import MasterStartError
 from edl_torch.integrations.job import Job
-from edl_torch.integrations.notice import HOW_TO_OPEN, answers
-from edl_torch.rpc.address import HostPort, plain_ip
+from edl_torch.integrations.notice import Notice, answers
+from edl_torch.integrations.own_door import OwnDoor
+from edl_torch.rpc.address import Address, HostPort, is_loopback_name, plain_ip
 
 START_S = 50.0
 LOOK_S = 0.02
 LOG_END = 2000  # characters of the log that are shown
+ELSEWHERE = "192.0.2.1"  # for documentation (RFC 5737): beyond every network of one's own
+
+Source = Callable[[str, int], Address]
 
 
 class BesideAgent:
@@ -33,50 +39,79 @@ class BesideAgent:
         self._job = job
         self._folder = job.log_dir
 
-    def running(self) -> str | None:
-        """The address of a master beside this agent, if it answers."""
+    def running(self) -> Notice | None:
+        """A master beside this agent, if it answers."""
         if self._folder is None:
             return None
         try:
             address = _address_file(self._folder).read_text().strip()
+            token = _read_if_there(_token_file(self._folder))
         except OSError:
             return None
-        return address if answers(address) else None
+        return Notice.of(address, token) if answers(address) else None
 
-    def start(self) -> str:
+    def start(self) -> Notice:
         """Start it and wait until it serves. Raises MasterStartError with what it said."""
-        _check_no_tls()
-        host = _host(self._job)
-        folder = self._folder or Path(tempfile.mkdtemp(prefix="edl_torch_"))
-        log, address = folder / "edl_torch_master.log", _address_file(folder)
-        address.unlink(missing_ok=True)
-        with open(log, "ab") as output:
-            process = subprocess.Popen(
-                _command(self._job, host, address),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # torchrun ends a worker with all of its process group
-            )
-        threading.Thread(target=process.wait, name="edl-master-reaper", daemon=True).start()
-        return _await(process, address, log)
+        door = OwnDoor.from_env()
+        host = _host(self._job, open_anyway=door.insecure)
+        exposed = not host.is_loopback
+        try:
+            folder = self._folder or Path(tempfile.mkdtemp(prefix="edl_torch_"))
+            log, address = folder / "edl_torch_master.log", _address_file(folder)
+            for file in (address, _token_file(folder)):
+                file.unlink(missing_ok=True)
+            token = ""
+            if exposed and door.token_file is None:
+                token = secrets.token_urlsafe(32)
+                door = door.with_token(_write_secret(_token_file(folder), token))
+            process = _launch([*_command(self._job, host, address), *door.options(exposed=exposed)], log)
+        except OSError as exc:  # the others must hear of it
+            raise MasterStartError(f"this job's master cannot be started: {exc}") from exc
+        return Notice.of(_await(process, address, log), token)
+
+
+def _launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # torchrun ends a worker with all of its process group
+        )
+    threading.Thread(target=process.wait, name="edl-master-reaper", daemon=True).start()
+    return process
 
 
 def _address_file(folder: Path) -> Path:
     return folder / "edl_torch_master.address"
 
 
-def _command(job: Job, host: str, address_file: Path) -> list[str]:
-    command = [sys.executable, "-m", "edl_torch", "master", "--addr", str(HostPort(host, 0))]
+def _token_file(folder: Path) -> Path:
+    return folder / "edl_torch_master.token"
+
+
+def _read_if_there(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _write_secret(file: Path, text: str) -> Path:
+    """Write a file that nobody else ever could read."""
+    number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(number, "w") as output:
+        output.write(f"{text}\n")
+    return file
+
+
+def _command(job: Job, host: Address, address_file: Path) -> list[str]:
+    command = [sys.executable, "-m", "edl_torch", "master", "--addr", str(HostPort(str(host), 0))]
     command += ["--address-file", str(address_file), "--with-process", str(job.agent)]
     state = os.environ.get("EDL_MASTER_STATE", "").strip()
     if state:
         command += ["--state", state]
-    token = os.environ.get("EDL_MASTER_TOKEN_FILE", "").strip()
-    if token:
-        command += ["--token-file", token]
-    if not ipaddress.ip_address(host).is_loopback:
-        command += ["--insecure"]
     return command
 
 
@@ -95,43 +130,32 @@ def _await(process: subprocess.Popen[bytes], address: Path, log: Path) -> str:
     return address.read_text().strip()
 
 
-def _host(job: Job) -> str:
-    """Where it listens: on the way to the other nodes if there may be any, else on this machine alone."""
-    towards = _this_side(job)
-    if towards.is_loopback:
-        return str(towards)
-    if _may_listen_to_network():
-        return str(towards)
-    if job.nodes == 1:
-        return "127.0.0.1"
-    raise MasterStartError(
-        f"this job runs on {job.nodes} nodes, and no master is named: it would listen on {towards}, which "
-        f"whoever reaches it may use: {HOW_TO_OPEN}"
-    )
+def _host(job: Job, *, open_anyway: bool) -> Address:
+    """Where it listens: on the way to the other nodes, if there are or may be any."""
+    if job.nodes == 1 and not (job.most_nodes > 1 or open_anyway):
+        return ipaddress.IPv4Address("127.0.0.1")
+    return _this_side(job)
 
 
-def _may_listen_to_network() -> bool:
-    value = os.environ.get("EDL_MASTER_INSECURE", "").strip() or "0"
-    if value not in ("0", "1"):
-        raise InvalidArgument(f"EDL_MASTER_INSECURE is {value!r}: it must be 0 or 1")
-    return value == "1"
-
-
-def _check_no_tls() -> None:
-    for name in ("EDL_MASTER_TLS", "EDL_MASTER_TLS_CA", "EDL_MASTER_TLS_CERT"):
-        if os.environ.get(name, "").strip() not in ("", "0"):
-            raise InvalidArgument(
-                f"{name} is set, but a master that this job starts has no certificate, for it may be on any "
-                "node: start `edl-torch master` yourself and name it in EDL_MASTER_ADDR"
-            )
-
-
-def _this_side(job: Job) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _this_side(job: Job, source: Source | None = None) -> Address:
     """This machine's address on its way to the job's store; nothing is sent."""
+    source = source or _source
     try:
-        row = socket.getaddrinfo(job.host, job.port, type=socket.SOCK_DGRAM)[0]
-        with closing(socket.socket(row[0], row[1], row[2])) as probe:
-            probe.connect(row[4])
-            return plain_ip(str(probe.getsockname()[0]))
+        found = source(job.host, job.port)
     except OSError as exc:
         raise MasterStartError(f"there is no way to MASTER_ADDR={job.host}: {exc}") from exc
+    if not found.is_loopback or is_loopback_name(job.host):
+        return found
+    # The node of the store itself, which /etc/hosts often calls 127.0.1.1: what do others know it by?
+    try:
+        return source(ELSEWHERE, job.port)
+    except OSError:  # there are no others
+        return found
+
+
+def _source(host: str, port: int) -> Address:
+    """The address from which this machine would speak to that one."""
+    row = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with closing(socket.socket(row[0], row[1], row[2])) as probe:
+        probe.connect(row[4])
+        return plain_ip(str(probe.getsockname()[0]))

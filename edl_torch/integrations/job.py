@@ -1,13 +1,14 @@
 """What torchrun tells a worker about its job, read from the environment.
 
-Reads variables and the process tree; opens nothing, and must not import torch.
+Reads variables, the process tree and the agent's command line; opens nothing, and must not import torch.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from edl_torch.errors import InvalidArgument
@@ -23,6 +24,7 @@ class Job:
         world_size: number of workers.
         node: of this agent among the agents.
         nodes: number of agents, in this incarnation.
+        least_nodes, most_nodes: of agents in any incarnation, as torchrun was told; else 1.
         host, port: of the job's store.
         agents_store: whether an agent keeps that store, else the worker of rank 0 does.
         agent: the process that started this worker, and starts the next one.
@@ -34,6 +36,8 @@ class Job:
     world_size: int
     node: int
     nodes: int
+    least_nodes: int
+    most_nodes: int
     host: str
     port: int
     agents_store: bool
@@ -45,16 +49,20 @@ class Job:
         """Read it. Raises InvalidArgument that names the variable which is not as torchrun sets it."""
         env = os.environ if environ is None else environ
         run_id = _text(env, "TORCHELASTIC_RUN_ID")
+        agent = _agent(run_id)
+        least, most = _nodes(_arguments(agent), env)
         return cls(
             run_id=run_id,
             rank=_number(env, "RANK"),
             world_size=_number(env, "WORLD_SIZE"),
             node=_number(env, "GROUP_RANK"),
             nodes=_number(env, "GROUP_WORLD_SIZE"),
+            least_nodes=least,
+            most_nodes=most,
             host=_text(env, "MASTER_ADDR"),
             port=_number(env, "MASTER_PORT"),
             agents_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            agent=_agent(run_id),
+            agent=agent,
             log_dir=_log_dir(env.get("TORCHELASTIC_ERROR_FILE", "")),
         )
 
@@ -83,6 +91,28 @@ def _log_dir(error_file: str) -> Path | None:
         return None
     folder = path.parents[2]
     return folder if os.access(folder, os.W_OK) else None
+
+
+def _nodes(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[int, int]:
+    """`--nnodes=LEAST:MOST`, or the variable for it. torchrun does not tell its workers; 1 without."""
+    given = env.get("PET_NNODES", "1")
+    for argument, following in pairwise((*arguments, "")):
+        name, equals, value = argument.partition("=")
+        if name == "--nnodes":
+            given = value if equals else following
+            break
+    ends = [end.strip() for end in given.split(":")]
+    if not all(end.isascii() and end.isdigit() for end in ends):
+        return 1, 1
+    return int(ends[0]), int(ends[-1])
+
+
+def _arguments(pid: int) -> list[str]:
+    """The command line of a process; empty where it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def _agent(run_id: str) -> int:

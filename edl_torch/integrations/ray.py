@@ -11,18 +11,26 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edl_torch.client.following import FollowingChannel
 from edl_torch.client.transport import MasterClient
-from edl_torch.errors import EdlError, InvalidArgument, MasterStartError, MasterUnavailable, Unsupported
+from edl_torch.errors import (
+    EdlError,
+    IntegrationUnavailable,
+    InvalidArgument,
+    MasterStartError,
+    MasterUnavailable,
+)
 from edl_torch.rpc.credentials import Credentials
 
 NAME = "edl-master"
 START_S = 120.0  # Ray may have to find a node first
 ASK_S = 5.0
+LOOK_S = 0.5
 SWITCH_S = 0.0005  # between threads: the journal's must not wait 5 ms for the interpreter
 
 
@@ -137,6 +145,11 @@ def start_master(
     )
     try:
         address: str = ray.get(actor.address.remote(), timeout=START_S)
+    except ray.exceptions.GetTimeoutError as error:  # it may be another job's, and only slow: let it live
+        raise MasterStartError(
+            f"the master's actor {name!r} did not say its address within {START_S:g} s: is there a node with "
+            f"room for it, and with what its options ask for ({options})?"
+        ) from error
     except ray.exceptions.RayError as error:
         ray.kill(actor)
         cause = getattr(error, "cause", None)
@@ -169,10 +182,29 @@ def master_client(
 ) -> MasterClient:
     """A client of the actor `name`, for a `DataShardService`; it follows the actor wherever Ray restarts it.
 
-    `credentials` default to those of the environment. Raises MasterUnavailable where there is no such actor.
+    `credentials` default to those of the environment. Raises MasterUnavailable where there is no such actor,
+    or one that Ray has not started again within `master_timeout_s`.
     """
-    channel = FollowingChannel(lambda: master_address(name, namespace=namespace), credentials)
+    patience_s = iter((master_timeout_s,))  # of the first look; the channel repeats those that follow
+
+    def find() -> str:
+        return _address_within(next(patience_s, 0.0), name, namespace)
+
+    channel = FollowingChannel(find, credentials)
     return MasterClient(channel, worker_id, master_timeout_s=master_timeout_s)
+
+
+def _address_within(seconds: float, name: str, namespace: str | None) -> str:
+    """As `master_address`, and patient with an actor that Ray is starting again."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return master_address(name, namespace=namespace)
+        except MasterUnavailable as error:
+            nobody = isinstance(error.__cause__, ValueError)  # Ray knows no actor of the name
+            if nobody or time.monotonic() >= deadline:
+                raise
+        time.sleep(LOOK_S)
 
 
 def stop_master(name: str = NAME, *, namespace: str | None = None) -> None:
@@ -192,7 +224,9 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise Unsupported("a master in a Ray cluster needs ray: pip install 'edl-torch[ray]'") from error
+        raise IntegrationUnavailable(
+            "a master in a Ray cluster needs ray: pip install 'edl-torch[ray]'"
+        ) from error
     if not ray.is_initialized():
         raise EdlError("Ray is not initialised here: call ray.init() first")
     return ray

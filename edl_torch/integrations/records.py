@@ -15,7 +15,7 @@ from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading import Run, SampleReader
-from edl_torch.errors import AccountingError, BadRecord, InvalidArgument
+from edl_torch.errors import AccountingError, BadRecord, InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice
 
@@ -70,8 +70,8 @@ class ShardedRecords:
         def run_from(position: int) -> Run:
             return [grant.task, position, position]
 
-        def on_bad(position: int, error: BadRecord) -> Run:
-            if not self._quarantines:
+        def on_bad(position: int, error: ReaderError) -> Run:
+            if not (self._quarantines and isinstance(error, BadRecord)):
                 raise error
             link.fail(grant.task, position, str(error))
             return run_from(position + 1)

@@ -250,10 +250,9 @@ class Desk:
 
     def _put_off(self, session: str, now: float) -> None:
         """The worker has got on: its other tasks have their full time again."""
-        for dataset, task in self._deadlines:
-            lease = self._ledger(dataset).lease_of(task)
-            if lease is not None and lease.session == session:
-                self._deadlines[dataset, task] = now + self.task_timeout_s
+        for ledger in self._dispatcher.ledgers:
+            for lease in ledger.loans.of(session):
+                self._deadlines[ledger.spec.name, lease.task] = now + self.task_timeout_s
 
     def _ledger(self, dataset: str) -> ShardLedger:
         ledger = self._dispatcher.find_ledger(dataset)

@@ -6,6 +6,7 @@ must not import grpc, so that a single-machine job never does.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -138,8 +139,9 @@ class LocalMaster:
 
     def leave(self, session: str) -> None:
         """Say goodbye. After `close` there is nothing left to leave."""
-        if not self._closed:
+        with contextlib.suppress(ServiceClosed):
             self.apply(lambda dispatcher, _: dispatcher.leave(session))
+        with self._changed:
             self._listeners.pop(session, None)
 
     def close(self) -> None:

@@ -106,6 +106,8 @@ class MasterHost:
 
         Raises MasterUnavailable when that cannot be: whoever asked will repeat the call.
         """
+        if self._commits is None:
+            return await answering
         try:
             answer = await answering
         except EdlError:
@@ -157,18 +159,27 @@ class MasterHost:
 
     async def lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
-        deadline = self._clock() + (min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0)
+        if wait_s > 0:
+            answer = await self._poll(call, wait_s)
+            if answer is not None:
+                return answer
+            answer = self.apply(lambda dispatcher, now: dispatcher.answer(call, now))
+        else:
+            answer = self.apply(lambda dispatcher, now: dispatcher.lease(call, now))
+        if answer.nothing_yet:
+            self._call_back(call.dataset)
+        return answer
+
+    async def _poll(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
         self.dispatcher.heartbeat(call.session, self._clock())
+        deadline = self._clock() + min(wait_s, MAX_WAIT_S)
         while (left := deadline - self._clock()) > 0 and not self._draining:
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
             if answer is not None:
                 return answer
             self._call_back(call.dataset)
             await _set_within(self._changed, min(left, LOOK_AGAIN_S))
-        answer = self.apply(lambda dispatcher, now: dispatcher.answer(call, now))
-        if answer.nothing_yet:
-            self._call_back(call.dataset)
-        return answer
+        return None
 
     def leave(self, session: str) -> None:
         """The session says goodbye."""

@@ -13,13 +13,13 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import IO
 
 from edl_torch.core.changes import Key
 from edl_torch.core.persistence import VERSION, Rows, Update
-from edl_torch.errors import EdlError, JournalError, MasterStartError
+from edl_torch.errors import JournalError, MasterStartError
 
 FILE = "journal.sqlite3"
 LOCK = "lock"
@@ -70,25 +70,20 @@ class Journal:
     def __init__(self, folder: Path, *, connect: Connect = connect) -> None:
         self.folder = folder
         self._until_look = 0
-        self._lock = _locked(folder)
-        try:
-            self._connection = connect(folder / FILE)
+        with ExitStack() as opened:
+            self._lock = opened.enter_context(_locked(folder))
             try:
+                self._connection = opened.enter_context(closing(connect(folder / FILE)))
                 self._prepare()
                 self.ledger_id = self._ledger_id()
                 _sync(folder)
-            except BaseException:
-                self._connection.close()
-                raise
-        except (sqlite3.Error, OSError) as exc:
-            self._lock.close()
-            raise MasterStartError(
-                f"cannot use the journal in {folder}: {exc}. It needs a folder on a local disk, with room, "
-                f"that this user may write to; a damaged one can only be replaced by another --state folder"
-            ) from exc
-        except EdlError:
-            self._lock.close()
-            raise
+            except (sqlite3.Error, OSError) as exc:
+                raise MasterStartError(
+                    f"cannot use the journal in {folder}: {exc}. It needs a folder on a local disk, with "
+                    f"room, that this user may write to; a damaged one can only be replaced by another "
+                    f"--state folder"
+                ) from exc
+            opened.pop_all()  # they stay open until `close()`
 
     # Opening --------------------------------------------------------------------------------------------
 
@@ -140,8 +135,7 @@ class Journal:
 
     def read(self) -> Rows:
         """All rows."""
-        found = self._connection.execute("SELECT key, value FROM state")
-        return {_key(key): tuple(json.loads(value)) for key, value in found}
+        return rows_of(self._connection)
 
     def write(self, batch: str) -> None:
         """Write what `encoded` made, in one transaction. It is safe once this returns.
@@ -185,17 +179,19 @@ class Journal:
         return f"<Journal {self.folder} ledger={self.ledger_id}>"
 
 
-def _key(text: str) -> Key:
-    key: tuple[str | int, ...] = tuple(json.loads(text))
-    return key
+def rows_of(connection: sqlite3.Connection) -> Rows:
+    """All rows of a journal that is open."""
+    found = connection.execute("SELECT key, value FROM state")
+    return {tuple(json.loads(key)): tuple(json.loads(value)) for key, value in found}
 
 
 def _locked(folder: Path) -> IO[str]:
     """The open lock file: the system unlocks it when its process ends, however that happens."""
     try:
-        if not folder.is_dir():
-            folder.mkdir(parents=True)
-            _sync(folder.parent)
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            _sync(path.parent)
         file = (folder / LOCK).open("a+")
     except OSError as exc:
         raise MasterStartError(f"cannot keep a journal in {folder}: {exc.strerror}") from exc

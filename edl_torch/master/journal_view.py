@@ -5,17 +5,15 @@ What is read is one moment's state, as a dispatcher. What it proves is not known
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-from edl_torch.core.changes import Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import VERSION, Rows, load
 from edl_torch.errors import EdlError, JournalError
-from edl_torch.master.journal import APPLICATION, FILE
+from edl_torch.master.journal import APPLICATION, FILE, rows_of
 
 LOG = FILE + "-wal"
 BUSY_S = 10.0  # patience with a master that is just starting
@@ -63,8 +61,7 @@ def _read_with(path: Path, how: str) -> tuple[str, Rows]:
         run("BEGIN")  # all of it from one moment
         _check(connection, path.parent)
         (ledger_id,) = run("SELECT value FROM meta WHERE name = 'ledger'").fetchone()
-        rows = {_key(key): tuple(json.loads(value)) for key, value in run("SELECT key, value FROM state")}
-    return str(ledger_id), rows
+        return str(ledger_id), rows_of(connection)
 
 
 def _check(connection: sqlite3.Connection, folder: Path) -> None:
@@ -77,8 +74,3 @@ def _check(connection: sqlite3.Connection, folder: Path) -> None:
             f"the journal in {str(folder)!r} has version {version}, this edl-torch knows {VERSION}: "
             f"use the newer edl-torch that wrote it"
         )
-
-
-def _key(text: str) -> Key:
-    key: Key = tuple(json.loads(text))
-    return key

@@ -141,15 +141,15 @@ async def serve(
     if with_process is not None:
         _watch(with_process, signals)
     commits = None if make_commits is None else make_commits()
-    server = MasterServer(
-        dispatcher,
-        address,
-        insecure=insecure,
-        door=door,
-        commits=commits,
-        elasticdl=elasticdl,
-    )
-    probes = None if health_address is None else HealthPort(server.health, health_address)
+    try:
+        server = MasterServer(
+            dispatcher, address, insecure=insecure, door=door, commits=commits, elasticdl=elasticdl
+        )
+        probes = None if health_address is None else HealthPort(server.health, health_address)
+    except EdlError:
+        if commits is not None:
+            await commits.close()
+        raise
     try:
         ready = await server.start()
         if probes is not None:

@@ -6,6 +6,7 @@ It must not know what else the process is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -55,15 +56,28 @@ class ThreadedMaster:
         self._ready: Future[str] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
+        self._unwanted = False
         self._thread = threading.Thread(target=self._run, name="edl-master", daemon=True)
         self._thread.start()
-        self.address = self._ready.result(START_S)
+        try:
+            self.address = self._ready.result(START_S)
+        except TimeoutError:
+            self._ask_to_stop()
+            raise MasterStartError(
+                f"the master on {address} with its journal in {state} did not start within {START_S:g} s: "
+                f"is the disk of the journal slow, or the machine overloaded?"
+            ) from None
 
     def stop(self) -> None:
         """Answer who is here, commit, and end."""
-        if self._loop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._ask_to_stop()
         self._thread.join(STOP_S)
+
+    def _ask_to_stop(self) -> None:
+        self._unwanted = True  # looked at once there is a loop
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._stopping.set)
 
     def _run(self) -> None:
         try:
@@ -92,6 +106,8 @@ class ThreadedMaster:
 
     async def _serve(self, state: DurableState) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._unwanted:
+            return
         commits = state.group_commit()
         try:
             server = MasterServer(

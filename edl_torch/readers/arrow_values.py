@@ -40,28 +40,50 @@ def plain_values(array: pa.Array) -> Column:
     assert dtype is not None, f"{array.type} is no plain type"
     if not len(array):
         return np.empty(0, dtype=dtype)
-    data = array.buffers()[1]
     if dtype.kind == "b":
-        return _bits(data, array)
-    stored = np.dtype(np.int32) if dtype == _DAYS else dtype
-    place = array.offset * stored.itemsize
-    values = np.frombuffer(data, dtype=stored, count=len(array), offset=place).astype(dtype)
+        return _bits(array.buffers()[1], array)
+    values = _view(array, np.dtype(np.int32) if dtype == _DAYS else dtype).astype(dtype)
     if array.null_count and dtype.kind in "fmM":
         values[~valid(array)] = np.nan if dtype.kind == "f" else np.array("NaT", dtype=dtype)
     return values
 
 
-def text_values(array: pa.Array) -> Column:
-    """An object array of `str` or `bytes`, and None. Raises UnicodeDecodeError for strings that are none."""
+def is_in_place(kind: pa.DataType) -> bool:
+    """Whether `plain_view` has the type: numbers."""
+    dtype = _plain_dtype(kind)
+    return dtype is not None and dtype.kind in "iuf"
+
+
+def plain_view(array: pa.Array) -> Column:
+    """An array of numbers where it lies, read-only; anything where there is NULL."""
+    dtype = _plain_dtype(array.type)
+    assert dtype is not None, f"{array.type} is no plain type"
+    return _view(array, dtype)
+
+
+def _view(array: pa.Array, stored: np.dtype[Any]) -> Column:
+    if not len(array):
+        return np.empty(0, dtype=stored)
+    place = array.offset * stored.itemsize
+    return np.frombuffer(array.buffers()[1], dtype=stored, count=len(array), offset=place)
+
+
+def text_bounds(array: pa.Array) -> Column:
+    """Where each text of an array that has some begins in its third buffer, and where the last one ends."""
     import pyarrow as pa
 
+    large = array.type in (pa.large_string(), pa.large_binary())
+    width = np.dtype(np.int64 if large else np.int32)
+    place = array.offset * width.itemsize
+    return np.frombuffer(array.buffers()[1], dtype=width, count=len(array) + 1, offset=place)
+
+
+def text_values(array: pa.Array) -> Column:
+    """An object array of `str` or `bytes`, and None. Raises UnicodeDecodeError for strings that are none."""
     count = len(array)
     if not count:
         return np.empty(0, dtype=object)
-    _, offsets, data = array.buffers()
-    large = array.type in (pa.large_string(), pa.large_binary())
-    width = np.dtype(np.int64 if large else np.int32)
-    bounds = np.frombuffer(offsets, dtype=width, count=count + 1, offset=array.offset * width.itemsize)
+    bounds, data = text_bounds(array), array.buffers()[2]
     first, last = int(bounds[0]), int(bounds[-1])
     raw = b"" if data is None else memoryview(data)[first:last].tobytes()
     column = np.fromiter(_pieces(raw, bounds - first, array.type), dtype=object, count=count)

@@ -77,7 +77,8 @@ def inferred(
 ) -> dict[str, ColumnType]:
     """Types from a sample; records of another width say nothing."""
     sample = [row for row in rows if len(row) == len(names)]
-    return {name: infer_type([row[names.index(name)] for row in sample], nulls) for name in missing}
+    places = {name: place for place, name in enumerate(names)}
+    return {name: infer_type([row[places[name]] for row in sample], nulls) for name in missing}
 
 
 def checked_fills(fills: Mapping[str, Any] | None, types: Mapping[str, ColumnType]) -> dict[str, Any]:

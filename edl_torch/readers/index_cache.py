@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edl_torch.errors import DataFormatError
+from edl_torch.readers.alone import alone
 from edl_torch.readers.mapped import Array, MappedArrays, write_arrays
 
 log = logging.getLogger("edl_torch.readers")
@@ -64,10 +67,12 @@ def cached_index(
         build: Makes the arrays. What it raises goes to the caller.
         options: What else the index depends on, such as a dialect.
         index_dir: A folder, or `BESIDE` for `<file>.<kind>.edl-index` beside the data. Default:
-            `EDL_INDEX_DIR`, else `edl_torch/` in the user's cache (`XDG_CACHE_HOME`, `~/.cache`).
+            `EDL_INDEX_DIR`, else `edl_torch/` in the user's cache (`XDG_CACHE_HOME`, `~/.cache`), for a user
+            without a home the folder for temporary files.
 
-    Where it cannot be kept (a read-only folder, a full disk) a warning says so and the index lives in a
-    temporary file. Raises DataFormatError when the data changes while its index is built.
+    Of several processes that start at once one builds, and the others take what it kept. Where it cannot be
+    kept (a read-only folder, a full disk) a warning says so and the index lives in a temporary file. Raises
+    DataFormatError when the data changes while its index is built.
     """
     place = index_place(stamp, kind, options, index_dir)
     header = {
@@ -80,10 +85,19 @@ def cached_index(
     kept = _kept(place, header)
     if kept is not None:
         return kept
+    with suppress(OSError):  # without the folder there is no lock, and a warning when the index is written
+        place.parent.mkdir(parents=True, exist_ok=True)
+    with alone(place):
+        kept = _kept(place, header)
+        return _built(stamp, place, header, build) if kept is None else kept
+
+
+def _built(
+    stamp: FileStamp, place: Path, header: Mapping[str, Any], build: Callable[[], Mapping[str, Array]]
+) -> MappedArrays:
     arrays = build()
     stamp.check()
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
         write_arrays(place, arrays, header)
     except OSError as exc:
         log.warning(
@@ -91,7 +105,7 @@ def cached_index(
             "EDL_INDEX_DIR or index_dir= name another folder",
             *(stamp.path, place, exc.strerror),
         )
-        return MappedArrays.spill(arrays, label=kind)
+        return MappedArrays.spill(arrays, label=str(header["kind"]))
     return MappedArrays(place, header)
 
 
@@ -109,7 +123,12 @@ def index_place(
 def _default_folder() -> Path:
     if chosen := os.environ.get("EDL_INDEX_DIR"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edl_torch"
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "edl_torch"
+    try:
+        return Path.home() / ".cache" / "edl_torch"
+    except RuntimeError:  # a container's user may have none
+        return Path(tempfile.gettempdir()) / f"edl_torch-{os.getuid()}"
 
 
 def _digest(*texts: str) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
+from edl_torch.readers.whole_file import whole_file
 
 Array = npt.NDArray[Any]
 
@@ -114,14 +115,8 @@ def write_arrays(
 
     Raises OSError of the file system (no space, no permission) and leaves no part of a file.
     """
-    target = Path(path)
-    number, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(number, "wb") as file:
-            _write(file, arrays, dict(header or {}))
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with whole_file(Path(path)) as file:
+        _write(file, arrays, dict(header or {}))
 
 
 def _write(file: BinaryIO, arrays: Mapping[str, Array], header: dict[str, Any]) -> None:

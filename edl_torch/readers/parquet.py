@@ -14,6 +14,7 @@ import numpy as np
 
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.readers.arrow_columns import Columns, numpy_columns, rows
+from edl_torch.readers.arrow_rows import RowPicker
 from edl_torch.readers.arrow_values import row_numbers, scalar
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.indexed import check_range
@@ -75,9 +76,10 @@ class ParquetReader(AbstractDataReader):
         self._fills = _checked_fills(fill_nulls, schema, self._keys, self.columns)
         self._groups = RowGroups(storage, self._index, schema, cache_bytes)
         self._numbers: dict[str, int] | None = None
+        self._picker: RowPicker | None = None  # of the row group that was used last
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_numbers": None}
+        return {**self.__dict__, "_numbers": None, "_picker": None}
 
     @property
     def rows_per_group(self) -> int:
@@ -102,8 +104,12 @@ class ParquetReader(AbstractDataReader):
     def read_record(self, name: str, index: int) -> dict[str, Any]:
         """One row. Raises ReaderError for another source or a number outside of it."""
         file = self._number(name, index, index + 1)
-        (part,) = self._slices(file, int(index), int(index) + 1)
-        return next(rows(self._whole(part, file), self._fills))
+        group, first, _ = self._index.group_of(file, int(index))
+        table = self._groups.table(file, group, 1)
+        picker = self._picker
+        if picker is None or picker.table is not table:
+            picker = self._picker = self._picker_of(table, file)
+        return picker.row(int(index) - first)
 
     def read_batch(self, name: str, indices: IndexArray) -> Columns:
         """The rows `indices` as one array a column, in this order."""
@@ -129,7 +135,12 @@ class ParquetReader(AbstractDataReader):
 
     def close(self) -> None:
         """Let go of files and decoded row groups; the reader can be used again."""
+        self._picker = None
         self._groups.close()
+
+    def _picker_of(self, table: Any, file: int) -> RowPicker:
+        same = next(rows(self._partition(file, 1), self._fills)) if self._keys else {}
+        return RowPicker(table, self._fills, same, self.columns)
 
     def _number(self, name: str, start: int, end: int) -> int:
         """The file of a source, after a check of the range."""
@@ -151,10 +162,9 @@ class ParquetReader(AbstractDataReader):
 
     def _slices(self, file: int, start: int, end: int) -> Iterator[Any]:
         """The rows `start … end - 1` as parts of row groups; nothing is copied."""
-        ends = self._index.group_ends(file)
         while start < end:
-            group = int(np.searchsorted(ends, start, side="right"))
-            first, stop = int(ends[group - 1]) if group else 0, min(end, int(ends[group]))
+            group, first, after = self._index.group_of(file, start)
+            stop = min(end, after)
             yield self._groups.table(file, group, stop - start).slice(start - first, stop - start)
             start = stop
 
@@ -177,16 +187,20 @@ class ParquetReader(AbstractDataReader):
         """With the partition's columns, in the order that was asked for."""
         if not self._keys:
             return table
+        same = self._partition(file, table.num_rows)
+        for name in self._keys:
+            table = table.append_column(name, same.column(name))
+        return table.select(self.columns)
+
+    def _partition(self, file: int, count: int) -> Any:
+        """`count` rows of the partition's columns alone."""
         import pyarrow as pa
 
-        values = partition_of(self._index.names[file])
+        values, columns = partition_of(self._index.names[file]), {}
         for key, kind in self._keys.items():
-            value = values[key]
-            same = pa.nulls(table.num_rows, _arrow_type(kind))
-            if value is not None:
-                same = pa.repeat(scalar(kind(value), same.type), table.num_rows)
-            table = table.append_column(key, same)
-        return table.select(self.columns)
+            value, same = values[key], pa.nulls(count, _arrow_type(kind))
+            columns[key] = same if value is None else pa.repeat(scalar(kind(value), same.type), count)
+        return pa.table(columns)
 
     def __repr__(self) -> str:
         total = sum(self._index.rows(file) for file in range(len(self._index)))

@@ -53,6 +53,12 @@ class ParquetIndex:
         first, after = self.arrays["first_group"][file : file + 2].tolist()
         return self.arrays["group_ends"][first:after]
 
+    def group_of(self, file: int, row: int) -> tuple[int, int, int]:
+        """The row group that has a row of the file, its first row, and the row after its last."""
+        ends = self.group_ends(file)
+        group = int(ends.searchsorted(row, side="right"))
+        return group, int(ends[group - 1]) if group else 0, int(ends[group])
+
     def rows(self, file: int) -> int:
         """The file's rows."""
         ends = self.group_ends(file)

@@ -28,9 +28,9 @@ _SIZE_FUNCTION = {
 class PythonCustomReader(AbstractDataReader):
     """Records are the numbers `0 … size - 1`; `get_training_size()` of a Python file tells the size.
 
-    `get_evaluation_size()` and `get_prediction_size()` are its twins for the other modes. The file runs
-    when a size is first needed; known sizes travel with the reader's pickle, so that loader workers do not
-    execute it again. Only use files that you trust.
+    `get_evaluation_size()` and `get_prediction_size()` are its twins for the other modes; `load_get_size_fn`
+    names another function. The file runs once, when a size is first needed; known sizes travel with the
+    reader's pickle, so that loader workers do not execute it again. Only use files that you trust.
 
     Args:
         filename: The Python file.
@@ -49,7 +49,9 @@ class PythonCustomReader(AbstractDataReader):
             )
         self.filename = os.fspath(filename)
         self.records_per_task = records_per_task
-        self._sizes: dict[TaskType, int] = {}
+        self._sizes: dict[str, int] = {}  # by function
+        self._chosen: str | None = None
+        self._module: ModuleType | None = None
         if not os.path.isfile(self.filename):
             raise DataFormatError(f"the Python file '{self.filename}' does not exist; check the path")
 
@@ -62,13 +64,29 @@ class PythonCustomReader(AbstractDataReader):
         starts = range(0, size, step)
         return {f"shard_{number}": (start, min(step, size - start)) for number, start in enumerate(starts)}
 
+    def load_get_size_fn(self, fn_name: str = "get_training_size") -> None:
+        """From now on the file's function `fn_name` tells the size, whatever the mode.
+
+        A reader that is made by every trainer for itself has to be told so in every trainer. Raises as the
+        class says.
+        """
+        self._size_of(fn_name)
+        self._chosen = fn_name
+
+    def get_size(self) -> int:
+        """`size()`, by ElasticDL's name."""
+        return self.size()
+
     def size(self, mode: TaskType = TaskType.TRAINING) -> int:
-        """The number of records for `mode`; the file is asked once."""
+        """The number of records for `mode`; each function of the file is asked once."""
         if mode not in _SIZE_FUNCTION:
             raise InvalidArgument(f"mode {mode!r} has no data: use TRAINING, EVALUATION or PREDICTION")
-        if mode not in self._sizes:
-            self._sizes[mode] = self._ask(_SIZE_FUNCTION[mode])
-        return self._sizes[mode]
+        return self._size_of(self._chosen or _SIZE_FUNCTION[mode])
+
+    def _size_of(self, function: str) -> int:
+        if function not in self._sizes:
+            self._sizes[function] = self._ask(function)
+        return self._sizes[function]
 
     def read_records(self, task: Task) -> Iterator[int]:
         """Yield the record numbers. Raises ReaderError for another source or a range outside of it."""
@@ -78,7 +96,8 @@ class PythonCustomReader(AbstractDataReader):
 
     def read_record(self, name: str, index: int) -> int:
         """The number `index` itself. Raises ReaderError for another source or a number outside of it."""
-        self._check(name, index, index + 1, max(self._sizes.values(), default=0) or self.size())
+        known = self._sizes.values() if self._chosen is None else ()  # for a mode that nobody tells us here
+        self._check(name, index, index + 1, max(known, default=0) or self.size())
         return int(index)
 
     def _check(self, name: str, start: int, end: int, size: int) -> None:
@@ -109,6 +128,8 @@ class PythonCustomReader(AbstractDataReader):
         return int(size)
 
     def _execute(self) -> ModuleType:
+        if self._module is not None:
+            return self._module
         name = f"edl_torch_custom_{abs(hash(os.path.abspath(self.filename))):x}"
         spec = importlib.util.spec_from_file_location(name, self.filename)
         if spec is None or spec.loader is None:
@@ -116,7 +137,11 @@ class PythonCustomReader(AbstractDataReader):
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # dataclasses and pickles of the file look their module up
         self._guard(partial(spec.loader.exec_module, module), "executing it")
+        self._module = module
         return module
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_module": None}
 
     def _guard(self, call: Any, what: str) -> Any:
         try:
@@ -130,5 +155,5 @@ class PythonCustomReader(AbstractDataReader):
         return {"filename": data} if data.endswith(".py") and os.path.isfile(data) else None
 
     def __repr__(self) -> str:
-        sizes = " ".join(f"{mode.name.lower()}={size}" for mode, size in self._sizes.items())
+        sizes = " ".join(f"{function}()={size}" for function, size in self._sizes.items())
         return f"<PythonCustomReader {self.filename!r} {sizes or 'not asked'}>"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -67,6 +68,13 @@ class RecordIODataReader(AbstractDataReader):
         self.cache_bytes = cache_bytes
         self._arrays: Arrays = build_index(files_of(data), dialect, index_dir)
         self._setup()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Import codecs now, by the first file: loader workers that are forked then have them."""
+        first = next(iter(self._by_name().values()))
+        with suppress(OSError, ReaderError):  # of a file that is gone already; who reads it is told
+            first.prepare(DataFile(first.name))  # not kept open: it may be another file when it is read
 
     def _setup(self) -> None:
         """What each process has of its own."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -29,7 +30,7 @@ def files_of(data: Data) -> list[str]:
     several = [data] if isinstance(data, str | os.PathLike) else list(data)
     files = [file for each in several for file in _files_of(os.fspath(each))]
     if len(set(files)) != len(files):
-        twice = next(file for file in files if files.count(file) > 1)
+        twice, _ = Counter(files).most_common(1)[0]
         raise DataFormatError(f"'{twice}' is listed twice: each file is one source of the dataset")
     if not files:
         raise DataFormatError(f"{several!r} names no file; check the path")

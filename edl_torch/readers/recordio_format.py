@@ -15,6 +15,7 @@ import gzip
 import importlib
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from struct import Struct
@@ -29,7 +30,7 @@ MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 HEADER_BYTES = 20
 MAX_CHUNK_BYTES = 0xFFFF_FFFF  # what a header can say
 
-_COPIED = 1 << 12  # bytes: below, a copy costs less than a view
+_COPIED = 1 << 15  # bytes: below, a copy costs less than a view and the array that its checksum needs
 Buffer = bytes | memoryview  # of single bytes
 _WORDS = Struct("<5I")
 
@@ -102,6 +103,13 @@ class Dialect:
         except Exception as exc:
             name = self.compressors[compressor].name if compressor in self.compressors else compressor
             raise DataFormatError(f"its {name} data cannot be decompressed: {exc}") from exc
+
+    def prepare(self, compressor: int) -> None:
+        """Import what reading chunks of this compressor needs, if it is installed."""
+        if compressor in self.compressors:
+            with suppress(ReaderUnavailable):
+                self.checksum(b"")
+                self.compressors[compressor].compress(b"")
 
     def chunk(self, records: int, payload: bytes, compressor: Compressor) -> bytes:
         """A chunk as the file has it. Raises InvalidArgument where a header cannot hold its size."""
@@ -207,7 +215,7 @@ PYTHON = Dialect(
     name="python",
     number=1,
     order=(0, 1, 2, 3, 4),
-    in_order=itemgetter(0, 1, 2, 3, 4),
+    in_order=tuple,  # as they are: it is the same tuple
     checksum=_crc32c,
     compressors=_compressors((1, 2, 3), _snappy_block, _unsnappy_block),
 )

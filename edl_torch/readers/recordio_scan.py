@@ -5,6 +5,7 @@ It reads headers, and as much data as it takes to prove the dialect. It must not
 
 from __future__ import annotations
 
+import logging
 import os
 from array import array
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from edl_torch.readers.recordio_format import (
     dialect_named,
 )
 
-_WITNESSES = 8  # chunks whose checksums are tried before a file's dialect is called unproven
+log = logging.getLogger("edl_torch.readers")
+
+_WITNESSES = 8  # chunks whose checksums are tried
 _BLOCK = 1 << 16
 _NOTHING = 1 << 10  # bytes: more than any compressor makes of nothing
 _FAR = 1 << 14  # chunks larger than this: read their headers one by one
@@ -79,9 +82,11 @@ def place(path: str, chunk: int, offset: int) -> str:
 def scan(file: DataFile, size: int, dialect: str | None = None) -> Chain:
     """The chain of a file of `size` bytes, in the given dialect or in the one that the file proves to have.
 
-    A dialect is proven by a checksum that fits the data of one of the first chunks. Raises DataFormatError,
-    with file, chunk and offset, for a chain that breaks before the end of the file and for a file without
-    proof. A file of no bytes is a file of no records.
+    A dialect is proven by a checksum that fits the data of one of the first chunks. Where none of them fits
+    in either, these chunks are damaged, and their dialect is the only one whose headers lead to the end of
+    the file; what is read of them is an error, as of every damaged chunk. Raises DataFormatError, with file,
+    chunk and offset, for a chain that breaks before the end of the file and for one that proves nothing. A
+    file of no bytes is a file of no records.
     """
     if dialect is not None or size == 0:
         return _whole(file, follow(file, size, dialect_named(dialect or DIALECTS[0].name)))
@@ -89,16 +94,16 @@ def scan(file: DataFile, size: int, dialect: str | None = None) -> Chain:
     proven = [chain for chain in chains if _is_proven(file, chain)]
     if len(proven) == 1:
         return _whole(file, proven[0])
-    if proven:
-        raise DataFormatError(f"'{file.path}' is RecordIO of both dialects: say which with dialect=")
     whole = [chain for chain in chains if chain.broken is None]
-    if not whole:
+    if not proven and not whole:
         return _whole(file, max(chains, key=lambda chain: chain.chunks))
-    tried = min(_WITNESSES, whole[0].chunks)
-    raise DataFormatError(
-        f"{place(file.path, 0, 0)}: the checksums of the first {tried} chunk(s) fit in no dialect; "
-        f"the file is damaged (its headers are those of '{whole[0].dialect.name}': dialect= takes their word)"
+    if proven or len(whole) > 1:
+        raise DataFormatError(f"'{file.path}' could be RecordIO of both dialects: say which with dialect=")
+    log.warning(
+        "path=%s dialect=%s its first %d chunk(s) are damaged: their checksums fit in no dialect",
+        *(file.path, whole[0].dialect.name, min(_WITNESSES, whole[0].chunks)),
     )
+    return whole[0]
 
 
 def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.recordio_chunk import Chunk, Records, in_pieces, split
-from edl_torch.readers.recordio_format import DIALECTS, HEADER_BYTES, MAGIC, Buffer, Dialect
+from edl_torch.readers.recordio_format import DIALECTS, HEADER_BYTES, MAGIC, Buffer, Dialect, Header
 from edl_torch.readers.recordio_index import Arrays, names_of
 from edl_torch.readers.recordio_scan import DataFile, place
 
@@ -34,6 +34,12 @@ class RecordIOSource:
     dialect: Dialect
     size: int
     mtime_ns: int
+
+    def prepare(self, file: DataFile) -> None:
+        """Import what its first chunk needs."""
+        head = file.read(HEADER_BYTES, 0)
+        if len(head) == HEADER_BYTES:
+            self.dialect.prepare(Header(*self.dialect.words(head)).compressor)
 
     def chunk_of(self, index: int) -> int:
         """The chunk that record `index` is in."""

@@ -51,7 +51,10 @@ def open_reader(
     for target in READERS.values():
         reader = _load_class(target)
         arguments_for = getattr(reader, "arguments_for", None)
-        arguments = None if arguments_for is None else arguments_for(path, mode, params)
+        try:
+            arguments = None if arguments_for is None else arguments_for(path, mode, params)
+        except OSError as exc:
+            raise ReaderError(f"'{exc.filename or path}' cannot be looked at: {exc.strerror or exc}") from exc
         if arguments is not None:
             return _construct(reader, arguments | params)
     if not (os.path.exists(path) or is_url(path) or glob.glob(path, recursive=True)):

@@ -16,7 +16,9 @@ from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnava
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?:::|://)")
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
-_REFUSED = re.compile(r"credential|forbidden|unauthori[sz]ed|access ?denied|token", re.IGNORECASE)
+_REFUSED = re.compile(
+    r"credential|forbidden|unauthori[sz]ed|access ?denied|(?:expired|invalid|security) ?token", re.IGNORECASE
+)
 
 
 def is_url(data: str) -> bool:

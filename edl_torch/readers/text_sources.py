@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def find_files(data: Paths, suffixes: tuple[str, ...]) -> list[str]:
     if not found:
         raise InvalidArgument("the list of data files is empty")
     if len(set(found)) < len(found):
-        twice = next(path for number, path in enumerate(found) if path in found[:number])
+        twice, _ = Counter(found).most_common(1)[0]
         raise DataFormatError(f"the file '{twice}' is named twice: its records would be read twice")
     return found
 

@@ -8,22 +8,20 @@ the old one. It must not know what the data is.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import logging
 import os
 import shutil
-import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from edl_torch.errors import DataFormatError, ReaderError
+from edl_torch.readers.alone import alone
 from edl_torch.readers.index_cache import FileStamp, index_place
 from edl_torch.readers.mapped import MappedArrays, write_arrays
+from edl_torch.readers.whole_file import whole_file
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -47,10 +45,12 @@ def unpacked_copy(packed: FileStamp, index_dir: str | os.PathLike[str] | None = 
     header = {"size": packed.size, "mtime_ns": packed.mtime_ns, "path": packed.path}
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(place.with_suffix(".lock")):
+        with alone(place):
             if not _is_there(place, note, header):
-                size = _unpack(packed, place)
-                write_arrays(note, {"size": np.array([size])}, header)
+                _unpack(packed, place)
+                made = FileStamp.of(place)  # not every file system keeps a time to the nanosecond
+                arrays = {"size": np.array([made.size]), "mtime_ns": np.array([made.mtime_ns])}
+                write_arrays(note, arrays, header)
         return FileStamp.of(place)
     except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
         raise DataFormatError(f"'{packed.path}' is no whole gzip file: {exc}; copy it again") from exc
@@ -61,35 +61,19 @@ def unpacked_copy(packed: FileStamp, index_dir: str | os.PathLike[str] | None = 
         ) from exc
 
 
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Several trainers of one machine start at once: one unpacks, the others wait."""
-    with open(lock, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # closing lets go of it
-        yield
-
-
 def _is_there(place: Path, note: Path, header: dict[str, object]) -> bool:
     try:
         noted = MappedArrays(note)
-        whole = noted.header == header and place.stat().st_size == int(noted["size"][0])
-        return whole and place.stat().st_mtime_ns == header["mtime_ns"]
+        found = FileStamp.of(place)
+        made = int(noted["size"][0]), int(noted["mtime_ns"][0])
+        return noted.header == header and (found.size, found.mtime_ns) == made
     except (OSError, DataFormatError, KeyError):
         return False
 
 
-def _unpack(packed: FileStamp, place: Path) -> int:
+def _unpack(packed: FileStamp, place: Path) -> None:
     log.info("path=%s is unpacked once to '%s'", packed.path, place)
-    number, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-    try:
-        with os.fdopen(number, "wb") as target, gzip.open(packed.path, "rb") as source:
+    with whole_file(place, mtime_ns=packed.mtime_ns) as target:
+        with gzip.open(packed.path, "rb") as source:
             shutil.copyfileobj(source, target, _BLOCK)
-            target.flush()
-            os.fsync(target.fileno())
-            size = target.tell()
         packed.check()
-        os.utime(temporary, ns=(packed.mtime_ns, packed.mtime_ns))
-        os.replace(temporary, place)
-        return size
-    finally:
-        Path(temporary).unlink(missing_ok=True)

@@ -46,6 +46,16 @@ def parse_address(text: str, *, least_port: int = 0) -> HostPort:
     return HostPort(host, int(port))
 
 
+def is_loopback_name(host: str) -> bool:
+    """Whether a host means this machine by its very name, on every machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def plain_ip(text: str) -> Address:
     """An IP address without scope; an IPv4 address that is written as IPv6 becomes what it means."""
     address = ipaddress.ip_address(text.partition("%")[0])

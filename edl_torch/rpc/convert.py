@@ -6,18 +6,20 @@ the path of every lease: rows are built with one constructor call each, and read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from edl_torch.core import calls
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
 A = TypeVar("A")
 B = TypeVar("B")
+E = TypeVar("E")
 
 _STATE_FROM_WIRE = {pb.PassState.Value(state.name): state for state in calls.PassState}
+_TYPE_FROM_WIRE = {int(kind): kind for kind in TaskType}
 
 
 def checked(convert: Callable[[A], B], value: A) -> B:
@@ -29,6 +31,18 @@ def checked(convert: Callable[[A], B], value: A) -> B:
         return convert(value)
     except (TypeError, ValueError, KeyError) as exc:
         raise InvalidArgument(f"{type(value).__name__} does not fit the wire format: {exc}") from exc
+
+
+def _member(members: Mapping[int, E], number: int) -> E:
+    """A member of an enum in an answer; a newer master may have one that is not known here."""
+    try:
+        return members[number]
+    except KeyError:
+        kind = type(next(iter(members.values()))).__name__
+        raise EdlError(
+            f"the master answers with {kind} {number}, which this edl_torch does not know: it is older than "
+            "the master, upgrade it"
+        ) from None
 
 
 # Register ---------------------------------------------------------------------------------------------
@@ -76,7 +90,7 @@ def spec_to_wire(value: DatasetSpec) -> pb.DatasetSpec:
 
 def spec_from_wire(message: pb.DatasetSpec) -> DatasetSpec:
     fields: dict[str, Any] = {name: getattr(message, name) for name in _OPTIONAL}
-    fields["task_type"] = TaskType(message.task_type)
+    fields["task_type"] = _member(_TYPE_FROM_WIRE, message.task_type)
     fields["shuffle_in_shard"] = message.shuffle_in_shard if message.HasField("shuffle_in_shard") else None
     return DatasetSpec(name=message.name, sources=_sources_from_wire(message.sources), **fields)
 
@@ -167,7 +181,7 @@ def lease_answer_from_wire(message: pb.LeaseResponse) -> calls.LeaseAnswer:
     return calls.LeaseAnswer(
         request=message.request,
         epoch=message.epoch,
-        state=_STATE_FROM_WIRE[message.state],
+        state=_member(_STATE_FROM_WIRE, message.state),
         grants=tuple([_grant_from_wire(grant) for grant in message.grants]),
     )
 
@@ -317,7 +331,9 @@ def dataset_status_to_wire(value: calls.DatasetStatus) -> pb.DatasetStatus:
 def dataset_status_from_wire(message: pb.DatasetStatus) -> calls.DatasetStatus:
     quarantine = tuple(calls.QuarantinedRecord(**_take(q, _QUARANTINED)) for q in message.quarantine)
     return calls.DatasetStatus(
-        task_type=TaskType(message.task_type), quarantine=quarantine, **_take(message, _COUNTS)
+        task_type=_member(_TYPE_FROM_WIRE, message.task_type),
+        quarantine=quarantine,
+        **_take(message, _COUNTS),
     )
 
 

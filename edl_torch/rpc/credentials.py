@@ -10,6 +10,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -64,6 +65,7 @@ class Credentials:
         insecure: whether the token may cross a network that is not.
         ca: PEM of the authority that signed the master's certificate; None: those of the system.
         cert, key: PEM of the trainer's own certificate, where the master asks for one.
+        name: that the master's certificate must have; None: the host of its address.
     """
 
     token: AccessToken | None = None
@@ -72,6 +74,7 @@ class Credentials:
     ca: bytes | None = field(default=None, repr=False)
     cert: bytes | None = field(default=None, repr=False)
     key: bytes | None = field(default=None, repr=False)
+    name: str | None = None
 
     @classmethod
     def read(
@@ -83,15 +86,22 @@ class Credentials:
         tls_ca: _Path | None = None,
         tls_cert: _Path | None = None,
         tls_key: _Path | None = None,
+        tls_name: str | None = None,
     ) -> Self:
         """From files. Raises InvalidArgument that names the file, or the one that is missing."""
         if (tls_cert is None) != (tls_key is None):
             raise InvalidArgument("a TLS certificate and its key belong together: give both, or neither")
         _check_files(tls_cert, tls_key, tls_ca)
+        encrypted = tls or tls_ca is not None or tls_cert is not None
+        if tls_name is not None and not encrypted:
+            raise InvalidArgument(
+                f"a name for the master's certificate is given ({tls_name!r}), but no TLS: give its authority"
+            )
         return cls(
             token=None if token_file is None else AccessToken.read(token_file),
             insecure=insecure,
-            tls=tls or tls_ca is not None or tls_cert is not None,
+            tls=encrypted,
+            name=tls_name,
             ca=None if tls_ca is None else _read_pem(tls_ca, "CA certificate"),
             cert=None if tls_cert is None else _read_pem(tls_cert, "certificate"),
             key=None if tls_key is None else _read_pem(tls_key, "private key"),
@@ -99,29 +109,29 @@ class Credentials:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """From `EDL_MASTER_TOKEN_FILE`, `EDL_MASTER_TLS_CA`, `…_TLS_CERT` and `…_TLS_KEY`.
+        """From `EDL_MASTER_TOKEN_FILE`, `EDL_MASTER_TLS_CA`, `…_TLS_CERT`, `…_TLS_KEY` and `…_TLS_NAME`.
 
         `EDL_MASTER_TLS=1` trusts the authorities of the system, `EDL_MASTER_INSECURE=1` sends a token without
         TLS.
         """
         env = os.environ if environ is None else environ
 
-        def path(name: str) -> str | None:
-            return env.get(f"EDL_MASTER_{name}", "").strip() or None
+        text = partial(text_from_env, environ=env)
 
         def switch(name: str) -> bool:
-            value = path(name) or "0"
+            value = text(name) or "0"
             if value not in ("0", "1"):
                 raise InvalidArgument(f"EDL_MASTER_{name} is {value!r}: it must be 0 or 1")
             return value == "1"
 
         return cls.read(
-            token_file=path("TOKEN_FILE"),
+            token_file=text("TOKEN_FILE"),
             tls=switch("TLS"),
             insecure=switch("INSECURE"),
-            tls_ca=path("TLS_CA"),
-            tls_cert=path("TLS_CERT"),
-            tls_key=path("TLS_KEY"),
+            tls_ca=text("TLS_CA"),
+            tls_cert=text("TLS_CERT"),
+            tls_key=text("TLS_KEY"),
+            tls_name=text("TLS_NAME"),
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
@@ -182,6 +192,11 @@ class Door:
             return None
         asks = self.client_ca is not None
         return grpc.ssl_server_credentials([(self.key, self.cert)], self.client_ca, require_client_auth=asks)
+
+
+def text_from_env(name: str, environ: Mapping[str, str]) -> str | None:
+    """The variable `EDL_MASTER_…` of that name; None where it is not set, or empty."""
+    return environ.get(f"EDL_MASTER_{name}", "").strip() or None
 
 
 def _check_files(cert: _Path | None, key: _Path | None, ca: _Path | None) -> None:

@@ -44,6 +44,7 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.ReaderUnavailable: _Code.FAILED_PRECONDITION,
     errors.DataFormatError: _Code.INVALID_ARGUMENT,
     errors.SourceChanged: _Code.FAILED_PRECONDITION,
+    errors.SourceUnavailable: _Code.FAILED_PRECONDITION,
     errors.BadRecord: _Code.DATA_LOSS,
     errors.OutputError: _Code.FAILED_PRECONDITION,
     errors.LoaderWorkerDied: _Code.ABORTED,

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from edl_torch.client.environment import finds_master_through_torchrun, master_address_from_env
 from edl_torch.errors import InvalidArgument
 
 CHECKPOINT = "checkpoint.pt"
@@ -121,7 +122,11 @@ def _add_training(train: argparse._ArgumentGroup) -> None:
 def _add_machine(machine: argparse._ArgumentGroup) -> None:
     machine.add_argument("--workers", type=_natural, default=2, metavar="N", help="loader processes (2)")
     machine.add_argument(
-        "--threads", type=_natural, default=0, metavar="N", help="threads to compute with (torch's choice)"
+        "--threads",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="threads to compute with (those cores that loader processes leave)",
     )
     machine.add_argument(
         "--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, mps (the best there is)"
@@ -170,9 +175,8 @@ def _check_data(values: dict[str, Any]) -> None:
 
 
 def _master_of_environment() -> str | None:
-    """As edl_torch reads it: torchrun's MASTER_ADDR has no port and means something else."""
-    address = os.environ.get("MASTER_ADDR", "")
-    return os.environ.get("EDL_MASTER_ADDR") or (address if ":" in address else None)
+    """As edl_torch reads it: under torchrun MASTER_ADDR means something else."""
+    return None if finds_master_through_torchrun() else master_address_from_env()
 
 
 def _check_together(values: dict[str, Any]) -> None:

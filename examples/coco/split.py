@@ -25,6 +25,9 @@ def read_captions(path: Path) -> dict[str, Any]:
         isinstance(a, dict) and isinstance(a.get("caption"), str) for a in annotations
     ):
         raise DataFormatError(f"{path} is not a COCO captions file: its annotations need a 'caption' each")
+    for key, needed in (("images", "id"), ("annotations", "image_id")):
+        if not all(isinstance(entry, dict) and isinstance(entry.get(needed), int) for entry in lists[key]):
+            raise DataFormatError(f"{path} is not a COCO file: its {key} need a number {needed!r} each")
     return lists
 
 

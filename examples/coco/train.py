@@ -76,6 +76,15 @@ class Tally:
             loss_sum=self.loss_sum + loss * records,
         )
 
+    def over(self, ranks: Ranks) -> Tally:
+        """That of all ranks, on each; all call it together."""
+        sums = ranks.sum(torch.tensor([self.records, self.loss_sum], dtype=torch.float64)).tolist()
+        return replace(self, records=int(sums[0]), loss_sum=sums[1])
+
+    def kept_by(self, ranks: Ranks) -> Tally:
+        """A tally of all ranks is kept by the first one alone, so that it is not added up once more."""
+        return self if ranks.first else replace(self, records=0, loss_sum=0.0)
+
 
 class Trainer:
     """A model, its optimizer, and all that a checkpoint holds except the position in the data."""
@@ -150,11 +159,10 @@ class Trainer:
             self.save(service)
 
     def _end_epoch(self, service: DataShardService) -> None:
-        tally = self.tally
+        tally = self.tally.over(self.ranks)
+        rate = self.ranks.sum(torch.tensor(self.line.rate)).item()
         epoch = f"epoch {tally.epoch + 1}/{self.options.epochs}"
-        self.line.say(
-            f"{epoch}: loss {tally.loss:.3f}, {tally.records} records, {self.line.rate:.0f} records/s"
-        )
+        self.line.say(f"{epoch}: loss {tally.loss:.3f}, {tally.records} records, {rate:.0f} records/s")
         loss = tally.loss if tally.records else None  # other trainers may have taken all of an epoch
         self.history.append({"epoch": tally.epoch, "loss": loss, "records": tally.records})
         if self.ranks.together:
@@ -207,12 +215,14 @@ class Trainer:
         self._saved_at = self.line.now()
 
     def _save_together(self, service: DataShardService) -> None:
-        """The same of all ranks: `deliveries` are everybody's then, the rest is the first one's."""
+        """The same on all ranks: what each counted is everybody's then."""
         self.deliveries.gather(self.tally.epoch, self.ranks.sum)
+        tally = self.tally.over(self.ranks)
+        self.tally = tally.kept_by(self.ranks)
         save_checkpoint(
             *(self.options.output / "checkpoints", self.loss, self.optimizer, service),
             deliveries=self.deliveries.state_dict(),
-            tally=asdict(self.tally),
+            tally=asdict(tally),
             history=self.history,
         )
 
@@ -222,7 +232,7 @@ class Trainer:
         extra = load_checkpoint(folder, self.loss, self.optimizer, service)
         if extra is not None:
             self.deliveries.load_state_dict(extra["deliveries"])
-            self.tally = Tally(**extra["tally"])
+            self.tally = Tally(**extra["tally"]).kept_by(self.ranks)
             self.history = list(extra["history"])
 
     def load(self, state: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ class ResultLog:
         os.makedirs(folder, exist_ok=True)
         self.path = Path(folder) / f"part-{uuid.uuid4().hex}.jsonl"
         self._file = open(self.path, "x", encoding="ascii")  # noqa: SIM115  closed by __exit__
+        _sync_folder(folder)  # the file's name
 
     def write(self, records: Iterable[Key], values: Iterable[Any]) -> None:
         """Write the results of one batch; they are on the disk when this returns."""
@@ -44,6 +45,14 @@ class ResultLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _sync_folder(folder: str | os.PathLike[str]) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def merge(folder: str | os.PathLike[str]) -> dict[Key, Any]:

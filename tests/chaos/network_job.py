@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,10 @@ class Outcome:
 
 
 class NetworkJob:
-    """Runs from `__enter__`, with a trainer on each host but `master`; `finish` sees it to its end."""
+    """Runs from `__enter__`, with a trainer on each host but `master`; `finish` sees it to its end.
+
+    `impatient` says how long trainers wait for their master, in seconds, where it is less than a minute.
+    """
 
     def __init__(
         self,
@@ -54,14 +57,14 @@ class NetworkJob:
         *,
         lease_timeout_s: float,
         grace_s: float,
-        master_timeout_s: float = 60.0,
+        impatient: Mapping[str, float] | None = None,
         size: int = 160 * BATCH,
     ) -> None:
         self.size = size
         self._network = network
         self._launcher = launcher
         self._folder = folder
-        self._master_timeout_s = master_timeout_s
+        self._impatient = impatient or {}
         host = network["master"]
         patience = ("--lease-timeout-s", str(lease_timeout_s), "--grace-s", str(grace_s))
         self.master = MasterProcess(
@@ -147,7 +150,7 @@ class NetworkJob:
         job = {
             "address": self.master.address,
             "namespace": self._network[name].namespace,
-            "master_timeout_s": self._master_timeout_s,
+            "master_timeout_s": self._impatient.get(name, 60.0),
             "size": self.size,
             "epochs": 1,
             "batch": BATCH,

@@ -12,6 +12,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chaos_plan import BATCH
@@ -47,7 +48,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory, network: Network) -> Iter
 def start_job(network: Network, launcher: Launcher, tmp_path: Path) -> Iterator[StartJob]:
     jobs: list[NetworkJob] = []
 
-    def start(**options: float) -> NetworkJob:
+    def start(**options: Any) -> NetworkJob:
         network.mend()
         job = NetworkJob(network, launcher, tmp_path, **options)
         jobs.append(job.__enter__())
@@ -87,7 +88,7 @@ def test_a_network_leaves_nothing_behind_though_its_user_fails(network: Network)
 def test_of_two_behind_a_partition_one_comes_back_and_one_gives_up_with_an_error(
     network: Network, start_job: StartJob
 ) -> None:
-    job = start_job(**SHORT, master_timeout_s=3.5)
+    job = start_job(**SHORT, impatient={"t2": 2.5})
     network.switch.between({"t1", "t2"}, {"master", "t0"}, BROKEN)
     job.taken_for_dead("t1", "t2")
     job.trained("t0", batches=8)
@@ -97,7 +98,7 @@ def test_of_two_behind_a_partition_one_comes_back_and_one_gives_up_with_an_error
     assert {"t1", "t2"} <= set(outcome.released)
     assert outcome.doubled <= outcome.excused
     errors = job.lives["t2"].errors
-    assert "MasterUnavailable: no answer from the master at 10.77.0.1:50001 within 3.5 s" in errors
+    assert "MasterUnavailable: no answer from the master at 10.77.0.1:50001 within 2.5 s" in errors
 
 
 def test_a_line_that_carries_one_direction_alone_costs_a_batch(network: Network, start_job: StartJob) -> None:
@@ -136,7 +137,7 @@ def test_a_master_that_dies_behind_a_partition_comes_back_and_nothing_is_lost(
 
 
 def test_what_passes_before_the_lease_timeout_costs_nothing(network: Network, start_job: StartJob) -> None:
-    job = start_job(**LONG, size=300 * BATCH)
+    job = start_job(**LONG, size=500 * BATCH)
     late = Line(delay_s=0.03, loss=0.03)
     breaks: dict[str, Callable[[], None]] = {
         "a partition": lambda: network.switch.between({"master", "t0"}, {"t1", "t2"}, BROKEN),

@@ -20,7 +20,7 @@ def token(tmp_path):
 @pytest.fixture
 def start(monkeypatch):
     """Starts masters; nothing of the environment is meant for them."""
-    for name in ("TOKEN_FILE", "TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "INSECURE", "ADDR"):
+    for name in ("TOKEN_FILE", "TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_NAME", "INSECURE", "ADDR"):
         monkeypatch.delenv(f"EDL_MASTER_{name}", raising=False)
     masters = []
 

@@ -132,9 +132,11 @@ def test_environment_names_the_files(certificates, tmp_path):
             "EDL_MASTER_TLS_CA": str(certificates.ca),
             "EDL_MASTER_TLS_CERT": str(cert),
             "EDL_MASTER_TLS_KEY": f" {key} ",
+            "EDL_MASTER_TLS_NAME": "the.master",
         }
     )
-    assert given == credentials(certificates, own=(cert, key), token=tmp_path / "token")
+    token = tmp_path / "token"
+    assert given == credentials(certificates, own=(cert, key), token=token, tls_name="the.master")
     assert given.tls
     assert Credentials.from_env({"EDL_MASTER_TLS_CA": "", "EDL_MASTER_TLS": "0"}) == Credentials()
     assert Credentials.from_env({"EDL_MASTER_TLS": "1"}) == Credentials(tls=True)
@@ -144,6 +146,11 @@ def test_environment_names_the_files(certificates, tmp_path):
 def test_switch_that_is_neither_0_nor_1_is_refused(name):
     with pytest.raises(InvalidArgument, match=f"{name} is 'yes'"):
         Credentials.from_env({name: "yes"})
+
+
+def test_name_of_a_certificate_without_tls_is_refused():
+    with pytest.raises(InvalidArgument, match=r"'the\.master'.*no TLS"):
+        Credentials.from_env({"EDL_MASTER_TLS_NAME": "the.master"})
 
 
 def test_half_a_certificate_in_the_environment_is_refused(certificates):

@@ -126,9 +126,9 @@ def test_watching_does_not_hold_up_the_end(start, probe):
     master = start()
     streams = [probe(master).watch(name) for name in ("", "edl_torch.v1.Master", "unknown")]
     assert [next(stream).status for stream in streams] == [SERVING, SERVING, SERVICE_UNKNOWN]
-    ended = threading.Thread(target=master.stop_gently)
+    ended = threading.Thread(target=lambda: master.run(master.server.drain(60.0)))
     ended.start()
-    ended.join(4)  # less than the grace
+    ended.join(9)  # far less than the grace
     assert not ended.is_alive()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -20,16 +21,18 @@ from hypothesis import strategies as st
 from edl_torch.core import persistence
 from edl_torch.core.calls import (
     NEW_PASS,
+    Acknowledgement,
     Failure,
     GiveBack,
     LeaseCall,
+    PassState,
     RegisterCall,
     Registration,
     ReportCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.token import Token
-from edl_torch.errors import EdlError, TokenError
+from edl_torch.errors import EdlError, TokenError, TooManyBadRecords
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import Source
 
@@ -109,10 +112,7 @@ def test_damaged_token_is_refused_as_one_or_is_a_position(data):
     except EdlError:
         assert persistence.dump(dispatcher) == before
     else:
-        again = dispatcher.snapshot("d")
-        Token.decode(again)
-        assert dispatcher.restore("d", again) == 3
-        assert dispatcher.snapshot("d") == again
+        goes_on(dispatcher)
 
 
 @settings(QUICK, max_examples=200)
@@ -176,6 +176,57 @@ def begun():
             0.0,
         )
     return dispatcher
+
+
+def goes_on(dispatcher):
+    """From a token that was taken a trainer comes to the end, and can save and restore on its way."""
+    again = dispatcher.snapshot("d")
+    lineage = dispatcher.restore("d", again)
+    assert dispatcher.snapshot("d") == again
+    for request in range(1, 100):
+        call = LeaseCall(
+            session="t", dataset="d", lineage=lineage, request=request, epoch=NEW_PASS, count=9, drained=True
+        )
+        try:
+            answer = dispatcher.lease(call, 0.0)
+        except TooManyBadRecords:
+            return
+        done = [Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in answer.grants]
+        report = ReportCall(
+            session="t", dataset="d", lineage=lineage, request=request, acknowledgements=tuple(done)
+        )
+        dispatcher.report(report, 0.0)
+        Token.decode(dispatcher.snapshot("d"))
+        status = dispatcher.dataset_status("d")
+        if answer.state is PassState.FINISHED:
+            assert status.acknowledged + status.quarantined + status.dropped == 3 * 30
+            return
+    raise AssertionError(f"it never ends: {status}")
+
+
+CRASHES = {  # what `fuzz.py state` has found, as base64
+    "a token with counts at the end of all numbers was taken": "oy41NTU1NTWz1NTU1NTU1F1B1NX/urq6urqC",
+}
+
+
+@pytest.mark.parametrize("found", CRASHES.values(), ids=[name.replace(" ", "_") for name in CRASHES])
+def test_what_the_fuzzer_has_found_stays_mended(found):
+    pytest.importorskip("atheris", reason="make fuzz installs atheris")
+    import fuzz
+
+    fuzz.decode(base64.b64decode(found))
+
+
+@pytest.mark.parametrize(
+    ("count", "value"), [("acknowledged", 2**62), ("dropped", 2**62 - 1), ("dropped", 1)]
+)
+def test_a_token_with_more_outcomes_than_records_is_refused(count, value):
+    dispatcher = begun()
+    token = json.loads(dispatcher.snapshot("d")) | {count: value}
+    before = persistence.dump(dispatcher)
+    with pytest.raises(TokenError, match="records lie before the cursor"):
+        dispatcher.restore("d", json.dumps(token))
+    assert persistence.dump(dispatcher) == before
 
 
 def test_nothing_of_a_request_is_evaluated_unpickled_or_used_as_a_path(tmp_path):

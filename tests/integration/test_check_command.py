@@ -184,6 +184,24 @@ def test_damage_inside_a_recordio_file_is_a_finding(
     assert str(path) in err
 
 
+def test_a_recordio_file_of_one_damaged_chunk_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        with RecordIOWriter(tmp_path / f"{name}.recordio") as writer:
+            for number in range(5):
+                writer.write(b"record %d" % number)
+    content = bytearray((tmp_path / "a.recordio").read_bytes())
+    content[-3] ^= 0xFF
+    (tmp_path / "a.recordio").write_bytes(content)
+    status, out, _ = run(capsys, tmp_path)
+    assert status == 1
+    assert re.search(
+        r"records 0 to 4 of '.*a\.recordio': .*a\.recordio' chunk 0 at offset 0: its data has", out
+    )
+    assert "unreadable: 5" in out
+
+
 def blocks_sigint(pid: int) -> bool:
     """Whether the process never lets the signal through."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()

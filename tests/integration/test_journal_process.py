@@ -79,7 +79,7 @@ class Trainer(threading.Thread):
                 assert told.stale == ()
                 self.tasks += [grant.task for grant in answer.grants]
                 self.trained += [grant.slice for grant in answer.grants]
-        except BaseException as error:
+        except Exception as error:  # the top of a thread
             self.error = error
             raise
 

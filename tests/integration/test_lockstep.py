@@ -277,6 +277,32 @@ def test_a_token_continues_exactly_on_any_number_of_ranks(before: int, after: in
     assert trained(ranks + others) == each(EPOCHS)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_ranks_that_leave_the_shard_size_open_follow_the_token(size: int) -> None:
+    """DCP asks every rank for its state before it loads one: that must not settle what the token says."""
+    with DataShardService(4, FakeMaster(), reader=NumberReader(UNEVEN), num_epochs=EPOCHS) as service:
+        saved = service.state_dict()
+    states: list[dict[str, str]] = []
+    sizes: list[int] = []
+
+    def load_and_train(rank: Rank) -> None:
+        states.append(rank.service.state_dict())
+        rank.service.load_state_dict(saved)
+        sizes.append(rank.service.session.plan().spec.records_per_shard)
+        while not rank.service.finished:
+            for _ in rank.one_pass():
+                pass
+
+    fake = FakeMaster()
+    ranks = run_ranks(
+        fake, size, load_and_train, UNEVEN, batch_size=6, records_per_shard=None, num_epochs=EPOCHS
+    )
+    assert all(state == states[0] for state in states)
+    assert sizes == [32] * size
+    assert trained(ranks) == each(EPOCHS)
+    fake.outcomes["training"].check_complete(EPOCHS)
+
+
 def test_unstepped_batches_at_the_end_of_an_epoch_are_stepped_in_the_next() -> None:
     """Gradients gathered over three batches, across the ends of epochs."""
 

@@ -64,9 +64,11 @@ def test_each_record_has_one_result_though_trainers_are_killed(tmp_path: Path, p
             "EDL_MASTER_ADDR": address,
             "PYTHONPATH": os.pathsep.join([str(EXAMPLE.parents[1]), str(EXAMPLE)]),
         }
-        for how in ("before", "after"):
-            done = subprocess.run([sys.executable, "-c", VICTIM, how, *command], env=environment, timeout=100)
-            assert done.returncode == -signal.SIGKILL
+        victims = [
+            subprocess.Popen([sys.executable, "-c", VICTIM, how, *command], env=environment)
+            for how in ("before", "after")
+        ]
+        assert [victim.wait(100) for victim in victims] == [-signal.SIGKILL] * 2
         script = str(EXAMPLE / "predict.py")
         trainers = [
             subprocess.Popen([sys.executable, script, *command, "--workers", str(n)], env=environment)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ from edl_torch import MasterClient
 from edl_torch.client.following import FollowingChannel
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.errors import AccessDenied, MasterStartError
+from edl_torch.master import threaded
+from edl_torch.master.durable import DurableState
 from edl_torch.master.threaded import ThreadedMaster
 from edl_torch.rpc.credentials import Credentials, Door
 from edl_torch.shard import Source
+from edl_torch.testing import wait_until
 
 LOOPBACK = "127.0.0.1:0"
 
@@ -47,6 +52,25 @@ def test_why_it_cannot_start_is_raised_where_it_is_made(tmp_path: Path) -> None:
     with pytest.raises(MasterStartError, match="can be reached from other machines"):
         ThreadedMaster("0.0.0.0:0", state=tmp_path / "three")
     master.stop()
+
+
+def test_one_that_takes_too_long_to_start_is_an_error_and_never_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, opened, left = threading.Event(), ThreadedMaster._open, threading.active_count()
+
+    def slowly(self: ThreadedMaster) -> closing[DurableState]:
+        assert disk.wait(30)
+        return opened(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threaded, "START_S", 0.01)
+        patch.setattr(ThreadedMaster, "_open", slowly)
+        with pytest.raises(MasterStartError, match=r"did not start within 0\.01 s"):
+            ThreadedMaster(LOOPBACK, state=tmp_path)
+        disk.set()
+        wait_until(lambda: threading.active_count() == left)
+    ThreadedMaster(LOOPBACK, state=tmp_path).stop()  # nobody holds the journal
 
 
 def test_a_channel_that_follows_it_carries_the_token_for_its_door(tmp_path: Path) -> None:

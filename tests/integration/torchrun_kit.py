@@ -11,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from master_kit import quiet_port
 
@@ -20,13 +21,15 @@ from edl_torch.testing import wait_until
 
 WORKER = Path(__file__).with_name("torchrun_worker.py")
 ASYNCHRONOUS = Path(__file__).with_name("torchrun_trainer.py")
-QUICK = "join_timeout=120,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60"
+QUICK = "join_timeout=120,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60"
 
 
 class Agent:
     """One `torchrun`. Its worker's output and logs are in `logs/NAME`."""
 
-    def __init__(self, name: str, folder: Path, command: list[str], **environment: str) -> None:
+    def __init__(
+        self, name: str, folder: Path, command: list[str], *, prefix: Sequence[str] = (), **environment: str
+    ) -> None:
         self.name = name
         self.logs = folder / "logs" / name
         self.logs.mkdir(parents=True)
@@ -34,7 +37,7 @@ class Agent:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
         with open(self.logs / "agent.log", "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(self.logs), *command],
+                [*prefix, sys.executable, "-m", "torch.distributed.run", f"--log-dir={self.logs}", *command],
                 stdout=log,
                 stderr=log,
                 env=kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | environment,
@@ -63,22 +66,40 @@ class Agent:
         return any(self.logs.glob("*/edl_torch_master.address"))
 
 
-class Cluster:
-    """The agents of one elastic job over `folder`."""
+class Host(Protocol):
+    """Where an agent runs: `prefix` before a command lets it run there."""
 
-    def __init__(self, folder: Path) -> None:
+    address: str
+    prefix: list[str]
+
+
+class Cluster:
+    """The agents of one elastic job over `folder`, `least` to 3 of them; they meet at `meeting`."""
+
+    def __init__(self, folder: Path, least: int = 1, meeting: str = "localhost") -> None:
         self.folder = folder
+        self._least = least
+        self._meeting = meeting
         self.agents: list[Agent] = []
         self._port = quiet_port()
         (folder / "steps").mkdir()
 
-    def start(self, name: str, **environment: str) -> Agent:
-        """Another node."""
-        command = ["--nnodes=1:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
-        command += [f"--rdzv-endpoint=localhost:{self._port}", f"--rdzv-conf={QUICK}", "--max-restarts=20"]
-        command += ["--monitor-interval=0.1", str(WORKER), str(self.folder)]
-        settings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EDL_MASTER_TIMEOUT_S": "3"}
-        self.agents.append(Agent(name, self.folder, command, **settings | environment))
+    def start(self, name: str, host: Host | None = None, **environment: str) -> Agent:
+        """Another node; `host` gives it a machine of its own."""
+        command = [f"--nnodes={self._least}:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+        command += [
+            f"--rdzv-endpoint={self._meeting}:{self._port}",
+            f"--rdzv-conf={QUICK}",
+            "--max-restarts=20",
+        ]
+        command += ["--monitor-interval=0.1"]
+        if host is not None:  # all hosts of a test have this machine's name: who is who must be said
+            is_host = int(host.address == self._meeting)
+            command += [f"--local-addr={host.address}", f"--rdzv-conf={QUICK},is_host={is_host}"]
+        command += [str(WORKER), str(self.folder)]
+        settings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        prefix = [] if host is None else host.prefix
+        self.agents.append(Agent(name, self.folder, command, prefix=prefix, **settings | environment))
         return self.agents[-1]
 
     def await_rendezvous(self) -> None:

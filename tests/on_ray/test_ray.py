@@ -92,6 +92,8 @@ def test_a_master_that_is_killed_is_started_again_and_its_trainers_find_it(
         lambda: all(len(trained(tmp_path, name)) > 10 * BATCH for name in ("one", "two")), timeout_s=60
     )
     kill(ray_cluster, ray_cluster.get_actor(master))
+    with master_client(master, master_timeout_s=60.0) as client:  # who comes meanwhile waits for it
+        assert client.status().durable
     ray_cluster.get([trainer.done.remote() for trainer in trainers], timeout=120)
     assert master_address(master) != first
     check(tmp_path, "one", "two")

@@ -76,6 +76,11 @@ def runs(arguments: argparse.Namespace) -> Iterator[Options]:
     )
 
 
+def tell(line: str) -> None:
+    """What is going on."""
+    print(f"{time.process_time():.0f} s: {line}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     """The exit status is 0 when every promise held; one that did not ends the program with its name."""
     parser = argparse.ArgumentParser(description="a cluster, simulated")
@@ -84,11 +89,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--faults", type=int, help="default: one for each two trainers")
     parser.add_argument("--restores", type=int, default=0, help="of the faults, so many go back to a token")
+    parser.add_argument(
+        "--progress", action="store_true", help="a line on stderr each 10 s of simulated time"
+    )
     arguments = parser.parse_args()
     logging.getLogger("edl_torch").setLevel(logging.ERROR)  # leases that were taken back are what it is about
     for each in runs(arguments):
         began = time.monotonic()
-        print(report(each.seed, Cluster(each).run(), time.monotonic() - began), flush=True)
+        cluster = Cluster(each, tell) if arguments.progress else Cluster(each)
+        print(report(each.seed, cluster.run(), time.monotonic() - began), flush=True)
     return 0
 
 

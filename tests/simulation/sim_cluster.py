@@ -72,8 +72,9 @@ class Result:
 class Cluster:
     """One run. `run` raises BrokenPromise, or whatever the code under test raises."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, tell: Callable[[str], None] = lambda _: None) -> None:
         job = options.job
+        self._tell = tell
         self.options = options
         self.hub = Hub()
         self.chance = random.Random(options.seed)
@@ -102,6 +103,7 @@ class Cluster:
         self.counts: Counter[str] = Counter()
         self.excuses = 0  # disturbances that may cost a batch each
         self.trainers: list[Trainer] = []
+        self._ended: set[Trainer] = set()  # of them: after each event somebody asks whether all have
         self._lives = 0
         self._spared_until = 0.0
         self._left = options.faults
@@ -144,7 +146,7 @@ class Cluster:
         )
 
     def _over(self) -> bool:
-        return self._peace and all(trainer.ended for trainer in self.trainers)
+        return self._peace and len(self._ended) == len(self.trainers)
 
     @property
     def _peace(self) -> bool:
@@ -158,6 +160,11 @@ class Cluster:
                 f"the job is stuck: {self.master.ledger}, leases {self.master.ledger.tasks[:5]}"
             )
         self._bury()
+        self._tell(
+            f"{self.hub.now:.0f} s simulated, {self.hub.events} events: {self.model.done} of "
+            f"{self.model.plan.size * self.options.job.epochs} records done, {len(self.trainers)} trainers, "
+            f"{self._left} faults to come"
+        )
 
     def _bury(self) -> None:
         over = self.master.ledger.finished
@@ -179,6 +186,7 @@ class Cluster:
                 master=self.master,
                 model=self.model,
                 token=token,
+                on_end=self._ended.add,
             )
         )
 
@@ -186,6 +194,7 @@ class Cluster:
         self.excuses += trainer.breaks + 1
         trainer.process.kill()
         self.trainers.remove(trainer)
+        self._ended.discard(trainer)
         self.master.stream_broke(trainer.session)
 
     # Faults ---------------------------------------------------------------------------------------------

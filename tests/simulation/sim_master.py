@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from sim_hub import Hub
 from sim_model import Model, Position
 
-from edl_torch.core.calls import ConfirmCall, LeaseAnswer, LeaseCall, PassState, RegisterCall, ReportCall
+from edl_torch.core.calls import (
+    ConfirmCall,
+    DatasetStatus,
+    LeaseAnswer,
+    LeaseCall,
+    PassState,
+    RegisterCall,
+    ReportCall,
+)
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
@@ -175,8 +183,8 @@ class SimMaster:
         self._see(self.model.restored, position, lineage)
         return lineage
 
-    def _finished(self, dataset: str) -> bool:
-        return self.ledger.finished
+    def _dataset_status(self, dataset: str) -> DatasetStatus:
+        return self.dispatcher.dataset_status(dataset)
 
     def _leave(self, session: str) -> None:
         self.model.note(self.hub.now, "leave", session)

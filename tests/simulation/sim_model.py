@@ -272,7 +272,8 @@ class Model:
         counted = sum(states.count(DONE) for states in self._records.values())
         self._expect(counted == self.done, "outcomes do not add up", counted, self.done)
         lent = sum(held.stop - held.done - len(held.holes) for held in self.leases.values())
-        self._expect(lent == self.lent == ledger.leased_records, "leases do not add up", lent, ledger)
+        held = sum(lease.open_records for lease in ledger.loans)
+        self._expect(lent == self.lent == held == ledger.leased_records, "leases do not add up", lent, ledger)
 
     def finished(self, ledger: ShardLedger) -> None:
         """The job is over: each record of each epoch has exactly one outcome."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sim_hub import Hub, Process, SimThreads
@@ -69,6 +69,7 @@ class Trainer:
         master: SimMaster,
         model: Model,
         token: str | bool | None = False,
+        on_end: Callable[[Trainer], None],
     ) -> None:
         self.number = number
         self.session = f"s{number}"
@@ -79,6 +80,7 @@ class Trainer:
         self.process = Process(hub)
         self.port = SimPort(self.process, network, master, f"t{number}")
         self._job, self._hub, self._model, self._token = job, hub, model, token
+        self._on_end = on_end
         chance = self._chance = random.Random(job.seed * 1_000_003 + number)
         slow = chance.random() < 0.05
         self._step_s = job.step_s * chance.uniform(0.5, 1.5) * (4 if slow else 1)
@@ -102,15 +104,16 @@ class Trainer:
         except EdlError as error:
             self._model.note(self._hub.now, self.session, "closes", type(error).__name__)
         self.ended = True
+        self._on_end(self)
 
     def _live(self, session: Session) -> None:
         if self._token is not False:
-            session.restore(self._token or None)  # type: ignore[arg-type]
+            session.position.restore(self._token or None)  # type: ignore[arg-type]
         self._optimizer = session.steps.attach() if self._accumulates else -1
         session.plan()
         while not self.leave:
             session.flush()
-            if self.port.finished(DATASET):
+            if self.port.dataset_status(DATASET).finished:
                 return
             self._pass(session)
 
@@ -154,7 +157,7 @@ class Trainer:
             session.elastic.stepped(self._optimizer)
 
     def _save(self, session: Session) -> None:
-        session.snapshot()
+        session.position.snapshot()
 
     # What `data.loader._Pass` does ------------------------------------------------------------------------
 

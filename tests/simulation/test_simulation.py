@@ -5,9 +5,11 @@ EDL_SIMULATION_SEEDS="17 18" runs other seeds than the usual ones.
 
 from __future__ import annotations
 
+import heapq
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from edl_torch.errors import StaleLease
 from edl_torch.shard import Slice
 
 SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "6 11").split()]
-FLOOR = 20_000  # events for a second of processor time; an idle machine does three times as many
+PUSHES = 200  # on a heap: the most that an event may cost, four times of what it does
 SHORT = {"trainers": 12, "shards": 1500, "faults": 200, "restores": 3}
 BROKEN = {"trainers": 8, "shards": 800, "faults": 120, "restores": 2}
 
@@ -46,8 +48,20 @@ def test_whatever_happens_every_promise_holds(seed: int) -> None:
 
 
 def test_it_is_fast_enough_to_be_of_use() -> None:
-    """The best of three: processor time too is longer where others push what it needs out of the caches."""
-    assert any(Cluster(options(6, **SHORT)).run().rate > FLOOR for _ in range(3))
+    """In units of this machine, whose pace at this moment is measured beside it: the best of three."""
+    costs = [1 / Cluster(options(6, **SHORT)).run().rate / _push_s() for _ in range(3)]
+    assert min(costs) < PUSHES, costs
+
+
+def _push_s(count: int = 100_000) -> float:
+    """Processor time of one push onto a heap, and of every second one's pop."""
+    heap: list[tuple[int, int]] = []
+    began = time.process_time()
+    for number in range(count):
+        heapq.heappush(heap, (number * 7919 % 10007, number))
+        if number % 2:
+            heapq.heappop(heap)
+    return (time.process_time() - began) / count
 
 
 def test_hundreds_of_trainers() -> None:

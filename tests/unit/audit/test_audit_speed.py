@@ -1,4 +1,4 @@
-"""10^8 records in 3·10^6 acknowledgements are judged in seconds."""
+"""2·10^7 records in 6·10^5 acknowledgements are judged in a second or so, not record by record."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edl_torch.audit.lines import write_event, write_spec
 from edl_torch.audit.verdict import audit
 from edl_torch.shard import DatasetSpec, Source
 
-BATCH, SHARD, RECORDS, TRAINERS = 32, 256, 100_000_000, 4
-GENEROUS_S = 90.0
+BATCH, SHARD, RECORDS, TRAINERS = 32, 256, 20_000_000, 4
+GENEROUS_S = 40.0
 
 
 def write_log(folder, spec: DatasetSpec, trainer: int) -> int:
@@ -34,7 +34,7 @@ def write_log(folder, spec: DatasetSpec, trainer: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_hundred_million_records_are_proven_in_seconds(tmp_path):
+def test_twenty_million_records_are_proven_in_seconds(tmp_path):
     sources = tuple(Source(name=f"part-{n}", count=RECORDS // 1000) for n in range(1000))
     spec = DatasetSpec(name="d", sources=sources, records_per_shard=SHARD, shuffle=True, shuffle_shards=True)
     batches = sum(write_log(tmp_path, spec, trainer) for trainer in range(TRAINERS))

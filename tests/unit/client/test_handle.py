@@ -16,7 +16,7 @@ from edl_torch.client.handle import DirectLink, Handle, LinkServer, SocketLink
 from edl_torch.client.leases import Mode
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.errors import BadRecord, MasterUnavailable, ServiceClosed
+from edl_torch.errors import BadRecord, EdlError, MasterUnavailable, ServiceClosed
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.testing import wait_until
 
@@ -115,6 +115,19 @@ def test_errors_of_the_trainer_are_raised_in_the_worker(
     assert link.next() == GRANT  # the link stands
 
 
+def test_a_failure_of_the_trainer_is_not_taken_for_its_end(
+    server: LinkServer, trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = SocketLink(server.handle, "worker 0")
+    link.begin(Mode.PLAIN)
+    trainer.error = KeyError("bug")
+    with pytest.raises(EdlError, match="the trainer failed: KeyError: 'bug'"):
+        link.next()
+    assert any(record.exc_info for record in caplog.records)
+    trainer.error = None
+    assert link.next() == GRANT
+
+
 def test_a_stranger_without_the_key_is_refused_and_disturbs_nobody(server: LinkServer) -> None:
     with pytest.raises(ServiceClosed):
         Handle(server.handle.address, b"guess").connect()
@@ -150,7 +163,7 @@ def test_after_close_workers_are_told_so_and_no_thread_is_left(server: LinkServe
             link.next()
     with pytest.raises(ServiceClosed, match="cannot reach its trainer"):
         SocketLink(server.handle, "worker 9")
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("edl-")]
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("edl-")])
     server.close()
 
 

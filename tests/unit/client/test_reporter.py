@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from edl_torch.client.membership import Membership
 from edl_torch.client.reporter import Reporter
+from edl_torch.client.threads import SYSTEM, SystemThread, SystemThreads, Thread, Threads
 from edl_torch.core.calls import Acknowledgement, GiveBack, ReportAnswer, ReportCall
 from edl_torch.errors import MasterUnavailable, SessionLost, StaleLease
 from edl_torch.testing import wait_until
@@ -22,7 +23,7 @@ class Port:
     def __init__(self, *, in_process: bool) -> None:
         self.in_process = in_process
         self.calls: list[ReportCall] = []
-        self.errors: list[Exception | None] = []
+        self.errors: list[BaseException | None] = []
         self.gate = threading.Event()
         self.gate.set()
 
@@ -40,11 +41,14 @@ def ack(task: int, upto: int) -> Acknowledgement:
 
 
 class Case:
-    def __init__(self, *, in_process: bool) -> None:
+    def __init__(self, *, in_process: bool, threads: Threads = SYSTEM) -> None:
         self.port = Port(in_process=in_process)
         self.answers: list[ReportAnswer] = []
         self.lost: list[Membership] = []
-        self.reporter = Reporter(self.port, "s", "training", self.answers.append, self.lost.append)  # type: ignore[arg-type]
+        self.reporter = Reporter(
+            *(self.port, "s", "training", self.answers.append, self.lost.append),  # type: ignore[arg-type]
+            threads=threads,
+        )
         self.reporter.follow(Membership(ledger="l", lineage=3, number=1))
 
     def tell(self, *acknowledgements: Acknowledgement) -> None:
@@ -178,13 +182,6 @@ def test_an_answer_may_lead_to_another_report(case: Case) -> None:
     assert [c.acknowledgements for c in case.port.calls] == [(ack(1, 4),), (ack(2, 1),)]
 
 
-def test_an_unexpected_error_in_the_thread_reaches_whoever_waits(remote: Case) -> None:
-    remote.port.errors = [KeyError("bug")]
-    remote.tell(ack(1, 4))
-    with pytest.raises(KeyError, match="bug"):
-        remote.reporter.flush(5)
-
-
 def test_close_does_not_insist_on_a_master_that_is_away(case: Case) -> None:
     case.port.errors = [MasterUnavailable("away"), MasterUnavailable("away")]
     case.reporter.note(acknowledgements=[ack(1, 4)])
@@ -199,38 +196,69 @@ def test_close_sends_what_is_left(case: Case) -> None:
     assert len(case.port.calls) == 1
 
 
-def test_who_flushes_sends_in_his_own_thread_what_no_thread_has_begun(remote: Case) -> None:
-    senders: list[str] = []
-    report = remote.port.report
+class NeverRun(SystemThreads):
+    """Its threads are there and never begin: whoever waits is quicker than they."""
 
-    def noted(call: ReportCall) -> ReportAnswer:
-        senders.append(threading.current_thread().name)
-        return report(call)
-
-    remote.port.report = noted  # type: ignore[method-assign]
-    for upto in range(200):
-        remote.tell(ack(1, upto))
-        assert remote.reporter.flush()
-    assert threading.current_thread().name in senders
-    assert sum(len(c.acknowledgements) for c in remote.port.calls) == 200
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        return SystemThread(lambda: None, name)
 
 
-def test_an_interrupted_report_is_sent_again(remote: Case) -> None:
-    report, interrupted = remote.port.report, []
+def test_who_flushes_sends_in_his_own_thread_what_no_thread_has_begun() -> None:
+    slow = Case(in_process=False, threads=NeverRun())
+    slow.tell(ack(1, 4))
+    assert slow.port.calls == []
+    assert slow.reporter.flush()
+    assert [c.acknowledgements for c in slow.port.calls] == [(ack(1, 4),)]
 
-    def interrupt(call: ReportCall) -> ReportAnswer:
-        if threading.current_thread() is threading.main_thread() and not interrupted:
-            interrupted.append(call)
-            raise KeyboardInterrupt
-        return report(call)
 
-    remote.port.report = interrupt  # type: ignore[method-assign]
-    for upto in range(2000):
-        try:
-            remote.tell(ack(1, upto))
-            remote.reporter.flush()
-        except KeyboardInterrupt:
-            break
-    assert interrupted
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), RuntimeError("DataLoader worker was killed")])
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_an_interrupted_report_is_sent_again(in_process: bool, interruption: BaseException) -> None:
+    case = Case(in_process=in_process, threads=NeverRun())
+    case.port.errors = [interruption]
+    with pytest.raises(type(interruption)):
+        case.tell_and_wait(ack(1, 4))
+    assert case.port.calls == []
+    assert case.reporter.flush()
+    assert [(c.request, c.acknowledgements) for c in case.port.calls] == [(1, (ack(1, 4),))]
+
+
+def test_what_the_thread_could_not_send_is_kept_and_sent_by_another(remote: Case) -> None:
+    remote.port.errors = [KeyError("bug")]
+    remote.tell(ack(1, 4))
+    with pytest.raises(KeyError, match="bug"):
+        remote.reporter.flush(5)
     assert remote.reporter.flush(5)
-    assert remote.port.calls[-1].acknowledgements == interrupted[0].acknowledgements
+    assert [c.acknowledgements for c in remote.port.calls] == [(ack(1, 4),)]
+
+
+class Late(SystemThreads):
+    """Its threads begin when the test says so."""
+
+    def __init__(self) -> None:
+        self.made: list[SystemThread] = []
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        self.made.append(SystemThread(target, name))
+        return SystemThread(lambda: None, name)
+
+
+def test_a_thread_that_begins_while_another_sends_goes_on_afterwards() -> None:
+    late = Late()
+    case = Case(in_process=False, threads=late)
+    case.port.gate.clear()
+    case.tell(ack(1, 4))
+    impatient = threading.Thread(target=case.reporter.flush, daemon=True)
+    impatient.start()
+    wait_until(lambda: case.reporter._sending)
+    case.tell(ack(2, 1))
+    thread, condition = late.made[0], case.reporter._changed
+    thread.start()
+    wait_until(lambda: condition._waiters or not thread.is_alive())  # type: ignore[attr-defined]
+    case.port.gate.set()
+    impatient.join(10)
+    case.tell(ack(1, 8))  # nobody flushes: the thread has to send it
+    wait_until(lambda: case.port.calls[-1].acknowledgements == (ack(1, 8),))
+    case.reporter.close(5)
+    thread.join(10)
+    assert not thread.is_alive()

@@ -60,7 +60,7 @@ def test_a_worker_that_begins_after_its_iteration_was_given_up_gets_nothing(sess
 
 def test_a_late_worker_does_not_bring_back_a_pass_that_a_restore_ended(session: Session) -> None:
     begin(session, "worker 0", "7 1")
-    session.restore(None)
+    session.position.restore(None)
     assert begin(session, "worker 1", "7 1") == NO_PASS
     assert begin(session, "worker 0", "7 2") != NO_PASS
 

@@ -3,142 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
+from ledger_model import (
+    AHEAD,
+    BAD,
+    CRUMB,
+    DROPPED,
+    LENT,
+    NAMES,
+    TRAINED,
+    LedgerBesideModel,
+    Record,
+    records_of,
+)
 from simulated_trainers import SimulatedTrainer, run_to_the_end
 
-from edl_torch.core.calls import NEW_PASS, Grant, PassState
+from edl_torch.core.calls import NEW_PASS
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease
-from edl_torch.shard import DatasetSpec, Slice, Source
-
-Record = tuple[int, int, int]  # epoch, shard, position
-
-AHEAD, LENT, CRUMB, TRAINED, BAD, DROPPED = "ahead", "lent", "crumb", "trained", "bad", "dropped"
-NAMES = ("a", "b", "c", "d")
+from edl_torch.shard import Slice
 
 
-@dataclass
-class ModelLease:
-    """What the model knows of a live lease: its records by position, in order."""
-
-    grant: Grant
-    session: str
-    positions: list[int]  # without outcome
-    start: int
-    stop: int
-    bad: set[int] = field(default_factory=set)
-
-    def record(self, position: int) -> Record:
-        return self.grant.slice.epoch, self.grant.slice.shard, position
-
-    @property
-    def done(self) -> int:
-        """The acknowledged prefix reaches to the first record without outcome."""
-        return min(self.positions, default=self.stop)
-
-
-def records_of(piece: Slice) -> list[Record]:
-    return [(piece.epoch, piece.shard, position) for position in range(piece.skip, piece.stop)]
-
-
-class LedgerMachine(RuleBasedStateMachine):
+class LedgerMachine(LedgerBesideModel):
     """Every rule acts on the ledger and on the model; the invariants compare the two."""
-
-    @initialize(
-        counts=st.lists(st.integers(0, 16), min_size=1, max_size=3).filter(any),
-        per=st.integers(1, 16),
-        shuffles=st.tuples(st.booleans(), st.booleans(), st.booleans()),
-        epochs=st.integers(1, 3),
-        barrier=st.booleans(),
-        sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    )
-    def begin(
-        self,
-        counts: list[int],
-        per: int,
-        shuffles: tuple[bool, bool, bool],
-        epochs: int,
-        barrier: bool,
-        sizes: list[int],
-    ) -> None:
-        self.spec = DatasetSpec(
-            name="training",
-            sources=tuple(Source(name=f"file-{i}", start=i, count=count) for i, count in enumerate(counts)),
-            records_per_shard=per,
-            seed=5,
-            shuffle=shuffles[0],
-            shuffle_shards=shuffles[1],
-            shuffle_in_shard=shuffles[2],
-            num_epochs=epochs,
-            epoch_barrier=barrier,
-            max_bad_records=10**6,
-        )
-        self.ledger = ShardLedger(self.spec)
-        self.state: dict[Record, str] = {
-            (epoch, shard, position): AHEAD
-            for epoch in range(epochs)
-            for shard in range(self.ledger.plan.num_shards)
-            for position in range(self.ledger.plan.length(shard))
-        }
-        self.sizes: dict[str, int] = {}
-        self.live: dict[int, ModelLease] = {}
-        self.gone: list[tuple[str, Grant]] = []  # leases that were taken back: nothing may touch them
-        self.closed: list[tuple[str, Grant]] = []  # ended by their session and not confirmed yet
-        self.handed: set[int] = set()
-        self.drops: Counter[int] = Counter()
-        self.largest_batch = max(sizes)
-        self.saved: list[tuple[str, dict[Record, str]]] = []
-        for name, size in zip(NAMES, sizes, strict=False):
-            self._join(name, size)
-
-    # Helpers --------------------------------------------------------------------------------------------
-
-    def _join(self, name: str, size: int) -> None:
-        self.ledger.join(name, size)
-        self.sizes[name] = size
-        self.largest_batch = max(self.largest_batch, size)
-
-    def _in(self, *states: str) -> set[Record]:
-        return {record for record, state in self.state.items() if state in states}
-
-    def _forget(self, task: int, where: list[tuple[str, Grant]]) -> None:
-        lease = self.live.pop(task)
-        self.handed.discard(task)
-        where.append((lease.session, lease.grant))
-
-    def _close_if_done(self, task: int) -> None:
-        if not self.live[task].positions:
-            self._forget(task, self.closed)
-
-    def _settle_drops(self) -> None:
-        """The ledger may drop crumbs, all of an epoch at once, and only when nothing else of it is left."""
-        while self.ledger.dropped > len(self._in(DROPPED)):
-            crumbs = Counter(record[0] for record in self._in(CRUMB))
-            busy = {record[0] for record in self._in(AHEAD, LENT)}
-            if not self.spec.epoch_barrier:
-                assert not busy, "dropped while records wait or are lent"
-            free = [epoch for epoch in sorted(crumbs) if not self.spec.epoch_barrier or epoch not in busy]
-            assert free, "dropped records of an epoch that is not over"
-            for record in self._in(CRUMB):
-                if record[0] == free[0]:
-                    self.state[record] = DROPPED
-                    self.drops[record[0]] += 1
-        if self.spec.epoch_barrier:
-            assert all(count < self.largest_batch for count in self.drops.values())
-        else:
-            assert sum(self.drops.values()) < self.largest_batch
-
-    def _photo(self) -> tuple[str, str, int]:
-        return self.ledger.snapshot().encode(), repr(self.ledger), self.ledger.leases
-
-    def _a_lease(self, data: st.DataObject) -> ModelLease:
-        return self.live[data.draw(st.sampled_from(sorted(self.live)), label="task")]
 
     # Rules ----------------------------------------------------------------------------------------------
 
@@ -175,81 +68,6 @@ class LedgerMachine(RuleBasedStateMachine):
             if lease.positions and data.draw(st.booleans(), label="stepped"):
                 self._acknowledge(lease, cut)
 
-    def _lease(self, name: str, asked: int, count: int, drained: bool) -> None:
-        before = self.ledger.snapshot()
-        crumbs_before = self._in(CRUMB)
-        was_over = asked != NEW_PASS and asked < before.epoch
-        epoch, state, grants = self.ledger.lease(name, epoch=asked, count=count, drained=drained)
-        note(f"-> epoch {epoch} {state} {grants}")
-        if drained:
-            self.handed |= {task for task, lease in self.live.items() if lease.session == name}
-        self._settle_drops()
-        self._check_grants(name, epoch, grants, before, crumbs_before)
-        bundle = [g for g in grants if g.bundle]
-        assert len(grants) - len(bundle) <= count
-        assert len({g.task for g in grants} | set(self.live)) == len(grants) + len(self.live), (
-            "task id used again"
-        )
-        for grant in grants:
-            self._lend(name, grant)
-        if grants:
-            assert state is PassState.OPEN
-        elif state is PassState.EPOCH_OVER:
-            self._check_over(epoch)
-        elif state is PassState.FINISHED:
-            assert not self._in(AHEAD, LENT, CRUMB)
-        elif was_over and self.spec.epoch_barrier:
-            assert self._waits_for_someone(epoch)
-
-    def _lend(self, name: str, grant: Grant) -> None:
-        for record in records_of(grant.slice):
-            expected = CRUMB if grant.bundle else AHEAD
-            assert self.state[record] == expected, f"{record} is {self.state[record]}"
-            self.state[record] = LENT
-        piece = grant.slice
-        positions = list(range(piece.skip, piece.stop))
-        self.live[grant.task] = ModelLease(grant, name, positions, piece.skip, piece.stop)
-
-    def _check_grants(
-        self, name: str, epoch: int, grants: tuple[Grant, ...], before: Token, crumbs: set[Record]
-    ) -> None:
-        size = self.sizes[name]
-        ends = {(s.epoch, s.shard, s.stop) for s in before.open}
-        for grant in grants:
-            piece = grant.slice
-            assert piece.limit > 0
-            if self.spec.epoch_barrier:
-                assert piece.epoch == epoch, "a pass never mixes epochs"
-        waiting = [r for r in self._in(AHEAD) if r[0] == epoch or not self.spec.epoch_barrier]
-        cursor_epoch = max([before.epoch, *(g.slice.epoch for g in grants)])
-        begun = len([r for r in waiting if r[0] <= cursor_epoch])
-        for grant in (g for g in grants if not g.bundle):
-            piece = grant.slice
-            at_end = piece.stop == self.ledger.plan.length(piece.shard)
-            assert piece.limit % size == 0 or at_end or (piece.epoch, piece.shard, piece.stop) in ends
-            share = begun // (2 * len(self.sizes))
-            if self.spec.epoch_barrier:
-                assert piece.limit <= max(size, share - share % size), "the guided tail"
-            assert piece.limit <= max(size, self.spec.records_per_shard)
-            begun -= piece.limit
-        bundled = sum(g.slice.limit for g in grants if g.bundle)
-        assert bundled % size == 0, "a bundle is whole batches"
-        assert {r for g in grants if g.bundle for r in records_of(g.slice)} <= crumbs
-        assert len({g.bundle for g in grants if g.bundle}) <= 1
-
-    def _check_over(self, epoch: int) -> None:
-        """Over for this pass: nothing of the epoch waits, and what is lent is with drained trainers."""
-        relevant = {r for r in self.state if r[0] == epoch or not self.spec.epoch_barrier}
-        assert not relevant & self._in(AHEAD)
-        for task, lease in self.live.items():
-            if relevant & {lease.record(p) for p in lease.positions}:
-                assert task in self.handed, f"the pass ended while task {task} may still produce batches"
-
-    def _waits_for_someone(self, epoch: int) -> bool:
-        """A pass over an epoch that the cursor has left stays open for somebody's sake only."""
-        lent = any(t not in self.handed and held.grant.slice.epoch == epoch for t, held in self.live.items())
-        return lent or any(self.state[r] in (AHEAD, CRUMB) for r in self.state if r[0] == epoch)
-
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
@@ -260,14 +78,6 @@ class LedgerMachine(RuleBasedStateMachine):
             photo = self._photo()
             self.ledger.acknowledge(lease.session, lease.grant.task, lease.grant.attempt, upto)
             assert self._photo() == photo, "a repeat changes nothing"
-
-    def _acknowledge(self, lease: ModelLease, upto: int) -> None:
-        self.ledger.acknowledge(lease.session, lease.grant.task, lease.grant.attempt, upto)
-        for position in [p for p in lease.positions if p < upto]:
-            self.state[lease.record(position)] = TRAINED
-            lease.positions.remove(position)
-        self._close_if_done(lease.grant.task)
-        self._settle_drops()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -309,16 +119,6 @@ class LedgerMachine(RuleBasedStateMachine):
         if start < old_stop:  # the whole report may come twice, its failures too
             self.ledger.fail(lease.session, grant.task, grant.attempt, start, "broken")
         assert self._photo() == photo, "a repeat changes nothing"
-
-    def _give_back(self, lease: ModelLease, start: int, crumb: bool) -> None:
-        grant = lease.grant
-        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, crumb=crumb)
-        for position in [p for p in lease.positions if p >= start]:
-            self.state[lease.record(position)] = CRUMB if crumb else AHEAD
-            lease.positions.remove(position)
-        lease.stop = min(lease.stop, start)
-        self._close_if_done(grant.task)
-        self._settle_drops()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -502,6 +302,7 @@ class LedgerMachine(RuleBasedStateMachine):
         begun = {record for record in self._in(AHEAD, CRUMB) if record[0] <= token.epoch}
         assert ledger.todo == len(begun)
         assert ledger.leased_records == len(self._in(LENT))
+        assert sum(lease.open_records for lease in ledger.loans) == len(self._in(LENT))
         assert ledger.leases == len(self.live)
         assert ledger.acknowledged == len(self._in(TRAINED))
         assert ledger.dropped == len(self._in(DROPPED))

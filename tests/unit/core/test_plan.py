@@ -261,14 +261,14 @@ def test_a_trillion_records_cost_neither_time_nor_memory(order: dict[str, bool])
     tracemalloc.stop()
     assert len(set(first)) == 32
     assert peak < 200_000
-    assert took < 0.5  # some milliseconds
+    assert took < 1  # a thousandth of it here; what grows with the records would take hours
 
 
 def test_many_sources_are_planned_quickly() -> None:
     sources = tuple(Source(name=f"folder/{i}.csv", count=i % 100) for i in range(100_000))
     began = time.process_time()
     plan = Plan(DatasetSpec(name="many", sources=sources, records_per_shard=30, shuffle=True))
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 10  # a fiftieth of it here
     assert plan.size == 4_950_000
     indices = plan.indices(whole(plan, 0, 5))
     assert list(indices) == [plan.locate(0, 5, position) for position in range(30)]

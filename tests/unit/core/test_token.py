@@ -132,6 +132,23 @@ def test_a_damaged_token_is_told_from_a_foreign_one(text: str) -> None:
         ("[0,1,2,2]", "[0,1,2,3]", "overlaps"),
         ("[0,0,3,3]", "[0,2,0,1]", "beyond the cursor"),
         ("[0,0,3,3]", "[1,0,3,3]", "beyond the cursor"),
+        ('[0,0,6,"a.csv"', '[0,0,9,"a.csv"', "not a part of its shard"),
+        ('[0,0,6,"a.csv"', '[0,0,5,"a.csv"', "overlaps"),
+        ('[0,0,6,"a.csv"', '[0,2,0,"a.csv"', "beyond the cursor"),
+        (
+            '"acknowledged":5',
+            '"acknowledged":4',
+            "16 records lie before the cursor, but 15 are",
+        ),
+        ('"acknowledged":5', '"acknowledged":6', "17 are accounted for: 6 acknowledged, 0 dropped, 1 in"),
+        ('"acknowledged":5', f'"acknowledged":{2**62}', "16 records lie before the cursor"),
+        ('"dropped":0', f'"dropped":{2**62}', "16 records lie before the cursor"),
+        ('"dropped":0', '"dropped":1', "17 are accounted for"),
+        ("[0,0,3,3],", "", "13 are accounted for"),
+        ("[[0,1,2,2]]", "[]", "14 are accounted for"),
+        ('[[0,0,6,"a.csv",6,"truncated"]]', "[]", "15 are accounted for"),
+        ("[0,2,0]", "[1,2,0]", "41 records lie before the cursor"),
+        ("[0,2,0]", f"[{2**62},2,0]", "no job comes further"),
     ],
 )
 def test_a_token_that_is_no_position_of_the_dataset_is_refused(old: str, new: str, why: str) -> None:
@@ -172,9 +189,9 @@ def test_the_token_of_a_billion_records_and_64_trainers_is_small(capsys: pytest.
             ledger.acknowledge(f"session-{trainer}", grant.task, grant.attempt, grant.slice.skip + 32)
     text = ledger.snapshot().encode()
     fresh = ShardLedger(spec)
-    started = time.perf_counter()
+    started = time.process_time()
     fresh.restore(Token.decode(text))
-    elapsed = time.perf_counter() - started
+    elapsed = time.process_time() - started
     with capsys.disabled():
         print(f" [{len(text)} bytes, restored in {elapsed * 1000:.1f} ms] ", end="")
     assert len(json.loads(text)["open"]) == 640
@@ -185,4 +202,49 @@ def test_the_token_of_a_billion_records_and_64_trainers_is_small(capsys: pytest.
 
 def test_the_cursor_at_the_end_of_an_epoch_fits() -> None:
     plan = Plan(SPEC)
-    Token(identity=identity(SPEC), epoch=0, position=plan.num_shards).check_within(plan)
+    token = Token(identity=identity(SPEC), epoch=0, position=plan.num_shards, acknowledged=plan.size)
+    token.check_within(plan)
+    with pytest.raises(TokenError, match="25 records lie before the cursor"):
+        replace(token, acknowledged=0).check_within(plan)
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_every_token_of_a_job_without_end_is_taken(barrier: bool) -> None:
+    spec = replace(SPEC, num_epochs=0, epoch_barrier=barrier, shuffle_shards=True, max_bad_records=99)
+    ledger = ShardLedger(spec)
+    ledger.join("s", 3)
+    for number in range(40):
+        for grant in ledger.lease("s", epoch=NEW_PASS, count=2, drained=True)[2]:
+            name = "s", grant.task, grant.attempt
+            if number % 5 == 0:
+                ledger.fail(*name, grant.slice.skip, "bad")
+            elif number % 3 == 0:
+                ledger.give_back(*name, grant.slice.stop - 1, crumb=bool(number % 2))
+            ShardLedger(spec).restore(Token.decode(ledger.snapshot().encode()))
+            ledger.acknowledge(*name, grant.slice.stop - (number % 3 == 0 and number % 5 != 0))
+    token = ledger.snapshot()
+    assert token.epoch >= 2
+    assert token.dropped or not barrier
+    assert token.quarantine
+    ShardLedger(spec).restore(token)
+
+
+@pytest.mark.parametrize(
+    ("size", "num_epochs", "epochs"), [(2**62, 0, 1), (2**61, 0, 2), (2**60, 2**63, 4), (2**61 + 1, 3, 1)]
+)
+def test_no_count_ever_exceeds_what_a_token_and_the_wire_can_say(
+    size: int, num_epochs: int, epochs: int
+) -> None:
+    """A caller may acknowledge a whole epoch in one call, however large he says that it is."""
+    spec = replace(
+        SPEC, sources=(Source(name="a", count=size),), records_per_shard=size, num_epochs=num_epochs
+    )
+    ledger = ShardLedger(spec)
+    ledger.join("s", size)
+    ended = 0
+    while grants := ledger.lease("s", epoch=NEW_PASS, count=1)[2]:
+        ledger.acknowledge("s", grants[0].task, grants[0].attempt, grants[0].slice.stop)
+        ended += 1
+        assert ended <= epochs
+        ShardLedger(spec).restore(Token.decode(ledger.snapshot().encode()))
+    assert (ended, ledger.finished, ledger.acknowledged) == (epochs, True, epochs * size)

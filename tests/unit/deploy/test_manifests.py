@@ -199,6 +199,12 @@ def test_trainers_are_let_in_and_find_the_master(kind, tmp_path):
     assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
+def test_torchrun_is_told_that_pods_come_and_go():
+    (container,) = pod_template(load("PyTorchJob", "coco"))["spec"]["containers"]
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+
+
 @pytest.mark.parametrize("kind", ["Job", "PyTorchJob"])
 def test_arguments_of_the_trainers_are_those_of_the_example(kind, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples" / "coco")

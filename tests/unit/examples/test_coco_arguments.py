@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import options
 import pytest
@@ -99,6 +100,26 @@ def test_annotations_of_another_kind(
     )
 
 
+@pytest.mark.parametrize(
+    ("images", "annotation", "message"),
+    [
+        ([{"file_name": "1.jpg"}], {"image_id": 1}, "its images need a number 'id' each"),
+        ([{"id": 1, "file_name": "1.jpg"}], {}, "its annotations need a number 'image_id' each"),
+    ],
+)
+def test_annotations_without_numbers(
+    images: list[dict[str, Any]],
+    annotation: dict[str, Any],
+    message: str,
+    given: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = tmp_path / "captions.json"
+    wrong.write_text(json.dumps({"images": images, "annotations": [{"caption": "a star"} | annotation]}))
+    assert message in error_of([*given, "--annotations", str(wrong)], capsys)
+
+
 def test_annotations_that_are_no_json(
     given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +171,8 @@ def test_resume_without_a_file_means_the_last_checkpoint() -> None:
         ({"EDL_MASTER_ADDR": "h:1"}, True),
         ({"MASTER_ADDR": "h"}, False),
         ({"MASTER_ADDR": "h:1"}, True),
+        ({"MASTER_ADDR": "fd00::1", "TORCHELASTIC_RUN_ID": "run"}, False),
+        ({"EDL_MASTER_ADDR": "h:1", "TORCHELASTIC_RUN_ID": "run"}, True),
     ],
 )
 def test_master_of_the_environment_means_shared_data(

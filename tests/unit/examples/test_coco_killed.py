@@ -122,7 +122,7 @@ def test_a_run_killed_from_outside_at_any_moment_goes_on_from_its_last_checkpoin
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(after_changes(tmp_path / "checkpoint.pt", 8), timeout_s=60, poll_s=0.001)
+        wait_until(after_changes(tmp_path / "checkpoint.pt", 4), timeout_s=60, poll_s=0.001)
     finally:
         process.kill()
         process.wait()

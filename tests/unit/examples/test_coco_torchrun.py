@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,8 @@ def test_a_rank_is_killed_and_the_job_goes_on(tmp_path: Path, capsys: pytest.Cap
         job.wait()
     assert f"delivered {CAPTIONS * EPOCHS} of {CAPTIONS * EPOCHS} annotations, each once" in log.read_text()
     metrics = json.loads((output / "metrics.json").read_text())
-    assert [row["epoch"] for row in metrics["epochs"]] == [0, 1]
+    assert [(row["epoch"], row["records"]) for row in metrics["epochs"]] == [(0, CAPTIONS), (1, CAPTIONS)]
+    said = re.findall(r"epoch (\d)/2: loss \d\.\d+, (\d+) records", log.read_text())
+    assert set(said) == {("1", str(CAPTIONS)), ("2", str(CAPTIONS))}, "of all ranks"
     assert cli.main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
     assert "Sending process" in log.read_text(), "torchrun restarted nothing"

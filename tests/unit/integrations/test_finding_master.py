@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from edl_torch.errors import InvalidArgument, MasterStartError
-from edl_torch.integrations import beside_agent, torchrun
-from edl_torch.integrations.beside_agent import BesideAgent
+from edl_torch.errors import MasterStartError
+from edl_torch.integrations import torchrun
 from edl_torch.integrations.job import Job
 from edl_torch.integrations.notice import Notice
 
@@ -26,6 +24,8 @@ JOB = Job(
     world_size=2,
     node=0,
     nodes=1,
+    least_nodes=1,
+    most_nodes=1,
     host="localhost",
     port=1,
     agents_store=True,
@@ -39,16 +39,16 @@ class Machines:
 
     def __init__(self) -> None:
         self.started: list[socket.socket] = []
-        self.kept: str | None = None
+        self.kept: Notice | None = None
         self.fails = ""
 
-    def start(self) -> str:
+    def start(self) -> Notice:
         if self.fails:
             raise MasterStartError(self.fails)
         self.started.append(socket.create_server(("127.0.0.1", 0)))
-        return f"127.0.0.1:{self.started[-1].getsockname()[1]}"
+        return Notice.of(f"127.0.0.1:{self.started[-1].getsockname()[1]}", token="its own")
 
-    def running(self) -> str | None:
+    def running(self) -> Notice | None:
         return self.kept
 
     def kill(self) -> None:
@@ -71,12 +71,12 @@ def store() -> dist.HashStore:
     return store
 
 
-def find(store: dist.Store, machines: Any, job: Job = JOB) -> str:
+def find(store: dist.Store, machines: Any, job: Job = JOB) -> Notice:
     return torchrun.Finder(job, store, machines).find()
 
 
 def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machines: Machines) -> None:
-    found: list[str] = []
+    found: list[Notice] = []
     workers = [
         threading.Thread(target=lambda: found.append(find(store, machines)), daemon=True) for _ in range(8)
     ]
@@ -86,6 +86,7 @@ def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machi
         worker.join(10)
     assert len(found) == 8
     assert len(set(found)) == 1
+    assert found[0].token == "its own"
     assert len(machines.started) == 1
 
 
@@ -108,7 +109,7 @@ def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machine
     theirs = Machines()
     theirs.kept = kept
     store = dist.HashStore()
-    found: list[str] = []
+    found: list[Notice] = []
     nodes = [(machines, replace(JOB, nodes=2)), (theirs, replace(JOB, nodes=2, node=1, rank=1))]
     workers = [
         threading.Thread(target=lambda who=who, job=job: found.append(find(store, who, job)), daemon=True)
@@ -122,6 +123,19 @@ def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machine
     assert len(machines.started) == 1
 
 
+def test_a_worker_that_dies_before_it_pins_up_its_master_holds_nobody_up_for_long(
+    store: dist.HashStore, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "START_S", 0.1)
+    torchrun.PrefixStore("edl_torch/run/master", store).add("claim/1", 1)
+    found = find(store, machines)
+    for _ in range(2):
+        assert find(store, machines) == found, "later incarnations do not wait for the one that died"
+    machines.kill()
+    assert find(store, machines) != found
+    assert len(machines.started) == 2
+
+
 def test_who_cannot_start_it_tells_the_others_why(store: dist.HashStore, machines: Machines) -> None:
     machines.fails = "no room"
     with pytest.raises(MasterStartError, match="no room"):
@@ -133,44 +147,29 @@ def test_who_cannot_start_it_tells_the_others_why(store: dist.HashStore, machine
     assert len(machines.started) == 1
 
 
+def test_nodes_that_come_and_go_over_a_store_of_an_agent_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torchrun._warn_of_store(replace(JOB, least_nodes=2, most_nodes=2))
+    torchrun._warn_of_store(replace(JOB, most_nodes=3, agents_store=False))
+    assert not caplog.records
+    for _ in range(2):
+        torchrun._warn_of_store(replace(JOB, most_nodes=3))
+    (record,) = caplog.records
+    assert "1 to 3 nodes" in record.getMessage()
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in record.getMessage()
+
+
 def test_a_loopback_master_of_another_node_is_refused_with_what_to_do() -> None:
     elsewhere = Notice(address="127.0.0.1:50001", network="another machine")
     with pytest.raises(MasterStartError, match=r"of another node only.*EDL_MASTER_INSECURE=1"):
-        elsewhere.here()
+        _ = elsewhere.answers
 
 
-@pytest.mark.parametrize(("nodes", "insecure", "listens"), [(1, "", "127.0.0.1"), (2, "1", "192.0.2.7")])
-def test_where_it_listens(nodes: int, insecure: str, listens: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDL_MASTER_INSECURE", insecure)
-    outside = beside_agent.plain_ip("192.0.2.7")
-    monkeypatch.setattr(beside_agent, "_this_side", lambda job: outside)
-    assert beside_agent._host(replace(JOB, nodes=nodes)) == listens
-    monkeypatch.setenv("EDL_MASTER_INSECURE", "")
-    with pytest.raises(MasterStartError, match=r"2 nodes.*192\.0\.2\.7.*EDL_MASTER_INSECURE=1"):
-        beside_agent._host(replace(JOB, nodes=2))
-    monkeypatch.setenv("EDL_MASTER_INSECURE", "yes")
-    with pytest.raises(InvalidArgument, match="EDL_MASTER_INSECURE is 'yes'"):
-        beside_agent._host(replace(JOB, nodes=2))
-
-
-def test_what_a_master_says_that_cannot_start_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = tmp_path / "state"
-    state.write_text("a file, no folder")
-    monkeypatch.setenv("EDL_MASTER_STATE", str(state))
-    with pytest.raises(MasterStartError, match=r"ended with status 1.*edl_torch_master\.log.*state"):
-        BesideAgent(replace(JOB, log_dir=tmp_path)).start()
-
-
-def test_the_jobs_token_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDL_MASTER_TOKEN_FILE", str(tmp_path / "none"))
-    with pytest.raises(MasterStartError, match=r"token file .*none.* cannot be read"):
-        BesideAgent(replace(JOB, log_dir=tmp_path)).start()
-
-
-@pytest.mark.parametrize("name", ["EDL_MASTER_TLS", "EDL_MASTER_TLS_CA"])
-def test_tls_needs_a_master_that_somebody_has_started(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "1")
-    with pytest.raises(InvalidArgument, match=rf"{name} is set.*EDL_MASTER_ADDR"):
-        BesideAgent(JOB).start()
+def test_a_loopback_master_that_another_node_kept_is_not_looked_for_here(machines: Machines) -> None:
+    theirs = replace(machines.start(), network="another machine")  # something answers here, too
+    store = dist.HashStore()
+    store_of_claims = dist.PrefixStore("edl_torch/run/master", store)
+    store_of_claims.set("node/1", theirs.text)
+    with pytest.raises(MasterStartError, match="of another node only"):
+        find(store, machines, replace(JOB, nodes=2))

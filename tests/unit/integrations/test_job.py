@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from edl_torch.client.environment import finds_master_through_torchrun
 from edl_torch.errors import InvalidArgument
+from edl_torch.integrations import job as job_module
 from edl_torch.integrations.job import Job
 
 WORKER = {
@@ -48,3 +50,26 @@ def test_a_master_that_is_named_goes_first() -> None:
     assert finds_master_through_torchrun(WORKER)
     assert not finds_master_through_torchrun(WORKER | {"EDL_MASTER_ADDR": "m:1"})
     assert not finds_master_through_torchrun({"WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "nodes"),
+    [
+        ("torchrun train.py", "", (1, 1)),
+        ("torchrun --nnodes=1:3 train.py", "", (1, 3)),
+        ("python -m torch.distributed.run --nnodes 2 train.py", "", (2, 2)),
+        ("torchrun train.py", "1:4", (1, 4)),
+        ("torchrun --nnodes=1 train.py", "4", (1, 1)),
+        ("torchrun train.py --nnodes", "", (1, 1)),
+        ("torchrun --nnodes=some train.py", "", (1, 1)),
+        ("", "", (1, 1)),
+    ],
+)
+def test_how_many_nodes_a_job_may_have(arguments: str, variable: str, nodes: tuple[int, int]) -> None:
+    environment = {"PET_NNODES": variable} if variable else {}
+    assert job_module._nodes(arguments.split(), environment) == nodes
+
+
+def test_command_line_of_a_process() -> None:
+    assert "pytest" in " ".join(job_module._arguments(os.getpid()))
+    assert job_module._arguments(0) == []

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from edl_torch.errors import IntegrationUnavailable
+from edl_torch.integrations.ray import master_client
 
 
 def test_tensorflow_that_is_not_installed_is_named_with_its_extra(monkeypatch):
@@ -15,3 +16,9 @@ def test_tensorflow_that_is_not_installed_is_named_with_its_extra(monkeypatch):
     with pytest.raises(IntegrationUnavailable, match=r"pip install 'edl-torch\[tensorflow\]'") as caught:
         import edl_torch.integrations.tensorflow  # noqa: F401
     assert isinstance(caught.value, ImportError)
+
+
+def test_ray_that_is_not_installed_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(IntegrationUnavailable, match=r"pip install 'edl-torch\[ray\]'"):
+        master_client()

@@ -155,10 +155,13 @@ async def test_a_call_that_is_given_up_does_not_disturb_the_others(calls):
 
 @on_loop
 async def test_what_a_death_changes_is_committed_without_being_asked_for(calls):
-    rig = Rig(lease_timeout_s=0.05)
+    rig = Rig(grace_s=0.01)
     rig.disk.end_writes(2)
     rig.host.start()
     rig.host.register(calls.register())
+    await rig.writes(1)
+    with rig.host.attending("s"):
+        pass  # its stream breaks
     await rig.writes(2)
     assert ("session", "s") in rig.disk.begun[1]
     await rig.close()

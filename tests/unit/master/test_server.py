@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 
 import pytest
 
+from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import MasterStartError
-from edl_torch.master.server import MasterServer, checked_address, write_address_file
+from edl_torch.master.commits import GroupCommit
+from edl_torch.master.server import MasterServer, checked_address, serve, write_address_file
 from edl_torch.rpc.address import HostPort
 from edl_torch.rpc.credentials import Door
 
@@ -45,6 +48,22 @@ def test_port_of_another_master_is_in_use(server):
 def test_bad_address_is_refused(address):
     with pytest.raises(MasterStartError, match="cannot listen"):
         start(address)
+
+
+def test_a_master_that_cannot_start_ends_the_thread_of_its_journal():
+    changes, threads = Changes(), threading.active_count()
+
+    async def run():
+        await serve(
+            Dispatcher(ledger_id="l", changes=changes),
+            "127.0.0.1:x",
+            on_ready=lambda address: None,
+            make_commits=lambda: GroupCommit(changes, lambda keys: lambda: None),
+        )
+
+    with pytest.raises(MasterStartError, match="cannot listen"):
+        asyncio.run(run())
+    assert threading.active_count() == threads
 
 
 def test_unknown_host_is_named():

@@ -10,6 +10,7 @@ import pytest
 
 from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, UnknownDataset
+from edl_torch.master import host
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.testing.wait import wait_until
 
@@ -63,24 +64,22 @@ def test_errors_arrive_as_they_were_raised(server, calls):
         client.report(calls.report(1, "\udcff"))
 
 
-def test_long_poll_wakes_promptly(server, calls):
+def test_long_poll_is_woken(server, calls, monkeypatch):
+    monkeypatch.setattr(host, "LOOK_AGAIN_S", 60.0)  # by what happens, not by looking now and then
     a, b = server.client("a"), server.client("b")
     a.register(calls.register("a", size=2))
     b.register(calls.register("b", size=2))
     (grant,) = a.lease(calls.lease(1, "a")).grants
     answers = []
     waiting = threading.Thread(
-        target=lambda: answers.append((b.lease(calls.lease(1, "b", epoch=0), 20), time.monotonic()))
+        target=lambda: answers.append(b.lease(calls.lease(1, "b", epoch=0), host.MAX_WAIT_S))
     )
     waiting.start()
     wait_until(lambda: server.dispatcher.wanted("d", "a", time.monotonic()))
     back = GiveBack(task=grant.task, attempt=grant.attempt, start=0)
-    before = time.monotonic()
     assert a.report(calls.report(1, "a", give_backs=(back,))).wanted
-    waiting.join(5)
-    answer, at = answers[0]
-    assert len(answer.grants) == 1
-    assert at - before < 2  # it would have waited for 20 s
+    waiting.join(host.MAX_WAIT_S / 2)
+    assert len(answers[0].grants) == 1
 
 
 def test_wanted_event_reaches_the_other_trainer(server, calls):
@@ -96,23 +95,27 @@ def test_wanted_event_reaches_the_other_trainer(server, calls):
 
 
 def test_heartbeats_keep_a_session_that_says_nothing_else(start_server, calls):
-    server = start_server(lease_timeout_s=1.0)
+    server = start_server(lease_timeout_s=0.15)
     client = server.client()
     client.register(calls.register())
+    member = server.dispatcher.members.find("s")
+    member.timeout_s = 60.0  # this machine may sleep for longer than the timeout that the client is told
     client.attend("s", print)
-    until = time.monotonic() + 2.5
-    wait_until(lambda: time.monotonic() > until)
+    heard = set()
+    wait_until(lambda: heard.add(member.seen) or len(heard) > 5)
     assert server.dispatcher.sessions_of("d") == {"s"}
     client.close()
-    wait_until(lambda: not server.dispatcher.sessions_of("d"), timeout_s=20)
+    wait_until(lambda: not server.dispatcher.sessions_of("d"))
 
 
 def test_silent_session_without_a_stream_is_given_up(start_server, calls):
-    server = start_server(lease_timeout_s=0.2)
+    server = start_server()
     client = server.client()
     client.register(calls.register())
     client.lease(calls.lease(1))
-    wait_until(lambda: not server.dispatcher.sessions_of("d"), timeout_s=20)
+    server.dispatcher.members.lease_timeout_s = 0.05
+    client.register(calls.register("other"))  # so that the reaper looks at the deadlines
+    wait_until(lambda: not server.dispatcher.sessions_of("d"))
     assert client.dataset_status("d").todo == 8
     with pytest.raises(StaleLease):
         client.lease(calls.lease(2))

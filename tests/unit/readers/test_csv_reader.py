@@ -1,10 +1,8 @@
+"""CSV records and batches: one table by row and by column, in any order, with its bad records."""
+
 from __future__ import annotations
 
 import csv
-import logging
-import os
-import pickle
-import re
 import subprocess
 import sys
 from itertools import count
@@ -12,46 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from csv_kit import ROWS, records, same, task, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_row_index import ADVERSARIAL, QUOTED, reference
 
-from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import BadRecord, ReaderError, ReaderUnavailable
 from edl_torch.readers import CsvReader
-from edl_torch.shard import Shard, Task
 from edl_torch.testing import check_reader
 
 pytest.importorskip("pyarrow", reason="batches need pyarrow")
-
-TABLE = (
-    'id,word,size,ok\r\n1,one,0.5,true\r\n\r\n2,"two, and ""more""\nof it",,false\n'
-    "3,,1e3,True\r4,  four ,-inf,0"
-)
-ROWS = [
-    {"id": 1, "word": "one", "size": 0.5, "ok": True},
-    {"id": 2, "word": 'two, and "more"\nof it', "size": float("nan"), "ok": False},
-    {"id": 3, "word": "", "size": 1000.0, "ok": True},
-    {"id": 4, "word": "  four ", "size": float("-inf"), "ok": False},
-]
-
-
-def write(folder: Path, text: str | bytes = TABLE, name: str = "table.csv") -> str:
-    path = folder / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return str(path)
-
-
-def task(name: str, start: int, end: int) -> Task:
-    return Task(shard=Shard(name=name, start=start, end=end))
-
-
-def records(reader: CsvReader) -> list:
-    counts = reader.create_shards()
-    return [row for name, count in counts.items() for row in reader.read_records(task(name, 0, count))]
-
-
-def same(left: object, right: object) -> bool:
-    return repr(left) == repr(right)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 1 << 20])
@@ -181,203 +149,6 @@ def test_what_the_encoding_lacks_in_other_columns_does_not_matter(tmp_path):
     assert reader.read_batch(path, np.array([1, 0]))["a"].tolist() == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "heading"),
-    [
-        ("a,b\n1,x\n2,y\n", True),
-        ("5.1,x\n4.9,y\n", False),
-        (",b\n0,1\n1,2\n", True),
-        ("a,a\n1,2\n", False),
-        ("name,grade\nann,?\nbob,3\n", True),
-    ],
-)
-def test_a_heading_is_told_by_numbers(tmp_path, text, heading):
-    path = write(tmp_path, text)
-    reader = CsvReader(path, null_values=("", "?"), dtypes=None)
-    assert reader.create_shards()[path] == text.count("\n") - heading
-    assert (reader.columns == tuple(text.split("\n")[0].split(","))) == heading
-
-
-@pytest.mark.parametrize("text", ["caption,place\na dog,here\n", "a,b\n", "only\n"])
-def test_a_heading_that_cannot_be_told_is_asked_for(tmp_path, text):
-    with pytest.raises(
-        DataFormatError, match=r"table.csv': whether its first line .* pass header=True or header=False"
-    ):
-        CsvReader(write(tmp_path, text))
-
-
-def test_names_and_header(tmp_path):
-    path = write(tmp_path, "a,b\nx,y\n")
-    assert records(CsvReader(path, header=True)) == [{"a": "x", "b": "y"}]
-    assert records(CsvReader(path, header=False)) == [{"f0": "a", "f1": "b"}, {"f0": "x", "f1": "y"}]
-    assert records(CsvReader(path, header=True, names=["c", "d"])) == [{"c": "x", "d": "y"}]
-    with pytest.raises(InvalidArgument, match=r"names= has 1 columns, but .* has 2"):
-        CsvReader(path, header=True, names=["c"])
-
-
-def test_types_come_from_rows_all_over_the_files(tmp_path):
-    lines = ["n,late"] + [f"{number},{number}" for number in range(5000)] + ["5,0.5"]
-    path = write(tmp_path, "\n".join(lines))
-    assert CsvReader(path).dtypes == {"n": "int64", "late": "float64"}
-    other = write(tmp_path, "n,late\n1,2\n2,x\n", "z.csv")
-    assert CsvReader([path, other]).dtypes == {"n": "int64", "late": "str"}
-
-
-def test_inferred_types_travel_with_the_reader(tmp_path):
-    reader = CsvReader(write(tmp_path, "a\n1\n2\n"))
-    copy = pickle.loads(pickle.dumps(reader))
-    write(tmp_path, "a\nx\ny\n")  # of the same length: only a copy that looks again would say str
-    assert copy.dtypes == {"a": "int64"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"columns": ["nope"]}, "columns= names 'nope', but .* has the columns"),
-        ({"columns": "id"}, "is one string"),
-        ({"columns": []}, "name at least one column"),
-        ({"columns": ["id", "id"]}, "each once"),
-        ({"dtypes": {"nope": int}}, "dtypes= names 'nope'"),
-        ({"dtypes": {"id": "date"}}, r"dtypes\['id'\] = 'date' is no type"),
-        ({"fill_nulls": {"nope": 1}}, "fill_nulls names 'nope'"),
-        ({"fill_nulls": {"id": 0.5}}, r"fill_nulls\['id'\] = 0.5 is no value of the type int64"),
-        ({"fill_nulls": {"word": "x"}}, "fill_nulls"),
-        ({"null_values": "NA"}, "is one string"),
-        ({"header": "maybe"}, "expected True, False or 'auto'"),
-        ({"delimiter": "::"}, "is not one ASCII character"),
-        ({"encoding": "utf-16"}, "encoding='utf-16'"),
-    ],
-)
-def test_options_that_cannot_be_used_are_refused(tmp_path, options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        CsvReader(write(tmp_path), **options)
-
-
-def test_no_values(tmp_path):
-    path = write(tmp_path, "a,b,c\n1,?,x\n?,2.5,?\n")
-    reader = CsvReader(
-        path, dtypes={"a": "int32", "b": "float32"}, null_values=["?"], fill_nulls={"a": -1}, header=True
-    )
-    assert same(records(reader), [{"a": 1, "b": float("nan"), "c": "x"}, {"a": -1, "b": 2.5, "c": "?"}])
-    batch = reader.read_batch(path, np.arange(2))
-    assert (batch["a"].dtype, batch["b"].dtype) == (np.int32, np.float32)
-    assert batch["a"].tolist() == [1, -1]
-
-
-def test_tabs_other_quotes_and_none(tmp_path):
-    assert records(CsvReader(write(tmp_path, "a\tb\n1\tx,y\n", "t.tsv"))) == [{"a": 1, "b": "x,y"}]
-    path = write(tmp_path, "a;b\n1;'x;y'\n")
-    assert records(CsvReader(path, delimiter=";", quote_char="'")) == [{"a": 1, "b": "x;y"}]
-    path = write(tmp_path, 'a,b\n1,"x\n2,y"\n')
-    assert records(CsvReader(path, quote_char=None)) == [{"a": 1, "b": '"x'}, {"a": 2, "b": 'y"'}]
-    with pytest.raises(InvalidArgument, match=r"some of the files are .tsv and some are not"):
-        CsvReader([path, str(tmp_path / "t.tsv")])
-
-
-def test_files_folders_globs_and_lists(tmp_path):
-    for name in ("b.csv", "a.csv", ".hidden.csv", "_part.csv", "c.txt"):
-        write(tmp_path, f"n\n{len(name)}\n", name)
-    a, b, c = (str(tmp_path / name) for name in ("a.csv", "b.csv", "c.txt"))
-    assert list(CsvReader(tmp_path).create_shards()) == [a, b]
-    assert list(CsvReader(str(tmp_path / "?.*")).create_shards()) == [a, b, c]
-    assert list(CsvReader([Path(b), a]).create_shards()) == [b, a]
-    with pytest.raises(DataFormatError, match=r"is named twice"):
-        CsvReader([a, str(tmp_path)])
-
-
-def test_files_without_records_are_sources_of_none(tmp_path):
-    a, b, c = (
-        write(tmp_path, text, name) for name, text in (("a.csv", ""), ("b.csv", "n\n"), ("c.csv", "n\n5\n"))
-    )
-    reader = CsvReader(tmp_path, header=True)
-    assert reader.create_shards() == {a: 0, b: 0, c: 1}
-    check_reader(lambda: reader)
-    for path in (a, b):
-        with pytest.raises(DataFormatError, match=r"no record"):
-            CsvReader(path, header=True)
-
-
-def test_files_with_other_headings_are_refused(tmp_path):
-    write(tmp_path, "a,b\n1,2\n", "a.csv")
-    write(tmp_path, "b,a\n1,2\n", "b.csv")
-    with pytest.raises(
-        DataFormatError, match=r"b.csv' begins with \['b', 'a'\] and .*a.csv' with \['a', 'b'\]"
-    ):
-        CsvReader(tmp_path)
-    write(tmp_path, "n,n\n1,2\n", "a.csv")
-    with pytest.raises(DataFormatError, match=r"two columns called 'n'"):
-        CsvReader(tmp_path / "a.csv", header=True)
-
-
-def test_a_quote_that_is_never_closed_is_an_error_at_once(tmp_path):
-    with pytest.raises(
-        DataFormatError, match=r"table.csv' ends inside a quoted field of the record that begins on line 3:"
-    ):
-        CsvReader(write(tmp_path, 'a,b\n1,x\n2,"y\n3,z\n'))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"PK\x03\x04rest", "is a zip archive"),
-        (b"\xff\xfea\0", "is UTF-16"),
-        (b"a,b\n\0\1\2", "is no text: it has a NUL byte at byte 4"),
-    ],
-)
-def test_files_that_are_no_text_are_refused(tmp_path, content, message):
-    with pytest.raises(DataFormatError, match=f"table.csv' {message}"):
-        CsvReader(write(tmp_path, content))
-
-
-def test_paths_that_cannot_be_read(tmp_path):
-    with pytest.raises(DataFormatError, match=r"data file '.*nothing.csv' does not exist"):
-        CsvReader(tmp_path / "nothing.csv")
-    with pytest.raises(DataFormatError, match=r"has no data file: expected a name that ends in .csv, .tsv"):
-        CsvReader(tmp_path)
-    with pytest.raises(DataFormatError, match=r"has no data file: expected a file that matches it"):
-        CsvReader(str(tmp_path / "*.csv"))
-    with pytest.raises(InvalidArgument, match=r"list of data files is empty"):
-        CsvReader([])
-    os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(DataFormatError, match=r"is no regular file"):
-        CsvReader(tmp_path / "pipe.csv")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_without_permission(tmp_path):
-    path = write(tmp_path)
-    os.chmod(path, 0)
-    with pytest.raises(DataFormatError, match=r"cannot be read: Permission denied"):
-        CsvReader(path)
-
-
-def test_a_file_that_changes_is_noticed(tmp_path):
-    path = write(tmp_path)
-    reader, unused = CsvReader(path), CsvReader(path)
-    assert reader.read_record(path, 0)["id"] == 1
-    with open(path, "a") as file:
-        file.write("5,x,1,true\n")
-    for use in (
-        lambda: reader.read_record(path, 0),
-        lambda: reader.read_batch(path, np.arange(1)),
-        lambda: list(reader.read_records(task(path, 0, 1))),
-        lambda: unused.read_record(path, 0),
-        lambda: pickle.loads(pickle.dumps(reader)).read_record(path, 0),
-    ):
-        with pytest.raises(DataFormatError, match=r"has changed since its index was made"):
-            use()
-    assert CsvReader(path).create_shards() == {path: 5 - 1}  # the line without an end became longer
-
-
-def test_a_file_that_goes_away_is_noticed(tmp_path):
-    path = write(tmp_path)
-    reader = CsvReader(path, dtypes={"id": int, "word": str, "size": float, "ok": bool}, header=True)
-    copy = pickle.loads(pickle.dumps(reader))
-    os.remove(path)
-    with pytest.raises(DataFormatError, match=r"was there and is gone"):
-        copy.read_record(path, 0)
-
-
 def test_strangers_are_refused(tmp_path):
     path = write(tmp_path)
     reader = CsvReader(path)
@@ -410,48 +181,6 @@ assert batch["id"].tolist() == [1, 2, 3, 4] and numpy.isnan(batch["size"][1])
 assert not {{"pandas", "torch", "cv2"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[3])
-
-
-def test_many_files_do_not_stay_open(tmp_path):
-    for number in range(150):
-        write(tmp_path, f"n\n{number}\n", f"{number:03}.csv")
-    reader = CsvReader(tmp_path, header=True)
-    before = len(os.listdir("/proc/self/fd"))
-    assert [row["n"] for row in records(reader)] == list(range(150))
-    assert len(os.listdir("/proc/self/fd")) - before <= 64
-
-
-def test_the_index_is_made_once(tmp_path, monkeypatch):
-    path = write(tmp_path)
-    first = CsvReader(path, index_dir="beside")
-    assert sorted(file.name.split(".")[2] for file in tmp_path.iterdir() if "edl-index" in file.name) == [
-        "rows1"
-    ]
-    monkeypatch.setattr("edl_torch.readers.text_sources.build_row_index", None)
-    assert same(records(CsvReader(path, index_dir="beside")), records(first))
-
-
-def test_an_index_that_cannot_be_kept_is_used(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    with caplog.at_level(logging.WARNING, "edl_torch.readers"):
-        reader = CsvReader(write(tmp_path), index_dir=tmp_path / "file")
-    assert same(records(reader), ROWS)
-    assert "cannot be kept" in caplog.text
-
-
-def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
-    page = Path(__file__).parents[3] / "docs" / "text-and-csv.md"
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
-    (tmp_path / "tables").mkdir()
-    body = "".join(f"{number},{number / 2},x\n" for number in range(3000))
-    write(tmp_path / "tables", "age,income,name\n" + body)
-    monkeypatch.chdir(tmp_path)
-    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    names: dict = {}
-    exec(compile(example, str(page), "exec"), names)
-    assert names["reader"].dtypes == {"age": "int64", "income": "float32"}
-    assert len(names["batch"]["age"]) == 3000 % 1024
 
 
 @pytest.mark.parametrize(

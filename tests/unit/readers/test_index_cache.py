@@ -1,9 +1,12 @@
 """Kept indexes: built once for one state of a file, and never used for another."""
 
 import logging
+import multiprocessing
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +54,20 @@ def test_the_environment_names_the_folder(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     index = cached_index(FileStamp.of(data), "kind1", Builder())
     assert Path(index.path).parent == tmp_path / "cache" / "edl_torch"
+
+
+def test_a_user_without_a_home_has_a_folder_all_the_same(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("EDL_INDEX_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    index = cached_index(FileStamp.of(data), "kind1", Builder())
+    assert Path(index.path).parent == tmp_path / f"edl_torch-{os.getuid()}"
 
 
 def test_an_index_may_lie_beside_its_data(data: Path) -> None:
@@ -105,7 +122,7 @@ def test_data_that_changes_while_it_is_indexed_is_refused(data: Path, tmp_path: 
 
     with pytest.raises(DataFormatError, match="has changed"):
         cached_index(FileStamp.of(data), "kind1", build, index_dir=tmp_path / "i")
-    assert not (tmp_path / "i").exists()
+    assert not list((tmp_path / "i").iterdir())
 
 
 def test_a_stamp_tells_that_its_file_is_gone(data: Path) -> None:
@@ -114,3 +131,26 @@ def test_a_stamp_tells_that_its_file_is_gone(data: Path) -> None:
     data.unlink()
     with pytest.raises(DataFormatError, match="is gone"):
         stamp.check()
+
+
+def test_several_processes_that_start_at_once_build_once(data: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, folder = context.Barrier(4), tmp_path / "i"
+    processes = [context.Process(target=_index_once, args=(data, folder, barrier)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert len(list(tmp_path.glob("built-by-*"))) == 1
+    assert [path.suffix for path in folder.iterdir()] == [".edl-index"], "no lock is left"
+
+
+def _index_once(data: Path, folder: Path, barrier: Any) -> None:
+    def build() -> Mapping[str, Array]:
+        (folder.parent / f"built-by-{os.getpid()}").touch()
+        time.sleep(0.2)  # without a lock the others come meanwhile
+        return {"n": np.full(3, 7)}
+
+    barrier.wait(60)
+    assert cached_index(FileStamp.of(data), "kind1", build, index_dir=folder)["n"].tolist() == [7, 7, 7]

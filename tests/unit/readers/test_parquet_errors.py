@@ -14,6 +14,7 @@ from parquet_kit import table, write
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers import ParquetReader
+from edl_torch.readers.storage import storage_error
 
 
 def refusal(kind, *arguments, **options):
@@ -199,6 +200,18 @@ def test_unknown_protocols_packages_and_passwords(monkeypatch):
     said = refusal(InvalidArgument, "ftp://me:hunter2@host/a.parquet")
     assert "storage_options" in said
     assert "hunter2" not in said
+
+
+def test_who_is_refused_is_told_apart_from_what_is_unreadable():
+    refused = [
+        PermissionError("x"),
+        OSError("ExpiredToken: …"),
+        OSError("403 Forbidden"),
+        OSError("InvalidToken"),
+    ]
+    for error in refused:
+        assert "check the credentials" in str(storage_error(error, "s3://b/x"))
+    assert "check the network" in str(storage_error(OSError("JSON: unexpected token"), "s3://b/x"))
 
 
 @pytest.mark.parametrize("package", ["pyarrow", "fsspec.core", "gcsfs"])

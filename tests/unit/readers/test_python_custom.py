@@ -74,6 +74,30 @@ def test_known_sizes_travel_and_the_file_is_not_executed_again(write):
     assert list(copy.read_records(Task(shard=Shard(name=path, start=0, end=2)))) == [0, 1]
 
 
+def test_the_file_is_executed_once_for_all_modes(write):
+    path = write("print('executed')\n" + SIZES)
+    reader = PythonCustomReader(path)
+    reader.size()
+    Path(path).write_text("raise SystemError('executed again')")
+    assert reader.size(TaskType.EVALUATION) == 3
+
+
+def test_elasticdl_s_own_way_to_the_size(write):
+    """`load_get_size_fn` and `get_size` of its images design."""
+    reader = PythonCustomReader(write(SIZES), records_per_task=2)
+    assert reader.get_size() == 10
+    reader.load_get_size_fn(fn_name="get_evaluation_size")
+    assert reader.get_size() == 3
+    assert reader.create_shards() == {"shard_0": (0, 2), "shard_1": (2, 1)}
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy.read_record("shard_1", 2) == 2
+    with pytest.raises(ReaderError, match="shard_0 to shard_1"):
+        copy.read_record("shard_2", 4)
+    with pytest.raises(DataFormatError, match=r"has no function get_test_size\(\)"):
+        reader.load_get_size_fn("get_test_size")
+    assert reader.get_size() == 3
+
+
 @pytest.mark.parametrize("name", ["shard_3", "shard_01", "shard_-1", "shard_", "shard_٢", "x", ""])
 def test_unknown_shards_are_refused(write, name):
     reader = PythonCustomReader(write(SIZES), records_per_task=4)

@@ -143,13 +143,27 @@ def test_a_damaged_chunk_is_read_once(tmp_path: Path, monkeypatch: pytest.Monkey
         reader.read_record(path, 40)
 
 
-def test_a_file_whose_every_witness_is_damaged_has_no_dialect(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", [b"record"] * 3, form=("go", "none"), chunk=8)
-    for chunk in range(3):
-        damage_data(path, "go", chunk)
-    with pytest.raises(DataFormatError, match=r"checksums of the first 3 chunk.* fit in no dialect"):
-        RecordIODataReader(path)
-    assert RecordIODataReader(path, dialect="go").count == 3
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_file_of_damaged_chunks_has_the_dialect_of_its_headers(
+    tmp_path: Path, form: tuple[str, str], chunks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "x", [b"record"] * chunks, form=form, chunk=8)
+    for chunk in range(chunks):
+        damage_data(path, form[0], chunk)
+    reader = RecordIODataReader(path)
+    assert reader.create_shards() == {path: chunks}
+    assert f"path={path} dialect={form[0]} its first {chunks} chunk(s) are damaged" in caplog.text
+    for chunk, offset in enumerate(chunk_bounds(path, SIZE_WORD[form[0]])[:-1]):
+        with pytest.raises(DataFormatError, match=f"x' chunk {chunk} at offset {offset}: its data has the"):
+            reader.read_record(path, chunk)
+
+
+def test_headers_of_both_dialects_and_no_checksum_prove_nothing(tmp_path: Path) -> None:
+    """In each order of the words: a record or two, a wrong checksum, snappy, two bytes of data."""
+    (tmp_path / "x").write_bytes(struct.pack("<5I", 0x01020304, 1, 1, 2, 2) + b"xx")
+    with pytest.raises(DataFormatError, match="could be RecordIO of both dialects: say which with dialect="):
+        RecordIODataReader(tmp_path / "x")
 
 
 def test_one_sound_chunk_proves_the_dialect(tmp_path: Path) -> None:

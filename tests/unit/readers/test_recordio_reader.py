@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import subprocess
 import sys
 import threading
@@ -340,8 +339,18 @@ def test_the_reader_brings_in_no_codec_before_it_is_needed(tmp_path: Path) -> No
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[3] / "docs" / "recordio.md"
-    monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
-    exec(compile(example, str(page), "exec"), {})
+def test_codecs_are_there_before_workers_are_forked(tmp_path: Path) -> None:
+    """Else each worker imports them before its first batch; the index may have been kept, and need none."""
+    path = write(tmp_path / "x", [bytes(1000)] * 400, form=("python", "none"), chunk=1000)
+    snappy = write(tmp_path / "y", [os.urandom(1000)] * 400, chunk=1000)
+    code = (
+        "import sys; from edl_torch.readers import RecordIODataReader\n"
+        "def codecs(path):\n"
+        "    RecordIODataReader(path, index_dir='beside')\n"
+        "    return [name for name in ('cramjam', 'google_crc32c') if name in sys.modules]\n"
+        f"assert codecs({path!r}) == ['google_crc32c'], sys.modules\n"
+        f"assert codecs({snappy!r}) == ['cramjam', 'google_crc32c'], sys.modules"
+    )
+    for file in (path, snappy):
+        RecordIODataReader(file, index_dir="beside")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

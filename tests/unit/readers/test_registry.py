@@ -200,6 +200,16 @@ def test_unknown_data_is_refused(tmp_path):
             open_reader(tmp_path / name)
 
 
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    def refuse(path="."):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("os.listdir", refuse)
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(ReaderError, match=f"'{tmp_path}' cannot be .*: Permission denied"):
+        open_reader(tmp_path)
+
+
 def test_own_readers_are_loaded_by_module_and_class(monkeypatch):
     monkeypatch.setitem(sys.modules, "own_module", sys.modules[__name__])
     reader = load_reader("own_module:OwnReader", "table=iris; rows=150")

@@ -96,13 +96,23 @@ def test_another_file_with_the_old_ones_time_is_unpacked(tmp_path):
     assert len(lines(TextReader(path, index_dir=tmp_path / "index"))) == 2 * len(LINES)
 
 
+def test_a_file_system_that_rounds_times_unpacks_once(tmp_path, monkeypatch):
+    path = write(tmp_path, TEXT)
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda path, ns: utime(path, ns=tuple(n - n % 10**9 for n in ns)))
+    first = unpacked_copy(FileStamp.of(path), tmp_path / "index")
+    assert first.mtime_ns % 10**9 == 0
+    monkeypatch.setattr(module, "_unpack", None)
+    assert unpacked_copy(FileStamp.of(path), tmp_path / "index") == first
+
+
 @pytest.mark.parametrize("keep", [12, 200, -4])
 def test_a_packed_file_that_is_cut_short_is_never_taken_for_whole(tmp_path, keep):
     path = write(tmp_path, TEXT)
     Path(path).write_bytes(Path(path).read_bytes()[:keep])
     with pytest.raises(DataFormatError, match=r"lines.txt.gz' is no whole gzip file: .*; copy it again"):
         TextReader(path, index_dir=tmp_path / "index")
-    assert not [file for file in (tmp_path / "index").iterdir() if file.suffix != ".lock"]
+    assert not list((tmp_path / "index").iterdir())
 
 
 def test_a_packed_file_that_is_damaged_is_refused(tmp_path):
@@ -126,7 +136,7 @@ def test_a_full_disk_leaves_nothing_and_says_where_to_go(tmp_path, monkeypatch):
         ReaderError, match=r"cannot be unpacked into .*: No space left on device; .* EDL_INDEX_DIR"
     ):
         TextReader(path, index_dir=tmp_path / "index")
-    assert not [file for file in (tmp_path / "index").iterdir() if file.suffix != ".lock"]
+    assert not list((tmp_path / "index").iterdir())
 
 
 def test_several_processes_that_start_at_once_unpack_once(tmp_path):
@@ -141,9 +151,9 @@ def test_several_processes_that_start_at_once_unpack_once(tmp_path):
 def _count_unpacking(path: str, index_dir: str) -> tuple[FileStamp, int]:
     unpack, calls = module._unpack, []
 
-    def counted(packed: FileStamp, place: Path) -> int:
+    def counted(packed: FileStamp, place: Path) -> None:
         calls.append(place)
-        return unpack(packed, place)
+        unpack(packed, place)
 
     module._unpack = counted
     try:

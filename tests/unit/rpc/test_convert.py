@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.core import calls
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
@@ -187,6 +187,19 @@ def test_value_is_the_same_after_the_wire(kind, data):
     strategy, to_wire, message, from_wire = ROUND_TRIPS[kind]
     value = data.draw(strategy)
     assert from_wire(message.FromString(to_wire(value).SerializeToString())) == value
+
+
+@pytest.mark.parametrize(
+    ("message", "from_wire"),
+    [
+        (pb.LeaseResponse(state=99), convert.lease_answer_from_wire),
+        (pb.RegisterResponse(spec=pb.DatasetSpec(task_type=99)), convert.register_answer_from_wire),
+        (pb.StatusResponse(datasets=[pb.DatasetStatus(task_type=99)]), convert.status_from_wire),
+    ],
+)
+def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
+    with pytest.raises(EdlError, match=r"(PassState|TaskType) 99.*older than the master"):
+        from_wire(message)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""Where a trainer is in its data, as a token, and the way back to one; alone, or together with other ranks.
+
+It asks the master and tells the session's parts; it does not know torch, nor what a token holds.
+"""
+
+from __future__ import annotations
+
+from edl_torch.audit.log import Audit
+from edl_torch.client.description import Description
+from edl_torch.client.elastic_pass import ElasticPasses
+from edl_torch.client.joining import Joining
+from edl_torch.client.leases import LeaseSource
+from edl_torch.client.lockstep import Lockstep
+from edl_torch.client.peers import Peers, together
+from edl_torch.client.plain_pass import PlainPasses
+from edl_torch.client.port import MasterPort
+from edl_torch.client.reporter import Reporter
+from edl_torch.core.token import Token
+from edl_torch.errors import InvalidArgument, UnknownDataset, Unsupported
+
+
+class Position:
+    """One session's position in one dataset.
+
+    `lockstep` is what it shares with the ranks that it steps with; None where it trains alone.
+    """
+
+    def __init__(
+        self,
+        master: MasterPort,
+        description: Description,
+        audit: Audit,
+        *,
+        joining: Joining,
+        leases: LeaseSource,
+        reporter: Reporter,
+        plain: PlainPasses,
+        elastic: ElasticPasses,
+    ) -> None:
+        self.lockstep: Lockstep | None = None
+        self._master = master
+        self._description = description
+        self._audit = audit
+        self._joining = joining
+        self._leases = leases
+        self._reporter = reporter
+        self._plain = plain
+        self._elastic = elastic
+
+    def __repr__(self) -> str:
+        return f"<Position {self._description.name!r} {self.lockstep or 'alone'}>"
+
+    # Together with other ranks ------------------------------------------------------------------------------
+
+    def synchronise(self, peers: Peers) -> None:
+        """From now on this session steps, saves and goes back together with `peers`."""
+        if not self._master.keeps_ledger:
+            raise Unsupported(
+                f"synchronous ranks need an edl_torch master: {self._master!r} tells no end of an epoch"
+            )
+        if self.lockstep is not None and self.lockstep.peers is not peers:
+            raise InvalidArgument(
+                "a DataShardService serves one synchronous loader: make one service for each"
+            )
+        self.lockstep = Lockstep(peers, self._description.name)
+
+    def lost(self, what: str) -> None:
+        """Records that were trained on are not counted: of account where others hold the same model."""
+        if self.lockstep is not None:
+            self.lockstep.lost(what)
+
+    def epoch_of_all(self, lockstep: Lockstep) -> int:
+        """The epoch that the next pass of all ranks reads, as rank 0 sees it."""
+
+        def ask() -> str:
+            return str(self._master.dataset_status(self._description.name).epoch)
+
+        return int(together(lockstep.peers, lambda: lockstep.finished, ask))
+
+    def agree_on_end(self, lockstep: Lockstep) -> None:
+        """All ranks learn whether the master has every record of every epoch accounted for."""
+
+        def ask() -> str:
+            return str(int(self._master.dataset_status(self._description.name).finished))
+
+        def settle() -> None:
+            self._reporter.flush()
+            lockstep.check()
+
+        lockstep.agreed(finished=together(lockstep.peers, settle, ask) == "1")
+
+    # The token ----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> str:
+        """Acknowledge what the loop is done with, the batch in hand included, and take the token.
+
+        Synchronous ranks do it together, and get one token. The token of data that nobody has asked for yet
+        is their beginning, and registers nothing: a token to go back to may come next, as
+        `torch.distributed.checkpoint` asks for the state before it loads one.
+        """
+        if self.lockstep is None:
+            return self._beginning() or self._settled_token()
+        return self._snapshot_together(self.lockstep)
+
+    def _snapshot_together(self, lockstep: Lockstep) -> str:
+        if not lockstep.begun:  # as on every rank
+            beginning = together(lockstep.peers, lambda: None, self._beginning)
+            if beginning:
+                self._description.told = True
+                return beginning
+        return together(lockstep.peers, self._settle, self._take_token)
+
+    def _settled_token(self) -> str:
+        self._settle()
+        return self._take_token()
+
+    def _settle(self) -> None:
+        self._joining.plan()
+        self._elastic.settle_in_hand()
+        self._reporter.flush()
+        if self.lockstep is not None:
+            self.lockstep.check()
+
+    def _take_token(self) -> str:
+        token = self._master.snapshot(self._description.name)
+        self._audit.snapshot(token)
+        return token
+
+    def _beginning(self) -> str:
+        """The token of data that no master has heard of; '' of others, and where their plan is not known."""
+        if self._joining.joined or not self._master.keeps_ledger:
+            return ""
+        try:
+            self._master.dataset_status(self._description.name)
+        except UnknownDataset:
+            beginning = self._description.beginning()
+            return "" if beginning is None else beginning.encode()
+        return ""
+
+    # The way back -------------------------------------------------------------------------------------------
+
+    def restore(self, token: str | None) -> None:
+        """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
+        if self.lockstep is not None:
+            self._restore_together(self.lockstep, token)
+            return
+        self._prepare_restore(token)
+        self._joining.follow(self._take_back_to(token))
+        self._plain.restored()
+
+    def _restore_together(self, lockstep: Lockstep, token: str | None) -> None:
+        lockstep.same_on_all(token or "", "the token")
+        lineage = int(
+            together(
+                lockstep.peers,
+                lambda: self._prepare_restore(token),
+                lambda: str(self._take_back_to(token)),
+            )
+        )
+        follow = self._joining.follow if lockstep.peers.rank == 0 else self._joining.move
+        follow(lineage)
+        self._plain.restored()
+        lockstep.restarted()
+        self.agree_on_end(lockstep)
+
+    def _prepare_restore(self, token: str | None) -> None:
+        if token is not None and not self._joining.joined:
+            self._description.follow(Token.decode(token))
+        self._joining.plan()
+        self._leases.close_pass()
+        self._reporter.flush()
+
+    def _take_back_to(self, token: str | None) -> int:
+        lineage = self._master.restore(self._description.name, token)
+        self._audit.restored(token, lineage=lineage)
+        return lineage

@@ -1,0 +1,204 @@
+"""Batches are what a plain `DataLoader` over the same records would make, in whatever way they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from loader_kit import (
+    ColumnReader,
+    NumberReader,
+    PickingReader,
+    acknowledged,
+    all_records,
+    elastic,
+    flat,
+    numbers,
+    once,
+    take,
+    trainer,
+)
+from torch.utils.data import DataLoader
+
+from edl_torch import ElasticDataLoader
+from edl_torch.testing import FakeMaster
+
+
+class Pair(NamedTuple):
+    number: int
+    text: str
+
+
+@dataclass
+class Custom:
+    total: int
+    parts: list[int]
+
+
+class Batch(dict[str, Any]):
+    """A batch type of the user's own."""
+
+
+def to_dict(number: int) -> dict[str, Any]:
+    return {"number": number, "text": str(number), "nested": {"half": number / 2}}
+
+
+def to_tuple(number: int) -> tuple[int, str]:
+    return number, str(number)
+
+
+def to_pair(number: int) -> Pair:
+    return Pair(number, str(number))
+
+
+def to_array(number: int) -> np.ndarray[Any, Any]:
+    return np.full(3, number, dtype=np.float32)
+
+
+def to_custom(samples: list[int]) -> Custom:
+    return Custom(sum(samples), samples)
+
+
+def to_batch(samples: list[int]) -> Batch:
+    return Batch(numbers=torch.tensor(samples))
+
+
+def same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    match one:
+        case torch.Tensor():
+            return one.dtype == other.dtype and bool(torch.equal(one, other))
+        case dict():
+            return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        case list() | tuple():
+            return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("transform", "collate"),
+    [
+        *((transform, None) for transform in (None, to_dict, to_tuple, to_pair, to_array, str)),
+        *((None, collate) for collate in (to_custom, to_batch, tuple)),
+        (to_pair, list),
+    ],
+    ids=lambda value: getattr(value, "__name__", "default"),
+)
+def test_a_batch_is_what_a_plain_data_loader_would_make(
+    transform: Any, collate: Any, num_workers: int
+) -> None:
+    records = list(range(10))
+    expected = list(DataLoader([transform(r) if transform else r for r in records], 4, collate_fn=collate))  # type: ignore[arg-type]
+    with trainer(FakeMaster(), {"a": 10}, records_per_shard=20, dataset={"transform": transform}) as (
+        _,
+        dataset,
+    ):
+        arguments = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+        batches = list(elastic(dataset, collate_fn=collate, **arguments))
+    key = [
+        batch["number"].tolist() if isinstance(batch, dict) and "number" in batch else 0 for batch in batches
+    ]
+    assert len(key) == 3
+    if num_workers:  # two workers: another order, and other borders
+        assert {type(batch) for batch in batches} == {type(batch) for batch in expected}
+    else:
+        assert all(map(same, batches, expected))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_one_by_one(num_workers: int) -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 10}, dataset={"transform": to_array}) as (service, dataset):
+        samples = []
+        for sample in elastic(dataset, batch_size=None, num_workers=num_workers):
+            assert type(sample) is torch.Tensor  # as torch's default_convert does
+            assert acknowledged(fake, service) == once(samples)
+            samples.append(int(sample[0]))
+            if len(samples) == 7:
+                break
+        assert acknowledged(fake, service) == once(samples[:6])
+        loader = elastic(dataset, batch_size=None)
+        assert len(loader) == 10
+        rest = [int(sample[0]) for sample in loader]
+        assert sorted(samples[:6] + rest) == list(range(10))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("order", ["stored", "shuffled", "global"])
+def test_columnar_batches(order: str, num_workers: int) -> None:
+    fake = FakeMaster()
+    reader = ColumnReader({"a": 21, "b": 5, "c": 13})
+    arguments = {"shuffle": order == "global", "shuffle_shards": order != "stored", "num_epochs": 2}
+    with trainer(fake, reader, dataset={"shuffle": order == "shuffled"}, **arguments) as (service, dataset):
+        loader = elastic(dataset, batch_size=None, num_workers=num_workers)
+        seen = []
+        for batch in loader:
+            assert type(batch) is torch.Tensor
+            assert len(batch) <= 4
+            seen.append(numbers(batch))
+            if len(seen) == 3:
+                break
+        assert acknowledged(fake, service) == once(flat(seen[:2]))
+        seen = seen[:2] + [numbers(batch) for batch in loader]
+        assert sorted(flat(seen)) == all_records()
+        assert sorted(flat(take(iter(loader), 1000))) == all_records()
+        assert service.finished
+    fake.outcomes["training"].check_complete(2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("reader", [NumberReader, PickingReader])
+def test_shuffled_orders_with_and_without_random_access(reader: Any, num_workers: int) -> None:
+    counts = {"a": 21, "b": 5, "c": 13}
+    fake = FakeMaster()
+    with trainer(fake, reader(counts), dataset={"shuffle": True}, num_epochs=2) as (_, dataset):
+        loader = elastic(dataset, num_workers=num_workers)
+        first, second = (flat(take(iter(loader), 100)) for _ in range(2))
+    assert sorted(first) == sorted(second) == all_records()
+    assert first != second
+    if not num_workers:
+        with trainer(FakeMaster(), PickingReader(counts), dataset={"shuffle": True}, num_epochs=2) as (
+            _,
+            dataset,
+        ):
+            assert flat(take(iter(elastic(dataset)), 100)) == first
+
+
+def test_a_global_shuffle_needs_random_access() -> None:
+    with (
+        trainer(FakeMaster(), shuffle=True) as (_, dataset),
+        pytest.raises(Exception, match="no read_record"),
+    ):
+        take(iter(elastic(dataset)), 1)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_every_start_method(start_method: str) -> None:
+    fake = FakeMaster()
+    with trainer(fake, in_process=False, num_epochs=2) as (service, dataset):
+        loader = ElasticDataLoader(
+            dataset, num_workers=1, multiprocessing_context=start_method, persistent_workers=True, timeout=60
+        )
+        seen = take(iter(loader), 3)
+        assert acknowledged(fake, service) == once(flat(seen[:2]))
+        seen = seen[:2] + take(iter(loader), 100)
+        assert sorted(flat(seen)) == all_records()
+        take(iter(loader), 100)
+        assert service.finished
+        del loader
+    fake.outcomes["training"].check_complete(2)
+
+
+def test_the_context_may_be_an_object() -> None:
+    import multiprocessing
+
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = ElasticDataLoader(
+            dataset, num_workers=1, multiprocessing_context=multiprocessing.get_context("fork")
+        )
+        assert sorted(flat(take(iter(loader), 100))) == all_records()

@@ -1,0 +1,183 @@
+"""Jobs that restored: the final model goes back through checkpoints; other histories count for nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from audited_job import SPEC, Job
+from verdict_kit import SMALL, Writer, by, findings, one
+
+from edl_torch.audit.chain import FinalWord
+from edl_torch.audit.verdict import audit
+from edl_torch.core.token import Token
+from edl_torch.errors import AuditError
+
+
+def test_a_restore_rolls_back_and_every_record_counts_once(tmp_path):
+    job = Job(tmp_path)
+    job.train_batches(3)
+    token = job.checkpoint(0)
+    job.train_batches(2)
+    done = job.ledger.acknowledged
+    job.restore(1, token)
+    job.finish()
+    verdict = one(tmp_path)
+    assert verdict.proven
+    assert (verdict.acknowledged, verdict.lineages, verdict.lineage) == (25, 2, 2)
+    assert verdict.rolled_back == done - Token.decode(token).acknowledged > 0
+
+
+def test_a_chain_of_many_restores_is_followed_to_the_beginning(tmp_path):
+    job = Job(tmp_path, replace(SPEC, num_epochs=200))
+    for number in range(1200):
+        job.train_batches(2)
+        job.restore(number % 2, job.checkpoint(number % 2))
+    verdict = one(tmp_path, unfinished=True)
+    assert verdict.proven
+    assert verdict.lineages == 1201
+    assert verdict.acknowledged == job.ledger.acknowledged
+
+
+def test_a_token_restored_twice_makes_the_later_lineage_final(tmp_path):
+    job = Job(tmp_path)
+    job.train_batches(2)
+    token = job.checkpoint(0)
+    job.restore(0, token)
+    job.train_batches(3)
+    wasted = job.ledger.acknowledged - Token.decode(token).acknowledged
+    job.restore(0, token)
+    job.finish()
+    verdict = one(tmp_path)
+    assert (verdict.proven, verdict.lineage, verdict.rolled_back) == (True, 3, wasted)
+
+
+def test_a_job_begun_anew_on_another_master_goes_back_through_the_old_ones_logs(tmp_path):
+    job = Job(tmp_path)
+    job.train_batches(4)
+    token = job.checkpoint(0)
+    job.directory = tmp_path / "second run"
+    job.restart(token)
+    job.finish()
+    verdict = audit([tmp_path, tmp_path / "second run"])[0]
+    assert (verdict.proven, verdict.ledger, verdict.acknowledged) == (True, "ledger2", 25)
+    with pytest.raises(AuditError, match="no log says where that was taken"):
+        audit([tmp_path / "second run"])
+
+
+def test_of_two_lineages_that_took_the_same_token_one_must_explain_it(tmp_path):
+    job = Job(tmp_path, SMALL, trainers=1)
+    job.train_batches(2)
+    first = job.trainers[0].log
+    token = job.checkpoint(0)
+    job.restart(None)
+    job.train_batches(2)
+    assert job.checkpoint(0) == token
+    second = job.trainers[0].log
+    job.restart(token)
+    job.finish()
+    for log, proven in ((second, True), (first, False)):
+        text = log.path.read_text()
+        row = next(line for line in text.splitlines() if line[0].isdigit())
+        log.path.write_text(text.replace(f"{row}\n", ""))
+        assert one(tmp_path).proven is proven
+
+
+def test_a_record_lost_before_the_checkpoint_is_found_after_the_restore(tmp_path):
+    job = Job(tmp_path, SMALL, trainers=1)
+    job.train_batches(2)
+    token = job.checkpoint(0)
+    path = job.trainers[0].log.path
+    job.restart(token)
+    job.finish()
+    lines = path.read_text().splitlines()
+    gone = next(i for i, line in enumerate(lines) if line[0].isdigit())
+    path.write_text("".join(f"{line}\n" for line in [*lines[:gone], *lines[gone + 1 :]]))
+    verdict = one(tmp_path)
+    assert findings(verdict, "lost") == [(0, "a.csv", 100, 103)]
+
+
+def test_a_record_acknowledged_before_the_checkpoint_and_again_after_the_restore_is_doubled(tmp_path):
+    job = Job(tmp_path, SMALL, trainers=1)
+    job.train_batches(2)
+    token = job.checkpoint(0)
+    job.restore(0, token)
+    job.finish()
+    Writer(tmp_path, "rogue", lineage=2, ledger="ledger1").whole(99, 0, 1, 1)
+    verdict = one(tmp_path)
+    assert findings(verdict, "doubled") == [(0, "a.csv", 101, 102)]
+    assert by(verdict, "doubled") == [("rogue (lineage 2, task 99)", "host/rank 1 (lineage 1, task 1)")]
+
+
+def test_an_acknowledgement_of_the_old_lineage_after_the_checkpoint_is_only_rolled_back(tmp_path):
+    job = Job(tmp_path, SMALL)
+    token = job.checkpoint(0)
+    job.train_batches(5)
+    job.restore(0, token)
+    job.finish()
+    assert one(tmp_path).proven
+
+
+def test_quarantined_before_the_checkpoint_and_dropped_records_are_carried_over(tmp_path):
+    job = Job(tmp_path, replace(SPEC, num_epochs=2), trainers=1)
+    (trainer,) = job.trainers
+    job.fetch(trainer)
+    job.quarantine(trainer)
+    job.crumble(trainer)
+    token = job.checkpoint(0)
+    job.restore(0, token)
+    while job.ledger.epoch == 0:
+        job.fetch(trainer)
+        job.train(trainer)
+    assert job.ledger.dropped == 2
+    job.restart(job.checkpoint(0))
+    job.finish()
+    verdict = one(tmp_path)
+    assert verdict.proven, verdict
+    assert (verdict.quarantined, verdict.dropped, verdict.acknowledged) == (1, 2, 47)
+
+
+def test_a_token_whose_counts_disagree_with_the_logs_is_a_contradiction(tmp_path):
+    job = Job(tmp_path)
+    job.train_batches(2)
+    right = job.ledger.snapshot()
+    wrong = replace(right, acknowledged=right.acknowledged + 1)
+    verdict = one(tmp_path, words={"training": FinalWord(token=wrong.encode())})
+    assert not verdict.proven
+    assert "counts 6 outcome(s), its position says 5" in verdict.contradictions[0]
+    wrong = replace(right, acknowledged=right.acknowledged - 1, dropped=1)
+    verdict = one(tmp_path, words={"training": FinalWord(token=wrong.encode())})
+    assert "1 dropped" in verdict.contradictions[0]
+
+
+def test_a_lineage_without_a_log_of_its_restore_is_refused(tmp_path):
+    Writer(tmp_path, lineage=2).whole(1, 0)
+    with pytest.raises(AuditError, match="from which token lineage 2"):
+        audit([tmp_path])
+
+
+def test_logs_that_describe_one_ledgers_dataset_differently_are_refused(tmp_path):
+    Writer(tmp_path, "one")
+    Writer(tmp_path, "two", spec=replace(SMALL, seed=9))
+    with pytest.raises(AuditError, match="seed: registered"):
+        audit([tmp_path])
+
+
+def test_other_data_under_the_same_name_in_an_earlier_ledger_is_another_job(tmp_path):
+    Writer(tmp_path, "one", spec=replace(SMALL, seed=9), ledger="old").whole(1, 0)
+    writer = Writer(tmp_path, "two")
+    writer.whole(1, 0)
+    writer.whole(2, 1)
+    verdict = one(tmp_path)
+    assert (verdict.proven, verdict.trainers, verdict.lineages) == (True, 1, 1)
+
+
+def test_a_position_outside_of_the_dataset_is_a_damaged_line(tmp_path):
+    writer = Writer(tmp_path)
+    writer.whole(1, 0)
+    path = writer.log.path
+    text = path.read_text()
+    for wrong in ("0 0 0 9", "0 2 0 8", "0 0 8 8", "999999999999999999 0 0 8"):
+        path.write_text(text.replace("0 0 0 8", wrong))
+        with pytest.raises(AuditError, match="line 3, is damaged"):
+            audit([tmp_path])

@@ -1,0 +1,49 @@
+"""Trainers written by hand, and what a verdict says about their logs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from audited_job import BATCH, SPEC, grant_of
+
+from edl_torch.audit.log import AuditLog
+from edl_torch.audit.verdict import audit
+from edl_torch.core.calls import Acknowledgement
+from edl_torch.shard import Source
+
+SMALL = replace(SPEC, sources=(Source(name="a.csv", start=100, count=16),))
+
+
+def one(folder, **options):
+    (verdict,) = audit([folder], **options)
+    return verdict
+
+
+def findings(verdict, kind):
+    found = [f.records for f in verdict.findings if f.kind == kind]
+    return [(r.epoch, r.name, r.start, r.end) for r in found]
+
+
+def by(verdict, kind):
+    return [f.by for f in verdict.findings if f.kind == kind]
+
+
+class Writer:
+    """A trainer written by hand: leases and acknowledgements of any kind."""
+
+    def __init__(self, folder, session="s", spec=SMALL, lineage=1, ledger="L"):
+        self.log = AuditLog(folder, session, session)
+        self.log.joined(spec, ledger=ledger, lineage=lineage, batch_size=BATCH)
+
+    def take(self, task, shard, skip, limit, *, epoch=0):
+        self.log.granted(grant_of(task, shard, skip, limit, epoch=epoch))
+
+    def say(self, task, *upto, answered=True, stale=()):
+        for position in upto:
+            self.log.intent(acknowledgements=[Acknowledgement(task=task, attempt=1, upto=position)])
+            if answered:
+                self.log.answered(stale)
+
+    def whole(self, task, shard, skip=0, limit=8, *, epoch=0, **options):
+        self.take(task, shard, skip, limit, epoch=epoch)
+        self.say(task, skip + limit, **options)

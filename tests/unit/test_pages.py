@@ -1,0 +1,77 @@
+"""The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
+
+Pages that need a service or a framework have tests of their own: MaxCompute, RecordIO and TensorFlow. Blocks
+of torchrun, Ray and synchronous ranks show places in a program, with `...` for the rest of it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from edl_torch.testing.images import write_image_folder
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    "README.md": 1,
+    "docs/training.md": 5,
+    "docs/testing.md": 1,
+    "docs/evaluation-and-prediction.md": 1,
+    "docs/text-and-csv.md": 1,
+}
+LINKING = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_its_examples(page: str) -> None:
+    assert len(blocks(page)) == PAGES[page]
+
+
+@pytest.mark.parametrize(("page", "number"), [(page, n) for page in PAGES for n in range(PAGES[page])])
+def test_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_image_folder(tmp_path / "photos", ("cat", "dog"), per_class=7)
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "people.csv").write_text("age,income\n41,1000.5\n17,0\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Lazy modules are a new feature")
+        module = ModuleType(f"page_block_{number}")  # so that what a block defines can be pickled
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(blocks(page)[number], f"{page}, block {number}", "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", page.read_text(encoding="utf-8")):
+        path, _, heading = target.partition("#")
+        if "://" in path:
+            continue
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if heading:
+            assert heading in headings(file), target
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_the_architecture_names_every_room_and_no_file_that_is_gone() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    there = {file.name for file in (ROOT / "edl_torch").rglob("*.py")} | {"test_imports.py"}
+    assert set(re.findall(r"(?<!\*)\b(\w+\.py)\b", page)) - there == set()
+    rooms = {file.parent.name for file in (ROOT / "edl_torch").glob("*/*.py")}
+    assert {room for room in rooms if f"  {room}/ " not in page} == set()
