@@ -46,7 +46,7 @@ def all_records(sources: Sequence[Source], workers: int) -> Iterator[Span]:
 def a_sample(
     sources: Sequence[Source], limit: int, drawn: Collection[tuple[str, int]] = ()
 ) -> Iterator[Span]:
-    """`limit` records, one of each of as many equal parts of the dataset, always the same ones; and `drawn`."""
+    """`limit` records, one of each of as many equal parts of the dataset, the same each time; and `drawn`."""
     if limit < 1:
         raise InvalidArgument(f"limit={limit}: expected 1 or more records")
     total = sum(source.count for source in sources)
