@@ -17,6 +17,7 @@ from edl_torch.checking.check import Report, check, validate_sources
 from edl_torch.checking.findings import KINDS, Finding
 from edl_torch.checking.samples import cells
 from edl_torch.checking.sheet import draw, save
+from edl_torch.checking.spans import spread
 from edl_torch.cli_data import open_data
 from edl_torch.cli_progress import Progress
 from edl_torch.errors import EdlError, InvalidArgument
@@ -60,6 +61,7 @@ def _check(options: argparse.Namespace) -> tuple[Report, int | None]:
             mode,
             workers=_workers(options, limit or total),
             limit=options.limit,
+            drawn=() if options.sample is None else spread(sources, options.sample_count),
             progress=progress,
         )
     if options.sample is None:

@@ -6,7 +6,7 @@ It must not know command lines, or how a report is shown.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edl_torch.checking.findings import Finding, Findings, Kind
@@ -49,9 +49,10 @@ def check(
     *,
     workers: int = 0,
     limit: int | None = None,
+    drawn: Collection[tuple[str, int]] = (),
     progress: Callable[[int], object] = lambda records: None,
 ) -> Report:
-    """Read all records, or a sample of `limit`, in so many processes (0: in this one).
+    """Read all records, or a sample of `limit` and those to be `drawn`, in so many processes (0: in here).
 
     `progress` is told the number of records so far. Raises ReaderError where no record can be read at all.
     """
@@ -60,7 +61,7 @@ def check(
     began = time.monotonic()
     lists = limit is not None and has_list(reader)  # then missing files are looked for in the whole list
     job = _Job(progress, missing_as="unreadable" if lists else "missing")
-    spans = all_records(sources, workers) if limit is None else a_sample(sources, limit)
+    spans = all_records(sources, workers) if limit is None else a_sample(sources, limit, drawn)
     if workers == 0:
         _read_here(reader, mode, spans, job.tell)
     else:

@@ -5,7 +5,7 @@ It must not know who reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -43,18 +43,23 @@ def all_records(sources: Sequence[Source], workers: int) -> Iterator[Span]:
             yield Span(name=source.name, start=start, end=min(start + length, last))
 
 
-def a_sample(sources: Sequence[Source], limit: int) -> Iterator[Span]:
-    """`limit` records, one of each of as many equal parts of the dataset: the same ones each time."""
+def a_sample(
+    sources: Sequence[Source], limit: int, drawn: Collection[tuple[str, int]] = ()
+) -> Iterator[Span]:
+    """`limit` records, one of each of as many equal parts of the dataset, the same each time; and `drawn`."""
     if limit < 1:
         raise InvalidArgument(f"limit={limit}: expected 1 or more records")
     total = sum(source.count for source in sources)
     if limit >= total:
         yield from all_records(sources, 1)
         return
+    yield from (Span(name=name, start=number, end=number + 1) for name, number in drawn)
+    there = set(drawn)
     parts = np.arange(limit, dtype=np.float64) + np.random.default_rng(0).random(limit)
     positions = np.minimum((parts * (total / limit)).astype(np.int64), total - 1)
     for name, number in named(sources, np.unique(positions)):
-        yield Span(name=name, start=number, end=number + 1)
+        if (name, number) not in there:
+            yield Span(name=name, start=number, end=number + 1)
 
 
 def spread(sources: Sequence[Source], count: int) -> list[tuple[str, int]]:

@@ -124,9 +124,13 @@ class ElasticPasses:
         if not self.is_open(number):
             return
         finished = self._exhausted
-        self._leases.close_pass()
-        if finished:
-            return
+        try:
+            self._leases.close_pass()
+        finally:  # it may raise what sending an earlier report raised
+            if not finished:
+                self._withdraw()
+
+    def _withdraw(self) -> None:
         with self._book.lock:
             in_hand = self._steps.in_hand if self._steps.attached else self._book.batches
             self._reporter.note(give_backs=self._book.withdraw(in_hand))

@@ -345,9 +345,11 @@ class LeaseSource:
 
     def close(self, timeout_s: float) -> None:
         """End the pass and the thread."""
-        self.close_pass()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        try:
+            self.close_pass()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            if self._thread is not None:
+                self._thread.join(timeout_s)

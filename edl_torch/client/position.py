@@ -5,6 +5,8 @@ It asks the master and tells the session's parts; it does not know torch, nor wh
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from edl_torch.audit.log import Audit
 from edl_torch.client.description import Description
 from edl_torch.client.elastic_pass import ElasticPasses
@@ -16,7 +18,7 @@ from edl_torch.client.plain_pass import PlainPasses
 from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, UnknownDataset, Unsupported
+from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset, Unsupported
 
 
 class Position:
@@ -167,8 +169,10 @@ class Position:
         if token is not None and not self._joining.joined:
             self._description.follow(Token.decode(token))
         self._joining.plan()
-        self._leases.close_pass()
-        self._reporter.flush()
+        with suppress(StaleLease):  # of before: all that is void after this
+            self._leases.close_pass()
+        with suppress(StaleLease):
+            self._reporter.flush()
 
     def _take_back_to(self, token: str | None) -> int:
         lineage = self._master.restore(self._description.name, token)

@@ -25,6 +25,7 @@ from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
+from edl_torch.errors import MasterUnavailable, StaleLease
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -294,11 +295,18 @@ class Session:
         self.closed = True
         self._broken.close()
         try:
-            self._leases.close(CLOSE_TIMEOUT_S)
-            with self.book.lock:
-                self._reporter.note(give_backs=self.book.give_back_unacknowledged())
-            self._reporter.close(max(0.0, deadline - self._threads.clock()))
+            self._let_go(deadline)
+        except (MasterUnavailable, StaleLease):  # what nobody hears of is taken back when the session is over
+            log.debug("the end of session %s was not answered", self.id, exc_info=True)
         finally:
             self._audit.close()
             if self.joined:
                 self.master.leave(self.id)
+
+    def _let_go(self, deadline: float) -> None:
+        try:
+            self._leases.close(CLOSE_TIMEOUT_S)
+        finally:
+            with self.book.lock:
+                self._reporter.note(give_backs=self.book.give_back_unacknowledged())
+            self._reporter.close(max(0.0, deadline - self._threads.clock()))

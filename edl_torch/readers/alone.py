@@ -18,7 +18,7 @@ from pathlib import Path
 
 log = logging.getLogger("edl_torch.readers")
 
-_PATIENCE_S = 600.0
+_PATIENCE_S = 3600.0  # a file of some terabytes
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
 

@@ -92,6 +92,9 @@ def odps_config(
         raise InvalidArgument(f"table={table!r}: expected table, project.table or project.schema.table")
     if above:
         project, schema = above[0], (above[1] if len(above) == 2 else schema)
+    for what, given in (("access_id", access_id), ("access_key", access_key), ("sts_token", sts_token)):
+        if not isinstance(given, str | None):
+            raise InvalidArgument(f"{what} is {type(given).__name__}, expected text: put it in quotes")
     if access_key and not access_id:
         raise InvalidArgument("access_key is given without access_id: give both, or neither")
     if sts_token and not access_key:

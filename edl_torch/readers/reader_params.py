@@ -23,11 +23,12 @@ def parse_reader_params(text: str) -> dict[str, Any]:
     an entry without `=`, a key that is no identifier, a key given twice and an unclosed quote.
     """
     params: dict[str, Any] = {}
-    for entry in _split(text):
+    for place, entry in enumerate(_split(text), 1):
         key, equals, value = (part.strip() for part in entry.partition("="))
         if not equals or not key.isidentifier():
+            # its text is not repeated: it may be part of a key to somebody's data
             raise InvalidArgument(
-                f"reader parameter {entry.strip()!r} is not key=value; separate pairs by ';'"
+                f"reader parameter {place} is not key=value; separate pairs by ';', quote values with one"
             )
         if key in params:
             raise InvalidArgument(f"reader parameter {key!r} is given twice")
@@ -40,7 +41,7 @@ def _split(text: str) -> list[str]:
     while position < len(text):
         piece = _PIECE.match(text, position)
         if piece is None and text[position] != ";":
-            raise InvalidArgument(f"reader parameters have an unclosed quote at: {text[position:]!r}")
+            raise InvalidArgument(f"reader parameters: the quote at character {position + 1} is not closed")
         if piece is not None:
             pieces.append(piece.group())
         position = piece.end() if piece is not None else position + 1

@@ -140,7 +140,6 @@ def dialect_named(name: str) -> Dialect:
     raise InvalidArgument(f"dialect={name!r}: expected 'python' (pyrecordio) or 'go' (wangkuiyi/recordio)")
 
 
-@functools.cache
 def _package(name: str, part: str) -> Any:
     try:
         return getattr(importlib.import_module(name), part)
@@ -150,10 +149,26 @@ def _package(name: str, part: str) -> Any:
         ) from exc
 
 
+@functools.cache
+def _crc32c_value() -> Callable[[Any], int]:
+    return _package("google_crc32c", "value")  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _snappy() -> Any:
+    return _package("cramjam", "snappy")
+
+
+@functools.cache
+def _raw_snappy() -> tuple[Callable[[Buffer], Buffer], Callable[[Buffer], int]]:
+    """How to decompress a block, and how long it says that it will be."""
+    return _snappy().decompress_raw, _snappy().decompress_raw_len
+
+
 def _crc32c(data: Buffer) -> int:
     # It takes bytes and read-only arrays, and no memoryview.
     plain = data if isinstance(data, bytes) else np.frombuffer(data, dtype=np.uint8)
-    return _package("google_crc32c", "value")(plain)  # type: ignore[no-any-return]
+    return _crc32c_value()(plain)
 
 
 def _none(data: bytes) -> bytes:
@@ -173,23 +188,23 @@ def _gunzip(data: Buffer) -> Buffer:
 
 
 def _snappy_block(data: bytes) -> bytes:
-    return bytes(_package("cramjam", "snappy").compress_raw(data))
+    return bytes(_snappy().compress_raw(data))
 
 
 def _unsnappy_block(data: Buffer) -> Buffer:
-    snappy = _package("cramjam", "snappy")
-    length, size = snappy.decompress_raw_len(data), len(data)
+    decompress, length_of = _raw_snappy()
+    length, size = length_of(data), len(data)
     if length > _SNAPPY_RATIO * size:  # else a damaged header could ask for 4 GiB of memory
         raise ValueError(f"{length:,} bytes cannot come from {size:,}")
-    return snappy.decompress_raw(data)  # type: ignore[no-any-return]  # has what a Buffer has
+    return decompress(data)  # what it gives has what a Buffer has
 
 
 def _snappy_stream(data: bytes) -> bytes:
-    return bytes(_package("cramjam", "snappy").compress(data))
+    return bytes(_snappy().compress(data))
 
 
 def _unsnappy_stream(data: Buffer) -> Buffer:
-    return _package("cramjam", "snappy").decompress(data)  # type: ignore[no-any-return]  # as above
+    return _snappy().decompress(data)  # type: ignore[no-any-return]  # as above
 
 
 _SNAPPY_RATIO = 32  # a copy of 64 bytes takes 3

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from master_kit import MasterProcess
-
-MakeMaster = Callable[..., MasterProcess]
+from master_kit import MakeMaster, MasterProcess
 
 
 @pytest.fixture

@@ -1,16 +1,20 @@
-"""One rank of a gloo job, for `test_process_group.py`: trains with DDP or FSDP2 and compares each window's
-gradients with those of one process over the same union of batches. Prints one JSON line.
+"""The ranks of gloo jobs, for `test_process_group.py`: train with DDP or FSDP2 and compare each window's
+gradients with those of one process over the same union of batches. Each rank prints one JSON line.
+
+The ranks are forked, so that torch is imported once for all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -156,7 +160,6 @@ def update(
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--store")
-    parser.add_argument("--rank", type=int)
     parser.add_argument("--world", type=int)
     parser.add_argument("--records", type=int, default=47)
     parser.add_argument("--accumulate", type=int, default=1)
@@ -164,14 +167,29 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--wrap", choices=["ddp", "fsdp2"], default="ddp")
     parser.add_argument("--amp", action="store_true")
     options = parser.parse_args(arguments)
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=run_rank, args=(options, rank)) for rank in range(options.world)]
+    for rank in ranks:
+        rank.start()
+    failed = False
+    while not failed and (running := [rank.sentinel for rank in ranks if rank.is_alive()]):
+        wait(running)
+        failed = any(rank.exitcode for rank in ranks)
+    for rank in ranks:
+        rank.kill()  # where one has failed: the others would wait for it
+    sys.exit(failed)
+
+
+def run_rank(options: argparse.Namespace, rank: int) -> None:
+    """Train the jobs of 1, 2, … ranks that this one belongs to."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{options.store}", rank=options.rank, world_size=options.world
+        "gloo", init_method=f"file://{options.store}", rank=rank, world_size=options.world
     )
     jobs: list[Callable[[], dict[str, Any]]] = []
     for size in range(1, options.world + 1):
         group = dist.new_group(list(range(size)))
-        if options.rank < size:
+        if rank < size:
             jobs.append(lambda size=size, group=group: train(options, size, group))
     print(json.dumps([job() for job in jobs]), flush=True)
     dist.barrier()

@@ -10,13 +10,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from edl_torch.client.transport import MasterClient
 
 EDL = (sys.executable, "-m", "edl_torch")
 END_S = 20.0
+
+MakeMaster: TypeAlias = "Callable[..., MasterProcess]"
 
 
 def quiet_port() -> int:

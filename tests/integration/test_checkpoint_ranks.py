@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeMaster
-from master_kit import quiet_port
+from master_kit import MakeMaster, quiet_port
 from torchrun_kit import WORKER
 from torchrun_worker import EPOCHS, RECORDS
 

@@ -40,9 +40,13 @@ def loop_of(
     *,
     in_process: bool = False,
     num_workers: int = 0,
+    meeting: threading.Barrier | None = None,
     **extra: Any,
 ) -> Callable[[], int]:
-    """A whole job of one trainer; returns how many records it trained on."""
+    """A whole job of one trainer; returns how many records it trained on.
+
+    At a `meeting` it waits, with its first batch in hand, for those that the others have in theirs.
+    """
     loader_arguments = {"drop_last": extra.pop("drop_last", False), "num_workers": num_workers}
 
     def run() -> int:
@@ -55,6 +59,8 @@ def loop_of(
             loader = elastic(dataset, **loader_arguments)
             while not service.finished:
                 for batch in loader:
+                    if meeting is not None and not trained:
+                        meeting.wait(30)
                     trained += len(numbers(batch))
                     idle.wait(pause_s)
         return trained
@@ -68,9 +74,10 @@ def test_unequal_trainers_give_each_record_one_outcome(speeds: tuple[float, ...]
     fake = FakeMaster()
     arguments = {"num_epochs": 2, "records_per_shard": 12, "shuffle_shards": True}
     sizes = (4, 3, 8, 5)
+    meeting = threading.Barrier(len(speeds))  # else the quick ones may be done before a slow one has begun
     shares = together(
         *(
-            loop_of(fake, b, s, in_process=in_process, **arguments)
+            loop_of(fake, b, s, in_process=in_process, meeting=meeting, **arguments)
             for b, s in zip(sizes, speeds, strict=False)
         )
     )

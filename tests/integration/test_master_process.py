@@ -12,8 +12,7 @@ import threading
 import time
 
 import pytest
-from conftest import MakeMaster
-from master_kit import EDL
+from master_kit import EDL, MakeMaster
 
 from edl_torch.core.calls import (
     NEW_PASS,

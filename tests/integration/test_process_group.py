@@ -26,29 +26,21 @@ def master(start_master: Callable[..., MasterProcess]) -> str:
 
 def run(master: str, tmp_path: Path, world: int, *arguments: str) -> dict[int, list[dict[str, object]]]:
     """Jobs of 1 … `world` ranks; what each rank printed of each, by size."""
-    environment = {**os.environ, "EDL_MASTER_ADDR": master, "PYTHONPATH": str(ROOT)}
     script = [sys.executable, "-W", "ignore", str(HERE / "lockstep_process.py")]
     common = ["--store", str(tmp_path / "store"), "--world", str(world), "--records", str(RECORDS)]
-    ranks = [
-        subprocess.Popen(
-            [*script, *common, "--rank", str(rank), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
-        for rank in range(world)
-    ]
+    done = subprocess.run(
+        [*script, *common, *arguments],
+        env={**os.environ, "EDL_MASTER_ADDR": master, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == world
     found: dict[int, list[dict[str, object]]] = {}
-    try:
-        for rank in ranks:
-            out, errors = rank.communicate(timeout=150)
-            assert rank.returncode == 0, errors.decode()
-            for job in json.loads(out):
-                found.setdefault(job["size"], []).append(job)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
+    for job in (job for line in lines for job in json.loads(line)):
+        found.setdefault(job["size"], []).append(job)
     return found
 
 

@@ -1,7 +1,8 @@
 """The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
 
-Pages that need a service or a framework have tests of their own: MaxCompute, RecordIO and TensorFlow. Blocks
-of torchrun, Ray and synchronous ranks show places in a program, with `...` for the rest of it.
+Pages that need data, a service or a framework have tests of their own: those of readers of files in
+`integration/test_file_readers.py`, MaxCompute and TensorFlow. Blocks of torchrun, Ray and synchronous ranks
+show places in a program, with `...` for the rest of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ PAGES = {
     "docs/training.md": 5,
     "docs/testing.md": 1,
     "docs/evaluation-and-prediction.md": 1,
-    "docs/text-and-csv.md": 1,
 }
 LINKING = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
 
@@ -39,8 +39,6 @@ def test_a_page_has_its_examples(page: str) -> None:
 @pytest.mark.parametrize(("page", "number"), [(page, n) for page in PAGES for n in range(PAGES[page])])
 def test_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_image_folder(tmp_path / "photos", ("cat", "dog"), per_class=7)
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "people.csv").write_text("age,income\n41,1000.5\n17,0\n")
     monkeypatch.chdir(tmp_path)
     for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

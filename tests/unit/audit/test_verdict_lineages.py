@@ -137,16 +137,16 @@ def test_quarantined_before_the_checkpoint_and_dropped_records_are_carried_over(
     assert (verdict.quarantined, verdict.dropped, verdict.acknowledged) == (1, 2, 47)
 
 
-def test_a_token_whose_counts_disagree_with_the_logs_is_a_contradiction(tmp_path):
+def test_a_token_that_disagrees_with_itself_is_refused_and_one_with_the_logs_is_a_contradiction(tmp_path):
     job = Job(tmp_path)
     job.train_batches(2)
     right = job.ledger.snapshot()
     wrong = replace(right, acknowledged=right.acknowledged + 1)
-    verdict = one(tmp_path, words={"training": FinalWord(token=wrong.encode())})
-    assert not verdict.proven
-    assert "counts 6 outcome(s), its position says 5" in verdict.contradictions[0]
+    with pytest.raises(AuditError, match=r"cannot be used: .*8 records lie before the cursor, but 9"):
+        one(tmp_path, words={"training": FinalWord(token=wrong.encode())})
     wrong = replace(right, acknowledged=right.acknowledged - 1, dropped=1)
     verdict = one(tmp_path, words={"training": FinalWord(token=wrong.encode())})
+    assert not verdict.proven
     assert "1 dropped" in verdict.contradictions[0]
 
 

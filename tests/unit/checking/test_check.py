@@ -13,6 +13,7 @@ from checked_readers import Forgetful, Homeless, Lethal, Lost, Numbers, Rewritte
 from edl_torch.checking import processes
 from edl_torch.checking.check import Report, check, validate_sources
 from edl_torch.checking.findings import Finding, Findings, found, joined
+from edl_torch.checking.samples import cells
 from edl_torch.checking.spans import a_sample, all_records, named, spread
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, ImageManifestReader, VocReader
@@ -120,6 +121,20 @@ def test_a_sample_has_one_record_of_each_equal_part() -> None:
     positions = [span.start - 5 if span.name == "a" else span.start + 300 for span in spans]
     assert [position // 10 for position in positions] == list(range(100))
     assert spans == list(a_sample(sources, 100))
+
+
+def test_what_is_to_be_drawn_is_read_with_the_sample_for_it_may_kill() -> None:
+    sources = reader_sources(Numbers(1000))
+    drawn = spread(sources, 1)
+    assert drawn == [("n", 500)]
+    report = checked(Lethal(1000, bad=(500,)), workers=1, limit=2, drawn=drawn)
+    assert (report.read, bad(report)) == (3, [(500, 501)])
+    (cell,) = cells(
+        Lethal(1000, bad=(500,)), sources, TaskType.TRAINING, 1, report.findings.kept("unreadable")
+    )
+    assert "was killed by SIGKILL" in cell.error
+    spans = list(a_sample(sources, 500, spread(sources, 500)))
+    assert len({span.start for span in spans}) == len(spans)
 
 
 def test_a_sample_larger_than_the_data_is_the_data() -> None:

@@ -202,8 +202,10 @@ class Held(GroupCommit):
     def __init__(self, changes: Changes, collect: Callable[[tuple[Key, ...]], Callable[[], None]]) -> None:
         super().__init__(changes, collect)
         self.go = asyncio.Event()
+        self.asked = asyncio.Event()
 
     async def committed(self) -> None:
+        self.asked.set()
         await self.go.wait()
 
 
@@ -220,7 +222,7 @@ async def cancelled(dispatcher: Dispatcher) -> tuple[int, int]:
     desk.define(PARAMS)
     servicer = ElasticDLServicer(MasterHost(dispatcher, commits=commits), desk)
     call = asyncio.create_task(servicer.get_task(get_task_request(1), Context()))  # type: ignore[arg-type]
-    await asyncio.sleep(0.1)  # it has leased by then, and waits for the journal
+    await asyncio.wait_for(commits.asked.wait(), 10)
     leased = dispatcher.dataset_status("training").leased
     assert not call.done()
     call.cancel()

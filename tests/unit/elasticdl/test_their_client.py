@@ -176,7 +176,7 @@ def test_a_task_with_counted_failures_is_not_taken_for_trained(server: Server) -
 
 
 def test_deaths_are_never_counted_against_a_task(start_server: Callable[..., Server]) -> None:
-    server = start_server(task_timeout_s=0.5)
+    server = start_server(task_timeout_s=1.0)
     server.worker(99).params(batch_size=5, num_epochs=1, dataset_size=5)
     for number in range(4):
         assert server.worker(number).get().type == TRAINING  # and is never heard of again

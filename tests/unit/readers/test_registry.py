@@ -270,6 +270,13 @@ def test_bad_reader_parameters_are_refused(text):
         parse_reader_params(text)
 
 
+@pytest.mark.parametrize("text", ["table=t; access_key=abc;secret", "table=t; access_key='secret"])
+def test_bad_reader_parameters_are_not_repeated(text):
+    with pytest.raises(InvalidArgument, match=r"parameter 3|character 21") as caught:
+        parse_reader_params(text)
+    assert "secret" not in str(caught.value)
+
+
 def test_public_names_are_there():
     assert set(readers.__all__) <= set(dir(readers))
     for name in readers.__all__:

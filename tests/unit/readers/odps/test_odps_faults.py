@@ -299,13 +299,14 @@ def test_a_session_carried_over_finds_out_too(server, warm):
 
 
 def test_a_silent_stream_is_given_up_and_read_again(server, quick):
-    reader = quick(timeout_s=0.2)
+    reader = quick(timeout_s=0.2, limit=100)  # on a busy machine other answers may be late as well
     reader.create_shards()
     hold = Hold(after=2000)
     server.faults.plan("data", hold)
     assert rows(reader) == list(range(1000))
-    assert reader.retries == 1
+    assert reader.retries >= 1
     assert hold.reached.is_set()
+    assert not hold.go.is_set()
 
 
 def test_a_dead_tunnel_address_is_asked_for_anew(server, warm):

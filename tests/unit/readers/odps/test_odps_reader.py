@@ -423,6 +423,7 @@ def test_without_pyodps_it_says_what_to_install(server):
     ("options", "message"),
     [
         ({"retries": "many"}, "retries='many'"),
+        ({"access_id": "x", "access_key": 12345}, "access_key is int, expected text"),
         ({"retries": -1}, "retries=-1"),
         ({"timeout_s": "long"}, "timeout_s='long'"),
         ({"fill_nulls": "0"}, "fill_nulls='0'"),
