@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edl_torch.errors import DataFormatError
+from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers.alone import alone
 from edl_torch.readers.mapped import Array, MappedArrays, write_arrays
 
@@ -39,13 +39,13 @@ class FileStamp:
         return cls(path=os.path.realpath(path), size=found.st_size, mtime_ns=found.st_mtime_ns)
 
     def check(self) -> None:
-        """Raise DataFormatError if the file is another one now."""
+        """Raise SourceChanged if the file is another one now."""
         try:
             now = FileStamp.of(self.path)
         except OSError as exc:
-            raise DataFormatError(f"'{self.path}' was there and is gone: {exc.strerror}") from exc
+            raise SourceChanged(f"'{self.path}' was there and is gone: {exc.strerror}") from exc
         if now != self:
-            raise DataFormatError(
+            raise SourceChanged(
                 f"'{self.path}' has changed since its index was made ({self.size:,} bytes then, "
                 f"{now.size:,} now): data must stay as it is while a job uses it; start the job again"
             )
@@ -72,7 +72,7 @@ def cached_index(
 
     Of several processes that start at once one builds, and the others take what it kept. Where it cannot be
     kept (a read-only folder, a full disk) a warning says so and the index lives in a temporary file. Raises
-    DataFormatError when the data changes while its index is built.
+    SourceChanged when the data changes while its index is built.
     """
     place = index_place(stamp, kind, options, index_dir)
     header = {

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.errors import DataFormatError
+from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers.whole_file import whole_file
 
 Array = npt.NDArray[Any]
@@ -41,7 +41,8 @@ class MappedArrays(Mapping[str, Array]):
         expected: The header that it must have, if any: a copy that maps the file later than its original
             shall not take the index of other data for its own.
 
-    Raises DataFormatError, at the first access, for another file, and FileNotFoundError for none.
+    Raises, at the first access, DataFormatError for another file, SourceChanged for the index of other data,
+    and FileNotFoundError for none.
     """
 
     def __init__(self, path: str | os.PathLike[str], expected: Mapping[str, Any] | None = None) -> None:
@@ -100,7 +101,7 @@ class MappedArrays(Mapping[str, Array]):
             with open(self.path, "rb") as file:
                 header, arrays = _map(file.fileno(), self.path)
             if self._expected is not None and header != self._expected:
-                raise DataFormatError(
+                raise SourceChanged(
                     f"the index '{self.path}' was made of other data than this reader's: the data has "
                     "changed meanwhile; start the job again"
                 )

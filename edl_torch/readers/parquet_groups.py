@@ -11,7 +11,7 @@ import os
 from collections import OrderedDict
 from typing import Any
 
-from edl_torch.errors import BadRecord, DataFormatError, ReaderError
+from edl_torch.errors import BadRecord, DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers.parquet_footer import ParquetFile, is_arrows_own, one_line
 from edl_torch.readers.parquet_index import ParquetIndex
 from edl_torch.readers.storage import Storage, storage_error
@@ -167,7 +167,7 @@ class RowGroups:
         difference = self._difference(opened, file)
         if difference is not None:
             opened.close()
-            raise DataFormatError(
+            raise SourceChanged(
                 f"'{opened.name}' has changed since the reader was made ({difference}): data must stay as "
                 "it is while a job uses it; start the job again with a new reader"
             )

@@ -23,7 +23,7 @@ class OpenFiles:
         self._open: OrderedDict[str, DataFile] = OrderedDict()
 
     def get(self, path: str, size: int, mtime_ns: int) -> DataFile:
-        """The file, which must be as large and as old as when it was indexed. Raises DataFormatError."""
+        """The file, which must be as large and as old as when it was indexed. Raises SourceChanged."""
         file = self._open.get(path)
         if file is None:
             FileStamp(path=os.path.realpath(path), size=size, mtime_ns=mtime_ns).check()

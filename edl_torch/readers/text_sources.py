@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.index_cache import FileStamp, cached_index
 from edl_torch.readers.row_index import CHUNK_BYTES, RowIndex, build_row_index, read_range
 from edl_torch.readers.row_scan import Positions, RowRules
@@ -185,7 +185,7 @@ class SourceFiles:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
 
     def read(self, source: TextSource, start: int, end: int) -> bytes:
-        """Bytes `start … end - 1`. Raises DataFormatError if the file is not the one that was indexed."""
+        """Bytes `start … end - 1`. Raises SourceChanged if the file is not the one that was indexed."""
         file = self._open.get(source.name)
         if file is None:
             file = self._open[source.name] = _OpenFile(source.stamp)
@@ -237,7 +237,7 @@ class _OpenFile:
         now = os.fstat(self._descriptor)
         if (now.st_size, now.st_mtime_ns) != (self._stamp.size, self._stamp.mtime_ns):
             self._stamp.check()
-            raise DataFormatError(f"'{self._stamp.path}' was replaced while it was read: start the job again")
+            raise SourceChanged(f"'{self._stamp.path}' was replaced while it was read: start the job again")
         return read_range(self._descriptor, start, end)
 
 

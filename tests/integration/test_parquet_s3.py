@@ -14,7 +14,7 @@ import pytest
 from s3_server import KEYS, s3_server
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.errors import DataFormatError, ReaderError
+from edl_torch.errors import ReaderError, SourceChanged
 from edl_torch.readers import ParquetReader, open_reader
 from edl_torch.testing import check_reader
 
@@ -133,7 +133,7 @@ def test_damage_and_change_are_seen_there_too(table, options):
     store.pipe("bucket/table/day=1/part.parquet", content(20, 20))
     reader = ParquetReader(table, storage_options=options)
     store.pipe("bucket/table/day=1/part.parquet", content(20, 25))
-    with pytest.raises(DataFormatError, match="has changed since the reader was made"):
+    with pytest.raises(SourceChanged, match="has changed since the reader was made"):
         reader.read_record(f"{table}/day=1/part.parquet", 0)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from csv_kit import ROWS, records, same, task, write
 
-from edl_torch.errors import DataFormatError, InvalidArgument
+from edl_torch.errors import DataFormatError, InvalidArgument, SourceChanged
 from edl_torch.readers import CsvReader
 from edl_torch.testing import check_reader
 
@@ -108,7 +108,7 @@ def test_a_file_that_changes_is_noticed(tmp_path):
         lambda: unused.read_record(path, 0),
         lambda: pickle.loads(pickle.dumps(reader)).read_record(path, 0),
     ):
-        with pytest.raises(DataFormatError, match=r"has changed since its index was made"):
+        with pytest.raises(SourceChanged, match=r"has changed since its index was made"):
             use()
     assert CsvReader(path).create_shards() == {path: 5 - 1}  # the line without an end became longer
 
@@ -118,7 +118,7 @@ def test_a_file_that_goes_away_is_noticed(tmp_path):
     reader = CsvReader(path, dtypes={"id": int, "word": str, "size": float, "ok": bool}, header=True)
     copy = pickle.loads(pickle.dumps(reader))
     os.remove(path)
-    with pytest.raises(DataFormatError, match=r"was there and is gone"):
+    with pytest.raises(SourceChanged, match=r"was there and is gone"):
         copy.read_record(path, 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl_torch.errors import DataFormatError
+from edl_torch.errors import SourceChanged
 from edl_torch.readers.index_cache import BESIDE, FileStamp, cached_index
 from edl_torch.readers.mapped import Array
 
@@ -120,7 +120,7 @@ def test_data_that_changes_while_it_is_indexed_is_refused(data: Path, tmp_path: 
         data.write_bytes(b"changed under us")
         return {"n": np.zeros(1)}
 
-    with pytest.raises(DataFormatError, match="has changed"):
+    with pytest.raises(SourceChanged, match="has changed"):
         cached_index(FileStamp.of(data), "kind1", build, index_dir=tmp_path / "i")
     assert not list((tmp_path / "i").iterdir())
 
@@ -129,7 +129,7 @@ def test_a_stamp_tells_that_its_file_is_gone(data: Path) -> None:
     stamp = FileStamp.of(data)
     stamp.check()
     data.unlink()
-    with pytest.raises(DataFormatError, match="is gone"):
+    with pytest.raises(SourceChanged, match="is gone"):
         stamp.check()
 
 

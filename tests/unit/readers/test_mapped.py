@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl_torch.errors import DataFormatError
+from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers.mapped import MappedArrays, write_arrays
 
 ARRAYS = {
@@ -51,7 +51,7 @@ def test_a_copy_refuses_the_index_of_other_data(tmp_path: Path) -> None:
     write_arrays(tmp_path / "a", ARRAYS, {"size": 1})
     copy = pickle.loads(pickle.dumps(MappedArrays(tmp_path / "a", {"size": 1})))
     write_arrays(tmp_path / "a", ARRAYS, {"size": 2})
-    with pytest.raises(DataFormatError, match="other data"):
+    with pytest.raises(SourceChanged, match="other data"):
         copy["offsets"]
 
 

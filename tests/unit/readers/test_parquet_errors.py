@@ -12,7 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from parquet_kit import table, write
 
-from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import (
+    BadRecord,
+    DataFormatError,
+    InvalidArgument,
+    ReaderError,
+    ReaderUnavailable,
+    SourceChanged,
+)
 from edl_torch.readers import ParquetReader
 from edl_torch.readers.storage import storage_error
 
@@ -191,7 +198,7 @@ def test_same_size_other_rows_is_seen(tmp_path):
             break
     else:
         pytest.skip("no filler made the size")
-    with pytest.raises(DataFormatError, match="20 rows then, 19 now"):
+    with pytest.raises(SourceChanged, match="20 rows then, 19 now"):
         reader.read_record(str(path), 0)
 
 

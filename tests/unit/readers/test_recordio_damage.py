@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recordio_kit import FORMS, RECORDS, chunk_bounds, everything, one_by_one, scan, write
 
-from edl_torch.errors import DataFormatError, ReaderError
+from edl_torch.errors import DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers import RecordIODataReader, recordio_source
 from edl_torch.readers.recordio_format import PYTHON
 from edl_torch.shard import Shard, Task
@@ -184,11 +184,11 @@ def test_a_file_that_changed_is_refused_when_it_is_opened(tmp_path: Path) -> Non
     path = write(tmp_path / "x", SMALL)
     reader = RecordIODataReader(path)
     write(tmp_path / "x", [*SMALL, b"more"])
-    with pytest.raises(DataFormatError, match="has changed since its index was made"):
+    with pytest.raises(SourceChanged, match="has changed since its index was made"):
         everything(reader)
     reader = RecordIODataReader(path)
     os.unlink(path)
-    with pytest.raises(DataFormatError, match="is gone"):
+    with pytest.raises(SourceChanged, match="is gone"):
         reader.read_record(path, 0)
 
 

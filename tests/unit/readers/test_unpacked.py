@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edl_torch.errors import DataFormatError, ReaderError
+from edl_torch.errors import DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers import CsvReader, TextReader
 from edl_torch.readers import unpacked as module
 from edl_torch.readers.index_cache import FileStamp
@@ -83,7 +83,7 @@ def test_the_copy_of_a_newer_file_takes_the_place_of_the_old_one(tmp_path):
     write(tmp_path, TEXT + b"\nmore")
     assert lines(TextReader(path, index_dir=tmp_path / "index")) == [*LINES, "more"]
     assert len(list((tmp_path / "index").glob("*.data"))) == 1
-    with pytest.raises(DataFormatError, match=r"has changed since its index was made"):
+    with pytest.raises(SourceChanged, match=r"has changed since its index was made"):
         lines(reader)
 
 
