@@ -157,7 +157,7 @@ class Attendance:
             cause = from_status(error, "")
             log.debug("heartbeat of session %s: %s", self._session, cause)
             if isinstance(cause, SessionLost):
-                self.presence.lost()
+                self.presence.doubt()
         except ValueError:
             log.debug("heartbeat of session %s: the channel is closed", self._session)
         else:

@@ -39,6 +39,7 @@ class Confirmer:
         self._on_lost = on_lost
         self._membership = Membership()
         self._presence: Presence | None = None
+        self.presented = 0  # how often leases were
 
     def __repr__(self) -> str:
         return f"<Confirmer {self._presence or 'in one process with the master'}>"
@@ -56,6 +57,14 @@ class Confirmer:
     def _tell_presence(self) -> None:
         if self._presence is not None:
             self._presence.member = self._membership.member
+
+    def granted(self, presented: int) -> None:
+        """Leases came, and are held now. When they were asked for, leases had been `presented` so often.
+
+        What was presented since may have been without them, and then its answer does not cover them.
+        """
+        if self._presence is not None and presented != self.presented:
+            self._presence.doubt()
 
     def moved_on(self) -> None:
         """The training loop asks for a batch, or is done with one."""
@@ -76,6 +85,7 @@ class Confirmer:
         """Ask once. False when something happened meanwhile that the answer does not cover."""
         member, doubts, asked_at = self._membership, presence.doubts, presence.clock()
         log.info("session %s presents its leases: %r", self._session, presence)
+        self.presented += 1  # before the look at what is held: what comes after it is noticed
         call = ConfirmCall(
             session=self._session,
             dataset=self._dataset,
@@ -91,5 +101,7 @@ class Confirmer:
             return False
         if answer.void:
             self._on_void(answer.void)
+        if not set(self._held()) <= set(call.leases):
+            return False  # the call has waited for the stream, and others came meanwhile
         presence.confirmed(doubts, asked_at)
         return presence.doubts == doubts and member == self._membership

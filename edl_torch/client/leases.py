@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
+from edl_torch.client.confirming import Confirmer
 from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
@@ -35,6 +36,7 @@ class LeaseSource:
         session: str,
         dataset: str,
         *,
+        confirmer: Confirmer,
         on_grant: Callable[[Grant], None],
         on_unwanted: Callable[[list[Grant]], None],
         on_lost: Callable[[Membership], None],
@@ -45,6 +47,7 @@ class LeaseSource:
         self._port = port
         self._session = session
         self._dataset = dataset
+        self._confirmer = confirmer
         self._on_grant = on_grant
         self._on_unwanted = on_unwanted
         self._on_lost = on_lost
@@ -276,6 +279,7 @@ class LeaseSource:
             # Repeated, it gets the answer of then: leases that no other call would ever tell us of.
             number, member = self._lost_in or self._pass, self._membership
             self._lost_in = number
+            presented = self._confirmer.presented
             call = LeaseCall(
                 session=self._session,
                 dataset=self._dataset,
@@ -293,7 +297,7 @@ class LeaseSource:
             with self._changed:
                 self._request, self._lost_in = call.request, 0
                 if member == self._membership:  # else they are void
-                    unwanted = self._take_in(answer, number)
+                    unwanted = self._take_in(answer, number, presented)
         except SessionLost:
             self._on_lost(member)
         finally:
@@ -304,10 +308,12 @@ class LeaseSource:
         if unwanted:
             self._on_unwanted(unwanted)
 
-    def _take_in(self, answer: LeaseAnswer, number: int) -> list[Grant]:
+    def _take_in(self, answer: LeaseAnswer, number: int, presented: int) -> list[Grant]:
         """Returns what no pass wants: that of the call is over. The condition is held."""
         for grant in answer.grants:
             self._on_grant(grant)
+        if answer.grants:
+            self._confirmer.granted(presented)
         if number != self._pass or not self._open:
             return list(answer.grants)
         self._epoch, self._state = answer.epoch, answer.state

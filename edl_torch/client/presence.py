@@ -40,7 +40,7 @@ class Presence:
         self._sure_for_s = 0.0
         self._sure_until = -math.inf
         self._stall_s = math.inf
-        self._stalled_at = math.inf
+        self._moved_at = clock()
 
     @property
     def sure(self) -> bool:
@@ -60,7 +60,6 @@ class Presence:
             self._standing = True
             self._sure_for_s = SURE_PART * lease_timeout_s
             self._stall_s = MOVING_PART * progress_timeout_s or math.inf
-            self._stalled_at = self.clock() + self._stall_s
             self._extend(asked_at)
             self._changed.notify_all()
 
@@ -76,8 +75,8 @@ class Presence:
         with self._changed:
             self._extend(asked_at)
 
-    def lost(self) -> None:
-        """The master does not know the session."""
+    def doubt(self) -> None:
+        """The master does not know the session, or was not asked about all that it holds."""
         with self._changed:
             self._doubts += 1
 
@@ -90,10 +89,10 @@ class Presence:
         """The training loop asks for a batch, or is done with one. Long after the last time, the master may
         have taken the leases for want of progress."""
         now = self.clock()
-        if now >= self._stalled_at:
+        if now >= self._moved_at + self._stall_s:
             with self._changed:
                 self._doubts += 1
-        self._stalled_at = now + self._stall_s
+        self._moved_at = now
         self.progress += 1
 
     def wait_standing(self, timeout_s: float) -> bool:

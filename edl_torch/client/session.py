@@ -58,13 +58,13 @@ class Session:
         self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
         self._joining = self._make_joining()
         self._reporter = self._make_reporter()
-        self._leases = self._make_leases()
         self._confirmer = Confirmer(
             *(master, self.id, description.name),
             held=self._held,
             on_void=self._on_void,
             on_lost=self._rejoin,
         )
+        self._leases = self._make_leases()
         self._broken = BrokenStreams(self.book, self._leases, self._joining.plan)
         self._plain, self.elastic = self._make_passes()
         self.position = Position(
@@ -95,6 +95,7 @@ class Session:
     def _make_leases(self) -> LeaseSource:
         return LeaseSource(
             *(self.master, self.id, self.description.name),
+            confirmer=self._confirmer,
             on_grant=self._on_grant,
             on_unwanted=self._on_unwanted,
             on_lost=self._rejoin,

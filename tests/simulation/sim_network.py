@@ -284,4 +284,4 @@ class Attendance:
             self._port.hub.after(self._port.network.latency(), self._port.process.deliver, action, asked_at)
 
     def _lost(self, _: float) -> None:
-        self.presence.lost()
+        self.presence.doubt()

@@ -60,7 +60,7 @@ def test_a_late_answer_to_an_earlier_heartbeat_takes_nothing_back(
     assert presence.sure
 
 
-@pytest.mark.parametrize("event", ["broke", "lost"])
+@pytest.mark.parametrize("event", ["broke", "doubt"])
 def test_a_doubt_outlives_a_heartbeat_and_a_new_stream(presence: Presence, event: str) -> None:
     getattr(presence, event)()
     presence.answered(100.0)
@@ -99,6 +99,17 @@ def test_a_loop_that_rested_long_is_in_doubt_where_the_master_asks_for_progress(
     confirm(presence)
     presence.moved_on()
     assert presence.sure
+
+
+def test_a_new_stream_is_no_progress_of_the_loop(clock: FakeClock) -> None:
+    """The master may have taken the leases while the stream was away."""
+    presence = Presence(clock)
+    presence.stood(100.0, lease_timeout_s=600.0, progress_timeout_s=30.0)
+    presence.moved_on()
+    clock.advance(29.0)
+    presence.stood(129.0, lease_timeout_s=600.0, progress_timeout_s=30.0)
+    presence.moved_on()
+    assert not presence.sure
 
 
 def test_without_a_progress_timeout_a_step_may_be_long(presence: Presence, clock: FakeClock) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edl_torch import DataShardService
+from edl_torch.client.confirming import Confirmer
 from edl_torch.client.handle import DirectLink
 from edl_torch.client.leases import LeaseSource, Mode
 from edl_torch.client.membership import Membership
@@ -176,6 +177,9 @@ def test_what_is_forgotten_and_what_comes_next_are_not_mixed(fake: FakeMaster) -
         fake,
         "s",
         "training",
+        confirmer=Confirmer(
+            fake, "s", "training", held=lambda: (), on_void=lambda _: None, on_lost=lambda _: None
+        ),
         on_grant=lambda _: None,
         on_unwanted=lambda _: None,
         on_lost=lambda _: None,
