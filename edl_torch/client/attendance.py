@@ -147,7 +147,10 @@ class Attendance:
 
     def _beat_once(self, timeout_s: float) -> None:
         asked_at = self.presence.clock()
-        request = pb.HeartbeatRequest(session=self._session, progress=self.presence.progress)
+        presence = self.presence
+        request = pb.HeartbeatRequest(
+            session=self._session, member=presence.member, progress=presence.progress
+        )
         try:
             self._door.Heartbeat(request, timeout=timeout_s)
         except grpc.RpcError as error:

@@ -46,10 +46,16 @@ class Confirmer:
     def follow(self, membership: Membership) -> None:
         """Ask as this member from now on."""
         self._membership = membership
+        self._tell_presence()
 
     def watch(self, presence: Presence | None) -> None:
         """The session attends; None where it can never be in doubt."""
         self._presence = presence
+        self._tell_presence()
+
+    def _tell_presence(self) -> None:
+        if self._presence is not None:
+            self._presence.member = self._membership.member
 
     def moved_on(self) -> None:
         """The training loop asks for a batch, or is done with one."""
@@ -75,6 +81,7 @@ class Confirmer:
             dataset=self._dataset,
             ledger=member.ledger,
             lineage=member.lineage,
+            member=member.member,
             leases=self._held(),
         )
         try:
@@ -85,4 +92,4 @@ class Confirmer:
         if answer.void:
             self._on_void(answer.void)
         presence.confirmed(doubts, asked_at)
-        return presence.doubts == doubts and member is self._membership
+        return presence.doubts == doubts and member == self._membership

@@ -47,6 +47,7 @@ EPOCH = 0  # of all passes: such a master does not tell epochs
 
 LEDGER = "elasticdl"
 LINEAGE = 1
+MEMBER = 1  # that it always is: no session is ever given up
 
 
 class ElasticDLMasterClient:
@@ -104,7 +105,9 @@ class ElasticDLMasterClient:
                 known = self._datasets.setdefault(name, known)
         with self._lock:
             known.sessions.add(call.session)
-        return RegisterAnswer(spec=known.plan.spec, ledger=LEDGER, lineage=LINEAGE, epoch=EPOCH)
+        return RegisterAnswer(
+            spec=known.plan.spec, ledger=LEDGER, lineage=LINEAGE, epoch=EPOCH, member=MEMBER
+        )
 
     def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
         """There is no stream and no heartbeat: presence is never in doubt, and never known."""

@@ -6,6 +6,7 @@ It decides as which member the session speaks; what that makes void is forgotten
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.description import Description
@@ -66,7 +67,7 @@ class Joining:
             if self._plan is None:
                 answer = self._register()
                 self._plan = Plan(answer.spec)
-                self._follow(answer.ledger, answer.lineage)
+                self._follow_answer(answer)
                 self._note_joined(answer)
                 self._on_first()
             return self._plan
@@ -91,12 +92,13 @@ class Joining:
                     f"{self._description.name!r} was taken back to a checkpoint: this trainer's leases are "
                     f"void. Restart it from the checkpoint that the others use"
                 )
-            self._follow(answer.ledger, answer.lineage)
+            self._follow_answer(answer)
             self._note_joined(answer)
 
     def follow(self, lineage: int) -> None:
         """This trainer took the dataset back to a token, which opened `lineage`."""
-        self._follow(self._membership.ledger, lineage)
+        with self._joining:
+            self._follow(replace(self._membership, lineage=lineage))
 
     def move(self, lineage: int) -> None:
         """Another rank of this trainer's job took the dataset back to a token, which opened `lineage`."""
@@ -108,10 +110,12 @@ class Joining:
             batch_size=self._description.batch_size,
         )
 
-    def _follow(self, ledger: str, lineage: int) -> None:
-        number = self._membership.number + 1
-        self._membership = Membership(ledger=ledger, lineage=lineage, number=number)
-        self._on_member(self._membership)
+    def _follow_answer(self, answer: RegisterAnswer) -> None:
+        self._follow(Membership(ledger=answer.ledger, lineage=answer.lineage, member=answer.member))
+
+    def _follow(self, membership: Membership) -> None:
+        self._membership = membership
+        self._on_member(membership)
 
     def _register(self) -> RegisterAnswer:
         sources = self._description.sources()

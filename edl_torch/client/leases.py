@@ -13,7 +13,7 @@ from enum import Enum
 from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
-from edl_torch.core.calls import NEW_PASS, Grant, LeaseCall, PassState
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, LeaseCall, PassState
 from edl_torch.errors import SessionLost
 
 POLL_S = 1.0  # the longest single wait: so a closed pass or Ctrl-C is noticed soon
@@ -100,12 +100,17 @@ class LeaseSource:
         """Whether the pass has had no lease at all."""
         return not self._granted
 
-    def follow(self, membership: Membership) -> None:
-        """Ask as this member from now on; what was fetched before is void."""
+    def follow(self, membership: Membership, forget: Callable[[], None]) -> None:
+        """Ask as this member from now on; what was fetched before is void, and `forget` lets go of it.
+
+        At once: a lease of the old member that arrives later is not taken, and one of the new member is not
+        forgotten, which would be on loan for ever.
+        """
         with self._changed:
             self._membership = membership
             self._ready.clear()
             self._reserved.clear()
+            forget()
 
     def void(self, tasks: tuple[int, ...]) -> None:
         """The master took these leases back: nobody draws them any more."""
@@ -276,6 +281,7 @@ class LeaseSource:
                 dataset=self._dataset,
                 ledger=member.ledger,
                 lineage=member.lineage,
+                member=member.member,
                 request=self._request + 1,
                 epoch=self._epoch,
                 count=max(1, len(self._streams) - len(self._ready)) if self._ahead else 1,
@@ -285,16 +291,9 @@ class LeaseSource:
         try:
             answer = self._port.lease(call, wait_s)
             with self._changed:
-                for grant in answer.grants:
-                    self._on_grant(grant)
                 self._request, self._lost_in = call.request, 0
-                if number == self._pass and self._open and member is self._membership:
-                    self._epoch, self._state = answer.epoch, answer.state
-                    self._granted += len(answer.grants)
-                    self._ready += answer.grants
-                    self._dry_answers += not answer.grants
-                else:
-                    unwanted += answer.grants
+                if member == self._membership:  # else they are void
+                    unwanted = self._take_in(answer, number)
         except SessionLost:
             self._on_lost(member)
         finally:
@@ -304,6 +303,18 @@ class LeaseSource:
                 self._changed.notify_all()
         if unwanted:
             self._on_unwanted(unwanted)
+
+    def _take_in(self, answer: LeaseAnswer, number: int) -> list[Grant]:
+        """Returns what no pass wants: that of the call is over. The condition is held."""
+        for grant in answer.grants:
+            self._on_grant(grant)
+        if number != self._pass or not self._open:
+            return list(answer.grants)
+        self._epoch, self._state = answer.epoch, answer.state
+        self._granted += len(answer.grants)
+        self._ready += answer.grants
+        self._dry_answers += not answer.grants
+        return []
 
     # Fetching ahead ---------------------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The master's ledger and lineage, and how many times this session has joined.
+    """The master's ledger and lineage, and the number of the `member` that this session is there.
 
-    Two calls may both find that the session was given up: `number` tells the second that it was joined again.
+    A session that was given up and joins again is another member. Two calls may both find that it was given
+    up: the number tells the second that it has joined again.
     """
 
     ledger: str = ""
     lineage: int = 0
-    number: int = 0
+    member: int = 0

@@ -221,6 +221,7 @@ class Reporter:
             dataset=self._dataset,
             ledger=membership.ledger,
             lineage=membership.lineage,
+            member=membership.member,
             request=self._request,
             failures=tuple(outbox.failures),
             acknowledgements=tuple(outbox.acknowledgements.values()),

@@ -147,10 +147,9 @@ class Session:
         self._confirmer.watch(self.master.attend(self.id, self._on_wanted))
 
     def _follow(self, membership: Membership) -> None:
-        self._forget()
-        self._leases.follow(membership)
-        self._reporter.follow(membership)
         self._confirmer.follow(membership)
+        self._reporter.follow(membership)  # before the leases: what becomes of new ones is not thrown away
+        self._leases.follow(membership, self._forget)
 
     def _forget(self) -> None:
         """All that was held is void."""

@@ -42,12 +42,16 @@ class RegisterCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterAnswer:
-    """The dataset as registered, and the ledger and lineage that every later call names."""
+    """The dataset as registered, and the ledger, lineage and `member` that every later call names.
+
+    A session that was given up and registers again is another member, with another number.
+    """
 
     spec: DatasetSpec
     ledger: str
     lineage: int
     epoch: int
+    member: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,8 @@ class LeaseCall:
     """Ask for up to `count` leases of `epoch`. `request` numbers the call; a repeat is answered alike.
 
     `drained` says that every batch of this pass was handed to the loop: the trainer waits for the verdict.
-    `ledger` is the one that the registration named; a call for another one is refused ('' is not compared).
+    `ledger` and `member` are those that the registration named; a call of others is refused ('' and 0 are not
+    compared).
     """
 
     session: str
@@ -84,6 +89,7 @@ class LeaseCall:
     count: int
     drained: bool = False
     ledger: str = ""
+    member: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +148,7 @@ class ReportCall:
     acknowledgements: tuple[Acknowledgement, ...] = ()
     give_backs: tuple[GiveBack, ...] = ()
     ledger: str = ""
+    member: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +177,7 @@ class ConfirmCall:
     lineage: int
     leases: tuple[HeldLease, ...] = ()
     ledger: str = ""
+    member: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edl_torch.core.calls import (
-    NEW_PASS,
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
@@ -37,7 +36,6 @@ from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
-GIVEN_UP = 10_000  # sessions whose last numbers are remembered, should they come back
 SHOWN = 20  # records in quarantine of a status that trainers ask for
 HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
 
@@ -79,7 +77,6 @@ class Dispatcher:
         self._mark = unrecorded if changes is None else changes.mark
         self._ledgers: dict[str, ShardLedger] = {}
         self._hungry: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
-        self._given_up: dict[str, dict[str, int]] = {}  # session -> dataset -> its last lease call's number
 
     @property
     def version(self) -> int:
@@ -128,11 +125,15 @@ class Dispatcher:
         self._reconcile(ledger, call)
         member = self.members.enter(call.session, call.worker_id, now)
         self._mark("session", call.session)
+        self._mark("next", "member")
         member.datasets.add(name)
-        self._go_on_counting(member, name)
         ledger.join(call.session, call.batch_size)
         return RegisterAnswer(
-            spec=ledger.spec, ledger=self.ledger_id, lineage=ledger.lineage, epoch=ledger.epoch
+            spec=ledger.spec,
+            ledger=self.ledger_id,
+            lineage=ledger.lineage,
+            epoch=ledger.epoch,
+            member=member.number,
         )
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
@@ -142,24 +143,16 @@ class Dispatcher:
         if spec != ledger.spec:
             ledger.respecify(spec)
 
-    def _go_on_counting(self, member: Member, dataset: str) -> None:
-        """A late call of its earlier life must not be lent what the session would never hear of."""
-        last = self._given_up.get(member.session, {}).pop(dataset, None)
-        if last is not None and dataset not in member.answers:
-            self._remember_of(
-                member, dataset, LeaseAnswer(request=last, epoch=NEW_PASS, state=PassState.OPEN)
-            )
-
     def sessions_of(self, dataset: str) -> set[str]:
         """The sessions that have joined a dataset."""
         return {m.session for m in self.members if dataset in m.datasets}
 
-    def heartbeat(self, session: str, now: float, progress: int | None = None) -> None:
-        """The session lives; `progress` is how often its training loop has moved on."""
+    def heartbeat(self, session: str, now: float, progress: int | None = None, *, member: int = 0) -> None:
+        """The session lives, as that `member`; `progress` is how often its training loop has moved on."""
         if progress is None:
-            self.members.heard(session, now)
+            self.members.heard(session, now, member)
         else:
-            self.members.beat(session, progress, now)
+            self.members.beat(session, progress, now, member)
 
     def resume(self, now: float) -> None:
         """The master has started (again): what is on loan stays so for one full timeout."""
@@ -180,16 +173,9 @@ class Dispatcher:
 
     def expire(self, now: float) -> tuple[Released, ...]:
         """Give up every session whose time is up, and take the leases of those that are stalled."""
-        dead = [released for session in self.members.dead(now) for released in self._give_up(session)]
+        dead = [released for session in self.members.dead(now) for released in self.leave(session)]
         stalled = [m for m in self.members if self.members.progress_deadline(m) <= now and self._holds(m)]
         return (*dead, *(released for member in stalled for released in self._take_back(member, now)))
-
-    def _give_up(self, session: str) -> tuple[Released, ...]:
-        answers = self.members.find(session).answers
-        self._given_up[session] = {dataset: answer.request for dataset, answer in answers.items()}
-        if len(self._given_up) > GIVEN_UP:
-            del self._given_up[next(iter(self._given_up))]
-        return self.leave(session)
 
     def next_deadline(self, now: float) -> float | None:
         """When to call `expire` again, if nothing more is heard of anybody."""
@@ -241,7 +227,7 @@ class Dispatcher:
 
     def lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
         """Lend slices. A repeated request number gets the answer that it got before."""
-        self.members.heard(call.session, now)
+        self.members.heard(call.session, now, call.member)
         return self.answer(call, now)
 
     def poll(self, call: LeaseCall, now: float) -> LeaseAnswer | None:
@@ -260,7 +246,7 @@ class Dispatcher:
         return self._answered(call) or self._remember(call, self._lease(call, now))
 
     def _answered(self, call: LeaseCall) -> LeaseAnswer | None:
-        earlier = self.members.find(call.session).answers.get(call.dataset)
+        earlier = self.members.find(call.session, call.member).answers.get(call.dataset)
         if earlier is None or call.request > earlier.request:
             return None
         if call.request < earlier.request:
@@ -270,11 +256,8 @@ class Dispatcher:
         return earlier
 
     def _remember(self, call: LeaseCall, answer: LeaseAnswer) -> LeaseAnswer:
-        return self._remember_of(self.members.find(call.session), call.dataset, answer)
-
-    def _remember_of(self, member: Member, dataset: str, answer: LeaseAnswer) -> LeaseAnswer:
-        member.answers[dataset] = answer
-        self._mark("answer", dataset, member.session)
+        self.members.find(call.session).answers[call.dataset] = answer
+        self._mark("answer", call.dataset, call.session)
         return answer
 
     def _lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
@@ -314,7 +297,7 @@ class Dispatcher:
 
         All of it is applied, or, where one argument is bad (InvalidArgument), nothing.
         """
-        member = self.members.heard(call.session, now)
+        member = self.members.heard(call.session, now, call.member)
         ledger = self._fenced(call)
         if call.failures:
             new = count_new(ledger.loans, call.session, call.failures)  # a repeated call adds none
@@ -356,7 +339,8 @@ class Dispatcher:
 
     def confirm(self, call: ConfirmCall, now: float) -> ConfirmAnswer:
         """Tell a session that comes back which of its leases are void. No lease is changed."""
-        self.members.heard(call.session, now).progressed = now  # its loop asks before it takes a batch
+        # Its loop asks before it takes a batch.
+        self.members.heard(call.session, now, call.member).progressed = now
         return ConfirmAnswer(void=self._fenced(call).void_of(call.session, call.leases))
 
     def _fenced(self, call: LeaseCall | ReportCall | ConfirmCall) -> ShardLedger:

@@ -19,6 +19,7 @@ class Member:
 
     session: str
     worker_id: str
+    number: int  # of this membership: one that was given up and registers again is another member
     seen: float
     datasets: set[str] = field(default_factory=set)
     answers: dict[str, LeaseAnswer] = field(default_factory=dict)
@@ -35,6 +36,9 @@ class Member:
 class Members:
     """All sessions by id. A session is dead when it was silent too long, or when its stream stays broken.
 
+    A member's `number` is never used again. Calls name it: one of before its session was given up and came
+    back is refused, however late it comes.
+
     One whose loop does not move on for `progress_timeout_s` (0: never) is stalled: alive, and yet of no use.
     """
 
@@ -42,6 +46,7 @@ class Members:
         self.lease_timeout_s = lease_timeout_s
         self.grace_s = grace_s
         self.progress_timeout_s = progress_timeout_s
+        self.next_number = 1
         self._members: dict[str, Member] = {}
 
     def __len__(self) -> int:
@@ -51,31 +56,41 @@ class Members:
         return iter(tuple(self._members.values()))
 
     def enter(self, session: str, worker_id: str, now: float) -> Member:
-        """A session opens, or comes back."""
+        """A session opens, or is a member already and says so again."""
         if session not in self._members:
-            self._members[session] = Member(session, worker_id, now)
+            self.take_up(session, worker_id, self.next_number, now)
+            self.next_number += 1
         return self.heard(session, now)
+
+    def take_up(self, session: str, worker_id: str, number: int, now: float) -> None:
+        """A member with the number that it has."""
+        self._members[session] = Member(session, worker_id, number, now)
 
     def get(self, session: str) -> Member | None:
         """A member, or None."""
         return self._members.get(session)
 
-    def find(self, session: str) -> Member:
-        """A member. Raises SessionLost for a session that is none."""
+    def find(self, session: str, number: int = 0) -> Member:
+        """A member. Raises SessionLost for a session that is none, or not the one of this number (0: any)."""
         member = self._members.get(session)
         if member is None:
             raise SessionLost(
                 f"session {session!r} is not known to this master: it was released, or never registered"
             )
+        if number not in (0, member.number):
+            raise SessionLost(
+                f"session {session!r} was given up and has registered again: it is member {member.number} "
+                f"now, the call is of member {number}"
+            )
         return member
 
-    def heard(self, session: str, now: float) -> Member:
-        """A call of a session arrived. Raises SessionLost for one that is not a member.
+    def heard(self, session: str, now: float, number: int = 0) -> Member:
+        """A call of a session arrived. Raises SessionLost like `find`.
 
         After its stream broke a call extends the grace and no more: it may have been on its way when the
         trainer died.
         """
-        member = self.find(session)
+        member = self.find(session, number)
         member.seen = now
         if member.gone_since is not None:
             member.gone_since = now
@@ -93,9 +108,9 @@ class Members:
         if member is not None and member.gone_since is None:
             member.gone_since = now
 
-    def beat(self, session: str, progress: int, now: float) -> None:
+    def beat(self, session: str, progress: int, now: float, number: int = 0) -> None:
         """A heartbeat arrived, with the training loop's count. Raises SessionLost like `heard`."""
-        member = self.heard(session, now)
+        member = self.heard(session, now, number)
         if progress != member.progress:
             member.progress, member.progressed = progress, now
 

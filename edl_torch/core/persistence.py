@@ -11,7 +11,8 @@ A page has the leases of one session among `loans.PAGE` tasks: a hundred leases 
 | `waiting`, dataset, number | crumb or not, epoch, shard, skip, limit, attempt |
 | `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end[, handed, *holes] |
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
-| `session`, session | worker id |
+| `session`, session | worker id, number of its membership |
+| `next`, `member` | the number of the next member |
 | `member`, dataset, session | batch size |
 | `answer`, dataset, session | request, epoch, state, grants (task, attempt, four of the slice, bundle) |
 | `report`, dataset, session | number of the last report, leases ended since (task, attempt) |
@@ -55,6 +56,8 @@ def dump(dispatcher: Dispatcher) -> Rows:
 
 def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
     members = tuple(dispatcher.members)
+    if dispatcher.members.next_number > 1:
+        yield "next", "member"
     for member in members:
         yield "session", member.session
     for ledger in dispatcher.ledgers:
@@ -135,7 +138,11 @@ def _member(ledger: ShardLedger, session: str) -> Row | None:
 
 def _session(dispatcher: Dispatcher, session: str) -> Row | None:
     member = dispatcher.members.get(session)
-    return None if member is None else (member.worker_id,)
+    return None if member is None else (member.worker_id, member.number)
+
+
+def _next(dispatcher: Dispatcher, _: str) -> Row:
+    return (dispatcher.members.next_number,)
 
 
 def _answer(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
@@ -166,6 +173,7 @@ _ROW: dict[str, Callable[..., Row | None]] = {
     "bad": _of_ledger(_bad),
     "member": _of_ledger(_member),
     "session": _session,
+    "next": _next,
     "answer": _answer,
     "report": _report,
 }
@@ -199,13 +207,17 @@ def load(
     parts: dict[str, _Parts] = {}
     for (kind, name, *rest), row in rows.items():
         if kind == "session":
-            (worker_id,) = row
-            dispatcher.members.enter(str(name), worker_id, now)
+            worker_id, number = row
+            dispatcher.members.take_up(str(name), worker_id, int(number), now)
+        elif kind == "next":
+            (dispatcher.members.next_number,) = row
         elif kind == "dataset":
             specs[str(name)] = row
         else:
             of_it = parts.setdefault(str(name), {of: {} for of in _ROW})
             of_it[str(kind)][rest[0] if len(rest) == 1 else tuple(rest)] = row
+    if any(member.number >= dispatcher.members.next_number for member in dispatcher.members):
+        raise ValueError("a member has a number that is still to be given")
     for name, (_, spec) in sorted(specs.items(), key=lambda item: int(item[1][0])):
         ledger = dispatcher.add(_spec_from(spec))
         _resume(ledger, parts[name])

@@ -143,6 +143,7 @@ class Desk:
             session=session,
             dataset=dataset,
             lineage=ledger.lineage,
+            member=member.number,
             request=1 if earlier is None else earlier.request + 1,
             epoch=NEW_PASS,
             count=1,

@@ -172,7 +172,7 @@ class MasterHost:
         return answer
 
     async def _poll(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
-        self.dispatcher.heartbeat(call.session, self._clock())
+        self.dispatcher.heartbeat(call.session, self._clock(), member=call.member)
         deadline = self._clock() + min(wait_s, MAX_WAIT_S)
         while (left := deadline - self._clock()) > 0 and not self._draining:
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))

@@ -114,7 +114,11 @@ class MasterServicer:
     @guarded
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         progress = request.progress if request.HasField("progress") else None
-        self._host.apply(lambda dispatcher, now: dispatcher.heartbeat(request.session, now, progress))
+        self._host.apply(
+            lambda dispatcher, now: dispatcher.heartbeat(
+                request.session, now, progress, member=request.member
+            )
+        )
         return pb.HeartbeatResponse()
 
     @guarded

@@ -115,13 +115,21 @@ def register_call_from_wire(message: pb.RegisterRequest) -> calls.RegisterCall:
 
 def register_answer_to_wire(value: calls.RegisterAnswer) -> pb.RegisterResponse:
     return pb.RegisterResponse(
-        spec=spec_to_wire(value.spec), ledger=value.ledger, lineage=value.lineage, epoch=value.epoch
+        spec=spec_to_wire(value.spec),
+        ledger=value.ledger,
+        lineage=value.lineage,
+        epoch=value.epoch,
+        member=value.member,
     )
 
 
 def register_answer_from_wire(message: pb.RegisterResponse) -> calls.RegisterAnswer:
     return calls.RegisterAnswer(
-        spec=spec_from_wire(message.spec), ledger=message.ledger, lineage=message.lineage, epoch=message.epoch
+        spec=spec_from_wire(message.spec),
+        ledger=message.ledger,
+        lineage=message.lineage,
+        epoch=message.epoch,
+        member=message.member,
     )
 
 
@@ -134,6 +142,7 @@ def lease_call_to_wire(value: calls.LeaseCall, wait_s: float = 0.0) -> pb.LeaseR
         dataset=value.dataset,
         ledger=value.ledger,
         lineage=value.lineage,
+        member=value.member,
         request=value.request,
         epoch=value.epoch,
         count=value.count,
@@ -148,6 +157,7 @@ def lease_call_from_wire(message: pb.LeaseRequest) -> calls.LeaseCall:
         dataset=message.dataset,
         ledger=message.ledger,
         lineage=message.lineage,
+        member=message.member,
         request=message.request,
         epoch=message.epoch,
         count=message.count,
@@ -200,6 +210,7 @@ def report_call_to_wire(value: calls.ReportCall) -> pb.ReportRequest:
         dataset=value.dataset,
         ledger=value.ledger,
         lineage=value.lineage,
+        member=value.member,
         request=value.request,
         failures=[
             pb.Failure(task=f.task, attempt=f.attempt, position=f.position, reason=f.reason)
@@ -221,6 +232,7 @@ def report_call_from_wire(message: pb.ReportRequest) -> calls.ReportCall:
         dataset=message.dataset,
         ledger=message.ledger,
         lineage=message.lineage,
+        member=message.member,
         request=message.request,
         failures=tuple(
             [
@@ -260,6 +272,7 @@ def confirm_call_to_wire(value: calls.ConfirmCall) -> pb.ConfirmRequest:
         dataset=value.dataset,
         ledger=value.ledger,
         lineage=value.lineage,
+        member=value.member,
         leases=[pb.HeldLease(task=held.task, attempt=held.attempt) for held in value.leases],
     )
 
@@ -270,6 +283,7 @@ def confirm_call_from_wire(message: pb.ConfirmRequest) -> calls.ConfirmCall:
         dataset=message.dataset,
         ledger=message.ledger,
         lineage=message.lineage,
+        member=message.member,
         leases=tuple([calls.HeldLease(task=held.task, attempt=held.attempt) for held in message.leases]),
     )
 

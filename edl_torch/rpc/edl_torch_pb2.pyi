@@ -111,16 +111,18 @@ class RegisterRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., batch_size: _Optional[int] = ..., registration: _Optional[_Union[Registration, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("spec", "ledger", "lineage", "epoch")
+    __slots__ = ("spec", "ledger", "lineage", "epoch", "member")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     spec: DatasetSpec
     ledger: str
     lineage: int
     epoch: int
-    def __init__(self, spec: _Optional[_Union[DatasetSpec, _Mapping]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    member: int
+    def __init__(self, spec: _Optional[_Union[DatasetSpec, _Mapping]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., epoch: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("session",)
@@ -155,12 +157,14 @@ class Wanted(_message.Message):
     def __init__(self, dataset: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("session", "progress")
+    __slots__ = ("session", "progress", "member")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     session: str
     progress: int
-    def __init__(self, session: _Optional[str] = ..., progress: _Optional[int] = ...) -> None: ...
+    member: int
+    def __init__(self, session: _Optional[str] = ..., progress: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ()
@@ -177,7 +181,7 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "epoch", "count", "drained", "wait_s")
+    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "epoch", "count", "drained", "wait_s", "member")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +191,7 @@ class LeaseRequest(_message.Message):
     COUNT_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
@@ -196,7 +201,8 @@ class LeaseRequest(_message.Message):
     count: int
     drained: bool
     wait_s: float
-    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., drained: bool = ..., wait_s: _Optional[float] = ...) -> None: ...
+    member: int
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., drained: bool = ..., wait_s: _Optional[float] = ..., member: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("task", "attempt", "epoch", "shard", "skip", "limit", "bundle")
@@ -263,7 +269,7 @@ class GiveBack(_message.Message):
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., start: _Optional[int] = ..., crumb: bool = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "failures", "acknowledgements", "give_backs")
+    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "failures", "acknowledgements", "give_backs", "member")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +278,7 @@ class ReportRequest(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENTS_FIELD_NUMBER: _ClassVar[int]
     GIVE_BACKS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
@@ -280,7 +287,8 @@ class ReportRequest(_message.Message):
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     acknowledgements: _containers.RepeatedCompositeFieldContainer[Acknowledgement]
     give_backs: _containers.RepeatedCompositeFieldContainer[GiveBack]
-    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., acknowledgements: _Optional[_Iterable[_Union[Acknowledgement, _Mapping]]] = ..., give_backs: _Optional[_Iterable[_Union[GiveBack, _Mapping]]] = ...) -> None: ...
+    member: int
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., acknowledgements: _Optional[_Iterable[_Union[Acknowledgement, _Mapping]]] = ..., give_backs: _Optional[_Iterable[_Union[GiveBack, _Mapping]]] = ..., member: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("request", "stale", "wanted")
@@ -301,18 +309,20 @@ class HeldLease(_message.Message):
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ConfirmRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "leases")
+    __slots__ = ("session", "dataset", "ledger", "lineage", "leases", "member")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
     lineage: int
     leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
-    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ...) -> None: ...
+    member: int
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., member: _Optional[int] = ...) -> None: ...
 
 class ConfirmResponse(_message.Message):
     __slots__ = ("void",)

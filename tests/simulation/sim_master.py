@@ -195,7 +195,7 @@ class SimMaster:
 
     def _lease(self, reply: Reply, call: LeaseCall, wait_s: float) -> None:
         now = self.hub.now
-        self.dispatcher.heartbeat(call.session, now)
+        self.dispatcher.heartbeat(call.session, now, member=call.member)
         if wait_s > 0 and self._poll(call, reply):
             return
         if wait_s > 0:
@@ -274,12 +274,12 @@ class SimMaster:
             self._streams.pop(session).breaks()
             self.dispatcher.stream_broke(session, self.hub.now)
 
-    def heartbeat(self, stream: Attendance, asked_at: float, progress: int) -> None:
+    def heartbeat(self, stream: Attendance, asked_at: float, progress: int, member: int) -> None:
         """A heartbeat arrives."""
         if not self.up:
             return
         try:
-            self.dispatcher.heartbeat(stream.session, self.hub.now, progress)
+            self.dispatcher.heartbeat(stream.session, self.hub.now, progress, member=member)
         except SessionLost:
             stream.answered(asked_at, False)
         else:

@@ -274,7 +274,7 @@ class Attendance:
             return
         self._beat_later()
         if not port.cut:
-            beat = (self.presence.clock(), self.presence.progress)
+            beat = (self.presence.clock(), self.presence.progress, self.presence.member)
             port.hub.after(port.network.latency(), port.master.heartbeat, self, *beat)
 
     def answered(self, asked_at: float, known: bool) -> None:

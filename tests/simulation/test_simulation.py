@@ -72,12 +72,24 @@ def test_hundreds_of_trainers() -> None:
     assert result.doubled <= result.allowed
 
 
-@pytest.mark.parametrize("seed", [8, 9])
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [
+        (8, {}),
+        (9, {}),
+        # Granted to the new life of a session before its trainer had heard that it was registered.
+        (12, {}),
+        (70, {}),
+        # The master has been restarted in between.
+        (8, {"master": 10, "stream": 10}),
+        (31, {"master": 10, "stream": 10}),
+    ],
+)
 def test_calls_that_come_after_their_session_was_given_up_and_came_back(
-    monkeypatch: pytest.MonkeyPatch, seed: int
+    monkeypatch: pytest.MonkeyPatch, seed: int, faults: dict[str, int]
 ) -> None:
     """A lease of which its session never hears would keep the epoch open for ever."""
-    monkeypatch.setattr(sim_cluster, "ALL_FAULTS", {"stop": 30, "cut": 30, "kill": 1})
+    monkeypatch.setattr(sim_cluster, "ALL_FAULTS", {"stop": 30, "cut": 30, "kill": 1} | faults)
     job = options(seed, trainers=12, shards=600, faults=300, restores=0)
     Cluster(replace(job, weather=Weather(0.002, 0.002, repeat=0.5, late=0.02))).run()
 

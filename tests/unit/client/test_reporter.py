@@ -49,7 +49,7 @@ class Case:
             *(self.port, "s", "training", self.answers.append, self.lost.append),  # type: ignore[arg-type]
             threads=threads,
         )
-        self.reporter.follow(Membership(ledger="l", lineage=3, number=1))
+        self.reporter.follow(Membership(ledger="l", lineage=3, member=1))
 
     def tell(self, *acknowledgements: Acknowledgement) -> None:
         self.reporter.note(acknowledgements=acknowledgements)
@@ -151,7 +151,7 @@ def test_a_lost_session_is_told_with_the_membership_that_was_lost(case: Case) ->
     case.port.errors = [SessionLost("who?")]
     case.tell(ack(1, 4))
     case.reporter.flush()
-    assert case.lost == [Membership(ledger="l", lineage=3, number=1)]
+    assert case.lost == [Membership(ledger="l", lineage=3, member=1)]
 
 
 def test_another_lineage_drops_what_was_not_sent(remote: Case) -> None:
@@ -159,7 +159,7 @@ def test_another_lineage_drops_what_was_not_sent(remote: Case) -> None:
     remote.tell(ack(1, 4))
     wait_until(lambda: remote.reporter._sending)
     remote.tell(ack(1, 8))
-    remote.reporter.follow(Membership(ledger="l", lineage=4, number=2))
+    remote.reporter.follow(Membership(ledger="l", lineage=4, member=2))
     assert remote.reporter.flush()
     remote.port.gate.set()
     remote.tell(ack(9, 1))

@@ -36,6 +36,7 @@ class Trainer:
         self.now = now
         self.requests = 0
         self.lineage = 1
+        self.member = 0
 
     def register(self, registration: Registration = TRAINING) -> RegisterAnswer:
         call = RegisterCall(
@@ -45,7 +46,7 @@ class Trainer:
             registration=registration,
         )
         answer = self.dispatcher.register(call, self.now)
-        self.lineage = answer.lineage
+        self.lineage, self.member = answer.lineage, answer.member
         return answer
 
     def lease_call(self, dataset: str = "training", count: int = 1, **change: Any) -> LeaseCall:
@@ -54,6 +55,7 @@ class Trainer:
             session=self.session,
             dataset=dataset,
             lineage=self.lineage,
+            member=self.member,
             request=self.requests,
             epoch=NEW_PASS,
             count=count,
@@ -69,6 +71,7 @@ class Trainer:
             session=self.session,
             dataset="training",
             lineage=self.lineage,
+            member=self.member,
             request=self.requests,
             failures=tuple(o for o in outcomes if isinstance(o, Failure)),
             acknowledgements=tuple(o for o in outcomes if isinstance(o, Acknowledgement)),

@@ -131,24 +131,6 @@ def test_a_late_acknowledgement_of_a_session_that_registered_again_is_stale(
     assert dispatcher.snapshot("training") == before
 
 
-def test_a_late_lease_call_of_before_a_session_was_given_up_is_lent_nothing(
-    dispatcher: Dispatcher, a: Trainer
-) -> None:
-    """Nobody would hear of it: the session lives, so its lease would keep the epoch open for ever."""
-    early, last = a.lease_call(), a.lease_call()
-    for call in (early, last):
-        dispatcher.lease(call, 0.0)
-    dispatcher.expire(30.0)
-    a.now = 31.0
-    a.register()
-    with pytest.raises(StaleLease, match="followed by 2"):
-        dispatcher.lease(early, 31.0)
-    assert dispatcher.lease(last, 31.0).grants == ()
-    assert dispatcher.dataset_status("training").leases == 0
-    a.report(*map(whole, a.lease(count=9).grants))
-    assert dispatcher.dataset_status("training").finished
-
-
 def test_a_broken_stream_costs_the_leases_after_the_grace(dispatcher: Dispatcher, a: Trainer) -> None:
     a.lease()
     dispatcher.stream_opened("a", 5.0)

@@ -1,0 +1,198 @@
+"""A session that was given up takes part anew while calls of before are still on their way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edl_torch import DataShardService
+from edl_torch.client.handle import DirectLink
+from edl_torch.client.leases import LeaseSource, Mode
+from edl_torch.client.membership import Membership
+from edl_torch.client.session import Session
+from edl_torch.core.calls import (
+    HeldLease,
+    LeaseAnswer,
+    LeaseCall,
+    RegisterAnswer,
+    RegisterCall,
+    ReportAnswer,
+    ReportCall,
+)
+from edl_torch.errors import SessionLost
+from edl_torch.testing import FakeMaster
+
+RECORDS, SHARD = 64, 8
+TIMEOUT_S = 30.0
+
+
+class Meddler:
+    """A connection to the fake master: `after_lease` and `after_register` happen before an answer arrives."""
+
+    def __init__(self, fake: FakeMaster) -> None:
+        self._connection = fake.connect()
+        self.lease_calls: list[LeaseCall] = []
+        self.lease_answers: list[LeaseAnswer] = []
+        self.reports: list[ReportCall] = []
+        self.after_lease: Callable[[], object] = lambda: None
+        self.after_register: Callable[[], object] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def register(self, call: RegisterCall) -> RegisterAnswer:
+        answer = self._connection.register(call)
+        self.after_register()
+        return answer
+
+    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+        self.lease_calls.append(call)
+        answer = self._connection.lease(call, wait_s)
+        self.lease_answers.append(answer)
+        meddle, self.after_lease = self.after_lease, lambda: None
+        meddle()
+        return answer
+
+    def report(self, call: ReportCall) -> ReportAnswer:
+        self.reports.append(call)
+        return self._connection.report(call)
+
+
+@pytest.fixture
+def fake() -> FakeMaster:
+    return FakeMaster(lease_timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture
+def meddler(fake: FakeMaster) -> Any:
+    return Meddler(fake)
+
+
+def give_up_all(fake: FakeMaster) -> None:
+    fake.clock.advance(TIMEOUT_S)
+    fake.expire()
+
+
+def read(session: Session) -> int:
+    """What one inner pass reads, trained on; returns how many records."""
+    link = DirectLink(session)
+    link.begin(Mode.ELASTIC)
+    trained = 0
+    while (grant := link.next()) is not None:
+        ticket = ((grant.task, grant.slice.skip, grant.slice.stop),)
+        if session.elastic.hand(ticket):
+            session.elastic.batch_requested()
+            trained += grant.slice.limit
+    return trained
+
+
+def train_through(session: Session) -> None:
+    number = session.elastic.open()
+    while session.elastic.more_to_read():
+        read(session)
+    session.elastic.close(number)
+
+
+def begin(session: Session) -> None:
+    """A first batch is with the loop."""
+    session.elastic.open()
+    assert session.elastic.more_to_read()
+    link = DirectLink(session)
+    link.begin(Mode.ELASTIC)
+    grant = link.next()
+    assert grant is not None
+    assert session.elastic.hand(((grant.task, grant.slice.skip, grant.slice.stop),))
+
+
+def test_a_lease_call_between_a_registration_and_its_answer_is_lent_nothing(
+    fake: FakeMaster, meddler: Any
+) -> None:
+    """The session throws away what it held when the answer comes: it would never give that lease back."""
+    with DataShardService(4, meddler, dataset_size=RECORDS, records_per_shard=SHARD) as service:
+        begin(service.session)
+        give_up_all(fake)
+
+        def lease_as_before() -> None:
+            late = meddler.lease_calls[-1]
+            with pytest.raises(SessionLost, match="registered again"):
+                meddler.lease(replace(late, request=late.request + 1))
+
+        meddler.after_register = lease_as_before
+        service.session.elastic.batch_requested()  # the report finds out
+        meddler.after_register = lambda: None
+        assert fake.dataset_status("training").leases == 0
+        assert service.session.book.records == 0
+        service.session.elastic.close(1)
+        train_through(service.session)
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_leases_that_arrive_after_their_session_took_part_anew_are_void(
+    fake: FakeMaster, meddler: Any
+) -> None:
+    with DataShardService(4, meddler, dataset_size=RECORDS, records_per_shard=SHARD) as service:
+        begin(service.session)
+
+        def be_given_up() -> None:
+            give_up_all(fake)
+            service.session.elastic.batch_requested()  # the report finds out
+
+        meddler.after_lease = be_given_up
+        link = DirectLink(service.session)
+        link.begin(Mode.ELASTIC)
+        grant = link.next()
+        assert grant is not None
+        _, void, good = meddler.lease_answers
+        assert grant in good.grants
+        assert void.grants
+        assert service.session.book.held() == (HeldLease(task=grant.task, attempt=grant.attempt),)
+        service.session.elastic.close(1)
+        assert {back.task for call in meddler.reports for back in call.give_backs} == {grant.task}
+        train_through(service.session)
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_calls_name_the_member_that_the_session_is(fake: FakeMaster, meddler: Any) -> None:
+    with DataShardService(4, meddler, dataset_size=RECORDS, records_per_shard=SHARD) as service:
+        begin(service.session)
+        give_up_all(fake)
+        service.session.elastic.batch_requested()
+        read(service.session)
+        assert {call.member for call in meddler.lease_calls} == {1, 2}
+        assert [call.member for call in meddler.reports] == [1] + [2] * (len(meddler.reports) - 1)
+        assert fake.presence_of(service.session.id).member == 2
+        service.session.elastic.close(1)
+
+
+def test_what_is_forgotten_and_what_comes_next_are_not_mixed(fake: FakeMaster) -> None:
+    """Nobody asks as the new member before all that the old one held is forgotten."""
+    source = LeaseSource(
+        fake,
+        "s",
+        "training",
+        on_grant=lambda _: None,
+        on_unwanted=lambda _: None,
+        on_lost=lambda _: None,
+        holds=lambda: False,
+    )
+    came_in = threading.Event()
+
+    def come_in() -> None:
+        source.open(Mode.ELASTIC)
+        came_in.set()
+
+    other = threading.Thread(target=come_in)
+
+    def forget() -> None:
+        other.start()
+        assert not came_in.wait(0.05)
+
+    source.follow(Membership(ledger="fake", lineage=1, member=2), forget)
+    other.join(10.0)
+    assert came_in.is_set()
