@@ -78,7 +78,8 @@ class Confirmer:
         it is another master by now.
         """
         if self._presence is not None and not self._presence.sure:
-            while not self._present(self._presence):
+            # An answer that this process slept over is no longer sure: it counts from when it was asked for.
+            while not (self._present(self._presence) and self._presence.sure):
                 pass
 
     def _present(self, presence: Presence) -> bool:

@@ -1,4 +1,4 @@
-"""Leases that come while others are presented are not covered by the answer to those."""
+"""What the answer to leases that were presented does not cover."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from edl_torch.testing import FakeMaster
 
 RECORDS, SHARD = 64, 8
 STALL_S = 30.0
+TIMEOUT_S = 600.0
 
 
 class Slow:
-    """A connection to the fake master on which things happen `before_confirm` and `after_lease`."""
+    """A connection to the fake master on which things happen before and after calls."""
 
     def __init__(self, fake: FakeMaster) -> None:
         self._connection = fake.connect()
         self.confirms: list[ConfirmCall] = []
         self.before_confirm: Callable[[], object] = lambda: None
+        self.after_confirm: Callable[[], object] = lambda: None
         self.after_lease: Callable[[], object] = lambda: None
 
     def __getattr__(self, name: str) -> Any:
@@ -40,12 +42,15 @@ class Slow:
         self.confirms.append(call)
         meddle, self.before_confirm = self.before_confirm, lambda: None
         meddle()
-        return self._connection.confirm(call)
+        answer = self._connection.confirm(call)
+        meddle, self.after_confirm = self.after_confirm, lambda: None
+        meddle()
+        return answer
 
 
 @pytest.fixture
 def fake() -> FakeMaster:
-    return FakeMaster(lease_timeout_s=600.0, grace_s=600.0, progress_timeout_s=STALL_S)
+    return FakeMaster(lease_timeout_s=TIMEOUT_S, grace_s=TIMEOUT_S, progress_timeout_s=STALL_S)
 
 
 def stall(fake: FakeMaster) -> None:
@@ -102,4 +107,21 @@ def test_a_lease_whose_answer_was_on_its_way_when_others_were_presented_is_prese
         slow.after_lease = meanwhile
         late = draw(session)
         assert not hand(session, late), "another trainer may have it"
+        session.elastic.close(1)
+
+
+def test_an_answer_that_the_trainer_slept_over_is_not_believed(fake: FakeMaster) -> None:
+    slow: Any = Slow(fake)
+    with DataShardService(4, slow, dataset_size=RECORDS, records_per_shard=SHARD) as service:
+        session = service.session
+        session.elastic.open()
+        grant = draw(session)
+
+        def sleep() -> None:
+            fake.clock.advance(TIMEOUT_S)
+            fake.expire()
+
+        slow.after_confirm = sleep
+        fake.break_stream(session.id)
+        assert not hand(session, grant), "another trainer may have it"
         session.elastic.close(1)
