@@ -25,8 +25,8 @@ class CountingDispatcher(Dispatcher):
     expired = 0
     stalled = 0
 
-    def heartbeat(self, session: str, now: float, progress: int | None = None) -> None:
-        super().heartbeat(session, now, progress)
+    def heartbeat(self, session: str, now: float, progress: int | None = None, *, member: int = 0) -> None:
+        super().heartbeat(session, now, progress, member=member)
         self.beats += progress is not None
 
     def expire(self, now: float) -> Any:

@@ -25,9 +25,10 @@ def master(start_master: Callable[..., MasterProcess]) -> str:
 
 
 def run(master: str, tmp_path: Path, world: int, *arguments: str) -> dict[int, list[dict[str, object]]]:
-    """Jobs of 1 … `world` ranks; what each rank printed of each, by size."""
+    """Jobs of 1 … `world` ranks; what each rank wrote of each, by size."""
     script = [sys.executable, "-W", "ignore", str(HERE / "lockstep_process.py")]
-    common = ["--store", str(tmp_path / "store"), "--world", str(world), "--records", str(RECORDS)]
+    store = tmp_path / "store"
+    common = ["--store", str(store), "--world", str(world), "--records", str(RECORDS)]
     done = subprocess.run(
         [*script, *common, *arguments],
         env={**os.environ, "EDL_MASTER_ADDR": master, "PYTHONPATH": str(ROOT)},
@@ -36,11 +37,10 @@ def run(master: str, tmp_path: Path, world: int, *arguments: str) -> dict[int, l
         timeout=150,
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == world
     found: dict[int, list[dict[str, object]]] = {}
-    for job in (job for line in lines for job in json.loads(line)):
-        found.setdefault(job["size"], []).append(job)
+    for rank in range(world):
+        for job in json.loads(Path(f"{store}.{rank}").read_text()):
+            found.setdefault(job["size"], []).append(job)
     return found
 
 
