@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends with a picture
 	$(BIN)/python examples/coco/train.py --demo --output $(DEMO)
 
-test: $(STAMP)  ## all tests
+test: $(STAMP)  ## all tests, but further cases of some that take long
 	$(BIN)/python -m pytest -q
 
 test-ray: $(RAY)/.installed  ## jobs on a local Ray cluster whose workers and master are killed; own environment
@@ -45,10 +45,11 @@ test-tensorflow: $(TF)/.installed  ## TensorFlow's corner, in an environment of 
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; jobs that restore (eight minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
-	$(BIN)/python -m pytest -q tests/unit/examples/test_coco_killed.py tests/integration/test_torchrun.py
+	$(BIN)/python -m pytest -q -m "long or not long" tests/unit/examples/test_coco_killed.py tests/integration/test_torchrun.py
 
 simulate: $(STAMP)  ## the same in simulated time: small jobs, a thousand trainers, then 10,000 with a million shards
 	$(BIN)/python tests/simulation/run.py
+	$(BIN)/python -m pytest -q -m long tests/simulation
 	$(BIN)/python tests/simulation/run.py --trainers 10000 --shards 1000000 --seed 3
 
 fuzz: $(STAMP)  ## the master's calls, tokens and journal rows under atheris, FUZZ_S=60 seconds each

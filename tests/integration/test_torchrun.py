@@ -32,7 +32,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         print(f"--- {agent.name}\n{agent.log[-6000:]}")
 
 
-@pytest.mark.parametrize("with_master", [False, True])
+@pytest.mark.parametrize("with_master", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_agent_is_killed_and_another_one_joins(
     cluster: Cluster, with_master: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,13 +76,13 @@ def test_hundreds_of_trainers() -> None:
     ("seed", "faults"),
     [
         (8, {}),
-        (9, {}),
+        pytest.param(9, {}, marks=pytest.mark.long),
         # Granted to the new life of a session before its trainer had heard that it was registered.
         (12, {}),
-        (70, {}),
+        pytest.param(70, {}, marks=pytest.mark.long),
         # The master has been restarted in between.
         (8, {"master": 10, "stream": 10}),
-        (31, {"master": 10, "stream": 10}),
+        pytest.param(31, {"master": 10, "stream": 10}, marks=pytest.mark.long),
     ],
 )
 def test_calls_that_come_after_their_session_was_given_up_and_came_back(
