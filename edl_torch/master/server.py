@@ -22,6 +22,7 @@ from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStar
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
 from edl_torch.master.elasticdl_desk import Desk, DeskOptions
+from edl_torch.master.forked import keep_children_alive
 from edl_torch.master.gate import Gate
 from edl_torch.master.health import Health
 from edl_torch.master.health_port import HealthPort
@@ -51,6 +52,7 @@ class MasterServer:
         commits: GroupCommit | None = None,
         elasticdl: DeskOptions | None = None,
     ) -> None:
+        keep_children_alive()
         self._door = door or Door()
         self._wanted = checked_address(address, insecure=insecure, door=self._door)
         self._host = MasterHost(dispatcher, commits=commits)
