@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import cache
 
 
+@cache  # fork handlers are the process's, and cannot be taken back
 def keep_children_alive() -> None:
     """From now on children of this process leave alone what their parent had thrown away."""
-    if not _told and hasattr(os, "register_at_fork"):
+    if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)
-        _told.append(True)
-
-
-_told: list[bool] = []  # fork handlers are the process's, and cannot be taken back

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from loader_kit import (
-    SOURCE_STEP,
     UNEVEN,
-    ColumnReader,
+    LookingColumnReader,
     NumberReader,
     PickingReader,
     acknowledged,
@@ -51,13 +50,8 @@ class TornPicking(Torn, PickingReader):
     """With random access."""
 
 
-class TornColumns(Torn, ColumnReader):
+class TornColumns(Torn, LookingColumnReader):
     """With columnar reads."""
-
-    def read_batch(self, name: str, indices: Any) -> Any:
-        for index in indices:
-            self.number(name, int(index))
-        return indices + SOURCE_STEP * list(self.counts).index(name)
 
 
 BAD = [{0}, {5}, {2, 3}, set(FIRST_SHARD), {0, 5, 6, 20, 1004, 2000, 2012}, {1000, 1001, 1002, 1003, 1004}]

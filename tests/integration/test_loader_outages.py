@@ -11,7 +11,7 @@ import pytest
 from loader_kit import (
     SOURCE_STEP,
     UNEVEN,
-    ColumnReader,
+    LookingColumnReader,
     NumberReader,
     PickingReader,
     acknowledged,
@@ -60,13 +60,8 @@ class RemotePicking(Remote, PickingReader):
     """With random access."""
 
 
-class RemoteColumns(Remote, ColumnReader):
+class RemoteColumns(Remote, LookingColumnReader):
     """With columnar reads."""
-
-    def read_batch(self, name: str, indices: Any) -> Any:
-        for index in indices:
-            self.number(name, int(index))
-        return indices + SOURCE_STEP * list(self.counts).index(name)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
