@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
@@ -175,3 +176,25 @@ def test_who_saves_at_the_same_time_does_not_overwrite(
         first.save(tmp_path)
     assert os.listdir(tmp_path) == ["00000001"]
     assert new_job().load(tmp_path) == {}
+
+
+@pytest.mark.parametrize("whose", ["ours", "torch's"])
+def test_a_look_at_an_optimizer_without_state_counts_nothing_as_trained_on(tmp_path: Path, whose: str) -> None:
+    """torch steps such an optimizer, to see what state it makes."""
+    reader, fake, model = Numbers(), FakeMaster(), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DataShardService(4, fake, reader=reader, records_per_shard=4) as service:
+        service.attach(optimizer)
+        loader = ElasticDataLoader(ShardedDataset(service, reader))
+        for batch in loader:
+            if whose == "ours":
+                save_checkpoint(tmp_path, model, optimizer, service)
+            else:
+                get_state_dict(model, optimizer)
+            service.session.flush()
+            assert fake.dataset_status("training").acknowledged == 0
+            model(batch.float()[:, None]).sum().backward()
+            optimizer.step()
+            service.session.flush()
+            assert fake.dataset_status("training").acknowledged == 4
+            break
