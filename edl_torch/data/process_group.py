@@ -6,7 +6,7 @@ Votes never wait behind the model's collectives, and need no accelerator. It mus
 from __future__ import annotations
 
 import hashlib
-import pickle
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.serialization import default_restore_location
 
 from edl_torch.client.peers import Ballot
 from edl_torch.data.fresh_names import fresh_name
@@ -59,15 +60,17 @@ class ProcessGroupPeers:
         return self._broadcast(text.encode(), 0).decode()
 
     def lend(self, batch: Any) -> Any:
-        """A batch of the lowest rank that gives one (None is none), on every rank. It travels as a pickle
-        between the ranks, as in torch's own collectives for objects."""
+        """A batch of the lowest rank that gives one (None is none), on every rank, and on its accelerator.
+
+        It travels as a pickle between the ranks, as in torch's own collectives for objects.
+        """
         lowest = torch.tensor([self.size if batch is None else self.rank], dtype=torch.int64)
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         with _peers_alive():
             self._gloo.allreduce([lowest], options).wait()
         source = int(lowest)
-        return pickle.loads(self._broadcast(pickle.dumps(batch) if source == self.rank else b"", source))
+        return _unpickled(self._broadcast(_pickled(batch) if source == self.rank else b"", source))
 
     def _broadcast(self, data: bytes, source: int) -> bytes:
         options = dist.BroadcastOptions()
@@ -96,6 +99,21 @@ def _connect(ranks: list[int], rank: int, timeout_s: float) -> Any:
         return dist.ProcessGroupGloo(
             PrefixStore(f"{where}/{name}", store), rank, len(ranks), timedelta(seconds=timeout_s)
         )
+
+
+def _pickled(batch: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(batch, file)
+    return file.getvalue()
+
+
+def _unpickled(batch: bytes) -> Any:
+    return torch.load(io.BytesIO(batch), map_location=_of_this_rank, weights_only=False)
+
+
+def _of_this_rank(storage: Any, location: str) -> Any:
+    """Where the lender's storage was on cuda:3, this rank's is on the cuda device that it has chosen."""
+    return default_restore_location(storage, location.partition(":")[0])  # type: ignore[no-untyped-call]
 
 
 class _Vote:
