@@ -54,10 +54,10 @@ def run(master: str, tmp_path: Path, world: int, *arguments: str) -> dict[int, l
     [
         (4, ["--slow_s", "0.01"]),
         (4, ["--accumulate", "3", "--amp"]),
-        (2, ["--wrap", "fsdp2", "--accumulate", "2"]),
+        (2, ["--wrap", "fsdp2", "--accumulate", "2", "--amp"]),
         (2, ["--elsewhere"]),
     ],
-    ids=["ddp", "ddp-accumulate-amp", "fsdp2", "default-group-without-cpu"],
+    ids=["ddp", "ddp-accumulate-amp", "fsdp2-accumulate-amp", "default-group-without-cpu"],
 )
 def test_gradients_are_those_of_one_process(
     master: str, tmp_path: Path, world: int, arguments: list[str]
