@@ -8,6 +8,7 @@ show places in a program, with `...` for the rest of it.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import ModuleType
 
 import pytest
 
+from edl_torch.cli import build_parser
 from edl_torch.testing.images import write_image_folder
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,37 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert file.exists(), target
         if heading:
             assert heading in headings(file), target
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_the_options_that_they_are_given(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    given = re.findall(r"^\$ .*?\b(edl-torch [a-z].*)$", text, re.M) + re.findall(
+        r"`(edl-torch [a-z][^`]*)`", text
+    )
+    for command in given:
+        _, *arguments = shlex.split(re.sub(r"\s*(&|#.*|>.*)$", "", command))
+        try:
+            build_parser().parse_args(arguments)
+        except SystemExit:
+            said = capsys.readouterr().err
+            assert "unrecognized" not in said, command
+            assert "invalid" not in said, command
+
+
+def test_variables_of_the_pages_are_read_somewhere() -> None:
+    def variables(*files: Path) -> set[str]:
+        return {
+            name for file in files for name in re.findall(r"\bEDL_[A-Z_]+[A-Z]\b", file.read_text("utf-8"))
+        }
+
+    tests = set(ROOT.glob("tests/**/*.py")) - {Path(__file__)}
+    code = variables(*ROOT.glob("edl_torch/**/*.py"), *tests)
+    deploy = [file for file in ROOT.glob("deploy/**/*") if file.is_file()]
+    made_by_kubernetes = {"EDL_MASTER_PORT"}
+    assert variables(*LINKING, *deploy) - code == made_by_kubernetes
 
 
 def headings(page: Path) -> set[str]:
