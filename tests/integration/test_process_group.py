@@ -1,4 +1,4 @@
-"""Real ranks over gloo, and nccl where there is a GPU: gradients are those of one process over the records."""
+"""Real ranks over gloo, and over nccl where there is a GPU: gradients are those of one process."""
 
 from __future__ import annotations
 

@@ -179,7 +179,9 @@ def test_who_saves_at_the_same_time_does_not_overwrite(
 
 
 @pytest.mark.parametrize("whose", ["ours", "torch's"])
-def test_a_look_at_an_optimizer_without_state_counts_nothing_as_trained_on(tmp_path: Path, whose: str) -> None:
+def test_a_look_at_an_optimizer_without_state_counts_nothing_as_trained_on(
+    tmp_path: Path, whose: str
+) -> None:
     """torch steps such an optimizer, to see what state it makes."""
     reader, fake, model = Numbers(), FakeMaster(), nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
