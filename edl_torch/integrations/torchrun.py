@@ -69,8 +69,8 @@ def init_process_group(
 
     torchrun's agents may keep the job's store over restarts, with the addresses of workers that are gone.
     Here each incarnation has names of its own. Elsewhere than under such agents it is torch's own function.
-    Without `timeout_s` ranks wait for each other at the start for half an hour, and then as long as torch does
-    over that backend.
+    Without `timeout_s` ranks wait for each other at the start for half an hour, and then as torch has it
+    for that backend.
     """
     timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     if "TORCHELASTIC_RUN_ID" not in os.environ or not (job := Job.from_env()).agents_store:

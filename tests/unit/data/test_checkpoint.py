@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
-from edl_torch.errors import CheckpointError, TokenError
+from edl_torch.errors import CheckpointError, InvalidArgument, TokenError
 from edl_torch.testing import FakeMaster
 
 
@@ -200,3 +202,21 @@ def test_a_look_at_an_optimizer_without_state_counts_nothing_as_trained_on(
             service.session.flush()
             assert fake.dataset_status("training").acknowledged == 4
             break
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """As if there were another rank."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ranks_that_would_not_agree_on_a_checkpoint_are_refused(
+    tmp_path: Path, new_job: NewJob, two_ranks: None
+) -> None:
+    job = new_job()
+    for act in (job.load, job.save):
+        with pytest.raises(InvalidArgument, match="2 ranks, and 1 of them"):
+            act(tmp_path)
+    assert os.listdir(tmp_path) == []
