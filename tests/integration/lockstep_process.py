@@ -161,6 +161,8 @@ def update(
     worst = worst_difference(reference, reader, [n for part in union for n in part], found)
     scaler.step(optimizer)
     scaler.update()
+    if scaler.is_enabled():
+        loader.service.report_batch_done()  # a step may have been skipped
     optimizer.zero_grad()
     with torch.no_grad():
         for mine, theirs in zip(reference.parameters(), model.parameters(), strict=True):
