@@ -1,22 +1,27 @@
 """The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
 
 Pages that need data, a service or a framework have tests of their own: those of readers of files in
-`integration/test_file_readers.py`, MaxCompute and TensorFlow. Blocks of torchrun, Ray and synchronous ranks
-show places in a program, with `...` for the rest of it.
+`integration/test_file_readers.py`, MaxCompute and TensorFlow. Blocks of torchrun and Ray show places in a
+program, with `...` for the rest of it.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import socket
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from edl_torch.cli import build_parser
+from edl_torch.readers import ImageFolderReader
 from edl_torch.testing.images import write_image_folder
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +54,50 @@ def test_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.
         module = ModuleType(f"page_block_{number}")  # so that what a block defines can be pickled
         monkeypatch.setitem(sys.modules, module.__name__, module)
         exec(compile(blocks(page)[number], f"{page}, block {number}", "exec"), module.__dict__)
+
+
+@pytest.fixture
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a launcher tells the only rank of a job; its process group ends with the test."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_the_loop_of_synchronous_ranks_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_rank: None
+) -> None:
+    """With what the page leaves to the reader."""
+    write_image_folder(tmp_path / "photos", ("cat", "dog"), per_class=7)
+    monkeypatch.chdir(tmp_path)
+    model = Pixels()
+    given = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+        "criterion": torch.nn.functional.cross_entropy,
+        "reader": ImageFolderReader("photos"),
+    }
+    (block,) = blocks("docs/synchronous.md")
+    exec(compile(block, "docs/synchronous.md", "exec"), given)
+    assert given["service"].finished
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    given["service"].close()
+
+
+class Pixels(torch.nn.Linear):
+    """A model of small pictures."""
+
+    def __init__(self) -> None:
+        super().__init__(3 * 24 * 32, 2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images.float().flatten(1))
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
