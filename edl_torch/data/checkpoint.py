@@ -76,7 +76,7 @@ def save_checkpoint(
                 no_dist=alone,
             )
     except (OSError, CheckpointException) as exc:
-        raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {exc}") from exc
+        raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {_why(exc)}") from exc
     _on_first(service, lambda: _finish(partial, folder / name, keep))
     service.session.checkpoints[str(folder)] = name
     return folder / name
@@ -110,7 +110,7 @@ def load_checkpoint(
             load(whole := state | beside, checkpoint_id=folder, no_dist=alone)
     except (OSError, CheckpointException) as exc:
         raise CheckpointError(
-            f"the checkpoint '{folder}' cannot be read: {exc}. Remove it to go on from the one before"
+            f"the checkpoint '{folder}' cannot be read: {_why(exc)}. Remove it to go on from the one before"
         ) from exc
     set_state_dict(*(model, optimizer), model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     service.load_state_dict(whole["data"])
@@ -150,6 +150,13 @@ def _alone_or_not() -> Iterator[bool]:
         if alone:
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield alone
+
+
+def _why(error: OSError | CheckpointException) -> str:
+    """In a line; torch has the traceback of each rank in it."""
+    if isinstance(error, OSError):
+        return str(error)
+    return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(error.failures.items()))
 
 
 def _pickled(extra: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -122,6 +123,22 @@ def test_what_was_half_written_is_ignored_and_removed(tmp_path: Path, new_job: N
     assert new_job().load(tmp_path) == {}
     job.save(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["00000001", "00000002"]
+
+
+def test_a_checkpoint_counts_only_when_it_is_on_the_disk(
+    tmp_path: Path, new_job: NewJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    job = new_job()
+    first = job.save(tmp_path)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match=r"00000002.*rank 0: .*No space left on device$"):
+            job.save(tmp_path)
+    assert [entry for entry in os.listdir(tmp_path) if "." not in entry] == [first.name]
+    assert new_job().load(tmp_path) == {}
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, new_job: NewJob) -> None:
