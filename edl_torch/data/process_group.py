@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,12 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.serialization import default_restore_location
 
 from edl_torch.client.peers import Ballot
 from edl_torch.data.fresh_names import fresh_name
 from edl_torch.errors import InvalidArgument, PeerFailed
+from edl_torch.rpc.route import address_towards
 
 TIMEOUT_S = 1800.0  # as torch's own default for gloo: a rank may decode, or wait for its master, for long
 
@@ -96,9 +98,37 @@ def _connect(ranks: list[int], rank: int, timeout_s: float) -> Any:
     store = _get_default_store()
     with _peers_alive():
         name = fresh_name(store, where, rank, len(ranks), timeout_s)
-        return dist.ProcessGroupGloo(
-            PrefixStore(f"{where}/{name}", store), rank, len(ranks), timedelta(seconds=timeout_s)
-        )
+        return _gloo(PrefixStore(f"{where}/{name}", store), rank, len(ranks), timedelta(seconds=timeout_s))
+
+
+def _gloo(store: PrefixStore, rank: int, size: int, timeout: timedelta) -> Any:
+    here = _own_address(store)
+    if here is None:
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=here)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _own_address(store: Store) -> str | None:
+    """The address that leads to the store, where all ranks meet; None: as gloo has it.
+
+    gloo takes that of this host's name, which is often 127.0.1.1. Jobs over nccl need gloo for nothing else,
+    and so have not chosen an interface for it.
+    """
+    env = os.environ
+    on_one_host = "WORLD_SIZE" in env and env["WORLD_SIZE"] == env.get("LOCAL_WORLD_SIZE")
+    if on_one_host or env.get("GLOO_SOCKET_IFNAME"):
+        return None
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):  # type: ignore[attr-defined]
+        return None
+    try:
+        return str(address_towards(store.host, store.port))
+    except OSError:
+        return None
 
 
 def _pickled(batch: Any) -> bytes:
