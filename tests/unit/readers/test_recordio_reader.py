@@ -14,9 +14,9 @@ from recordio_kit import FORMS, RECORDS, everything, go_chunk_of_no_records, one
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers import RecordIODataReader, recordio_format, recordio_index, recordio_source
-from edl_torch.readers.mapped import MappedArrays
-from edl_torch.readers.recordio_open import OpenFiles
+from edl_torch.readers.recordio.open import OpenFiles
 from edl_torch.readers.registry import open_reader
+from edl_torch.readers.shared.mapped import MappedArrays
 from edl_torch.testing import check_reader
 
 
