@@ -1,6 +1,6 @@
 """Rows of a MaxCompute (ODPS) table as records: by row range, over one or many partitions.
 
-It must not know pyodps: `odps_table` reads. How and why: docs/maxcompute.md.
+It must not know pyodps: `table` reads. How and why: docs/maxcompute.md.
 """
 
 from __future__ import annotations

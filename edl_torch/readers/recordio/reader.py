@@ -1,7 +1,7 @@
 """RecordIO files, of both dialects and with all their compressors; each file is a source of its own.
 
 Reads a chunk whole, verifies its checksum once and keeps the last chunks. It must not know formats
-(`recordio_format.py`) or how an index is made.
+(`format.py`) or how an index is made.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 bytes as they are; text as UTF-8; plain values as JSON; one array as `.npy`; a record with arrays in it as
 `.npz`, each value under its path ("0", "1/boxes"). It must not know readers or files.
-`recordio_decode.py` is the other direction.
+`decode.py` is the other direction.
 """
 
 from __future__ import annotations
