@@ -92,8 +92,8 @@ class SampleReader:
     def lists(
         self, samples: SampleList, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun
     ) -> Iterator[list[Any]]:
-        """As `samples`, but add to a list and yield it whenever it is full: no Python is run for a record but
-        the reader's and the transform's."""
+        """As `samples`, but add to a list and yield it when it is full. For a record no Python runs but that of
+        the reader and the transform."""
         source = self._source(plan, grant)
         cut = grant.slice
         while run[2] < cut.stop:
@@ -103,7 +103,7 @@ class SampleReader:
                     wanted = run[2] + min(samples.missing, cut.stop - run[2])
                     samples.draw(rest, run, wanted)
                     if run[2] < wanted:
-                        raise StopIteration
+                        raise StopIteration  # as `next` would have
                     if not samples.missing:
                         yield samples.take()
                 return
