@@ -41,7 +41,6 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], *, collate_fn_map: Any = None) -
     if (
         first.nbytes * len(arrays) <= IN_MESSAGE_BYTES
         and first.dtype.kind in _HELD_BY_TORCH
-        and first.dtype.isnative
         and set(map(type, arrays)) == {np.ndarray}
     ):
         with suppress(ValueError):  # unequal shapes: torch says so in its own words

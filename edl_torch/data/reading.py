@@ -92,8 +92,8 @@ class SampleReader:
     def lists(
         self, samples: SampleList, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun
     ) -> Iterator[list[Any]]:
-        """As `samples`, but add to a list and yield it when it is full. For a record no Python runs but that of
-        the reader and the transform."""
+        """As `samples`, but add to a list and yield it when it is full. For a record no Python runs but the
+        reader's and the transform's."""
         source = self._source(plan, grant)
         cut = grant.slice
         while run[2] < cut.stop:

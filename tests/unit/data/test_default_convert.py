@@ -93,9 +93,9 @@ def test_what_torch_refuses_to_collate_is_refused_in_its_words(samples: list[Any
     assert str(ours.value) == str(torchs.value)
 
 
-def test_arrays_of_a_users_type_are_left_to_torch() -> None:
+def test_arrays_beside_something_else_are_left_to_torch() -> None:
     masked = np.ma.masked_array([1.0, 2.0], [True, False])  # type: ignore[no-untyped-call]
-    for samples in ([masked, np.ones(2)], [np.ones(2), masked]):
+    for samples in ([masked, np.ones(2)], [np.ones(2), masked], [np.array(1.5), 2.1]):
         assert records_equal(to_batch(samples), default_collate(samples))
 
 
