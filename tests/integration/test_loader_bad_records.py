@@ -213,7 +213,9 @@ class OneByOne(ShardedDataset):
 def test_quarantine_under_an_iteration_of_the_users_own_is_exact(bad: set[int]) -> None:
     fake = FakeMaster()
     reader = Torn(bad)
-    with DataShardService(4, fake.connect(), reader=reader, records_per_shard=6, max_bad_records=10) as service:
+    with DataShardService(
+        4, fake.connect(), reader=reader, records_per_shard=6, max_bad_records=10
+    ) as service:
         loader = elastic(OneByOne(service, reader, on_bad_record="quarantine"))
         seen = take(iter(loader), 2)
         assert acknowledged(fake, service) == once(flat(seen[:1]))
