@@ -32,6 +32,7 @@ log = logging.getLogger("edl_torch.master")
 DEFAULT_ADDRESS = "127.0.0.1:50001"
 STATUS_TIMEOUT_S = 5.0
 INTERRUPTED = 130
+_READER_HELP = "what reads the data: a kind (csv, text, voc, …) or a class of yours as module:Class"
 SWITCH_S = 0.0005  # between threads of a master with a journal
 
 
@@ -122,7 +123,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
     _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
     _option(data, "--max_bad_records", type=int, default=0, metavar="N", help="may be bad before a job fails")
-    _option(data, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(data, "--custom_data_reader", metavar="READER", help=_READER_HELP)
     _option(data, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 
@@ -200,7 +201,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
     _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
     _option(parser, "--max_chunk_bytes", type=int, default=1 << 18, metavar="N", help="records in a chunk")
-    _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(parser, "--custom_data_reader", metavar="READER", help=_READER_HELP)
     _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 
@@ -214,7 +215,7 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--sample_count", type=int, default=12, metavar="N", help="so many (default: 12)")
     _option(parser, "--list", type=int, default=20, metavar="N", help="findings of each kind to name")
     _option(parser, "--json", action="store_true", help="print JSON")
-    _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(parser, "--custom_data_reader", metavar="READER", help=_READER_HELP)
     _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 

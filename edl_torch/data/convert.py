@@ -28,8 +28,9 @@ def to_batch(samples: list[Any]) -> Any:
 
 def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     first = tensors[0]
+    large = first.nbytes * len(tensors) > IN_MESSAGE_BYTES
     try:
-        if first.layout is not torch.strided or first.is_nested or first.nbytes * len(tensors) > IN_MESSAGE_BYTES:
+        if large or first.layout is not torch.strided or first.is_nested:
             stacked: torch.Tensor = torchs.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
             return stacked
         return torch.stack(tensors)
@@ -38,9 +39,9 @@ def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torc
         if unequal is None:
             raise
         raise InvalidArgument(
-            f"samples of one batch have the shapes {list(first.shape)} and {list(unequal.shape)}, which do not "
-            "make one tensor: make them equal in `transform` (resize or pad), or pass a `collate_fn` to the "
-            "loader; collate_fn=list keeps the records as they are"
+            f"samples of one batch have the shapes {list(first.shape)} and {list(unequal.shape)}, which do "
+            "not make one tensor: make them equal in `transform` (resize or pad), or pass a `collate_fn` to "
+            "the loader; collate_fn=list keeps the records as they are"
         ) from exc
 
 

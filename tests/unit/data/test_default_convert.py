@@ -117,11 +117,13 @@ def test_the_rest_is_converted_as_torch_does_it():
 @pytest.mark.parametrize("height", [2, IN_MESSAGE_BYTES], ids=["small", "large"])
 def test_samples_of_unequal_shapes_are_an_error_that_says_what_to_do(height: int) -> None:
     images = [(np.zeros((height, 3), np.uint8), 0), (np.zeros((height, 4), np.uint8), 1)]
-    with pytest.raises(InvalidArgument, match=rf"\[{height}, 3\] and \[{height}, 4\].*resize.*collate_fn=list"):
+    with pytest.raises(
+        InvalidArgument, match=rf"\[{height}, 3\] and \[{height}, 4\].*resize.*collate_fn=list"
+    ):
         to_batch(images)
 
 
 def test_other_failures_of_torch_stay_its_own() -> None:
-    with pytest.raises(RuntimeError, match="[Ss]parse") as raised:
+    with pytest.raises(RuntimeError, match=r"[Ss]parse") as raised:
         to_batch([torch.ones(2), torch.ones(2).to_sparse()])
     assert not isinstance(raised.value, InvalidArgument)
