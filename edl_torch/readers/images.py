@@ -10,6 +10,7 @@ It must not know which dataset the file belongs to.
 | 16 bits a channel | scaled to 8 bits |
 | EXIF orientation | applied: the array is upright |
 | missing, empty, truncated, no image | `BadRecord` with path, reason and remedy |
+| missing with the whole folder | `SourceUnavailable` |
 
 A JPEG that is complete but damaged in the middle decodes as OpenCV decodes it.
 """
@@ -18,13 +19,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.errors import BadRecord, ReaderUnavailable
+from edl_torch.errors import BadRecord, DataFormatError, ReaderUnavailable, SourceUnavailable
 from edl_torch.readers.completeness import truncated_format
 
 Image = npt.NDArray[np.uint8]
@@ -45,6 +48,38 @@ def read_image(path: str) -> Image:
     except (OSError, ValueError) as exc:
         raise _bad(path, f"{type(exc).__name__}: {exc}", "check the path and its permissions") from exc
     return decode_image(data, path)
+
+
+@contextmanager
+def within(folder: str) -> Iterator[None]:
+    """Around the reading of a record from files in `folder`, the dataset's.
+
+    Raises SourceUnavailable where a file is missing because the folder is gone or empty, as one is whose
+    volume is not mounted.
+    """
+    try:
+        yield
+    except BadRecord as exc:
+        if isinstance(exc.__cause__, FileNotFoundError) and _is_gone(folder):
+            raise SourceUnavailable(
+                f"the folder '{folder}' is gone or empty ({exc}): is its volume still mounted?"
+            ) from exc
+        raise
+
+
+def require_folder(folder: str) -> None:
+    """Raise DataFormatError for an image folder that is none, before each of its records is missed."""
+    if not os.path.isdir(folder or os.curdir):
+        why = "is no folder" if os.path.lexists(folder) else "does not exist"
+        raise DataFormatError(f"the image folder '{folder}' {why}; check the path")
+
+
+def _is_gone(folder: str) -> bool:
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return True
 
 
 def decode_image(data: bytes, path: str) -> Image:
