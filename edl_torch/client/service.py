@@ -61,7 +61,6 @@ class DataShardService:
         lookahead: batches that a wrapper around the loader asks for ahead of the training step.
         master_timeout_s: without `master_client`, how long the master may be away before calls raise
             MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600, and 30 for a torchrun job's own.
-
         audit_dir: a folder where this trainer writes down what it reports, for `edl-torch audit`.
 
     Raises:
