@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import edl_torch
+from edl_torch import __version__
 from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, InvalidArgument
 
@@ -73,7 +73,7 @@ def _flush_or_drop() -> None:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(prog="edl-torch", description="Elastic dataset sharding for PyTorch.")
-    parser.add_argument("--version", action="version", version=f"edl-torch {edl_torch.__version__}")
+    parser.add_argument("--version", action="version", version=f"edl-torch {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
     _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from edl_torch.client.default_master import default_master
-from edl_torch.client.description import Description
+from edl_torch.client.description import Description, check_is_reader
 from edl_torch.client.handle import DirectLink, Handle, LinkServer
 from edl_torch.client.leases import Mode
 from edl_torch.client.port import MasterPort
@@ -271,6 +271,7 @@ class DataShardService:
 
     def describe(self, reader: AbstractDataReader, *, shuffle: bool) -> None:
         """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
+        check_is_reader(reader, "read_records")
         described = self._description
         if (self._session.joined or described.told) and bool(described.in_shard) != shuffle:
             raise InvalidArgument(
@@ -322,6 +323,11 @@ def _choose_master(given: MasterPort | None, master_timeout_s: float | None, *, 
     """The master that the service was given, or the environment's. Raises InvalidArgument."""
     if given is not None and master_timeout_s is not None:
         raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")
+    if given is not None and not callable(getattr(given, "register", None)):
+        raise InvalidArgument(
+            f"master_client must be a MasterClient or a LocalMaster, not {given!r}: "
+            "MasterClient('host:port') makes one of an address"
+        )
     master = default_master(master_timeout_s) if given is None else given
     if audited and not master.keeps_ledger:
         if given is None:

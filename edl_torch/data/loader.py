@@ -30,7 +30,13 @@ from edl_torch.shard import Indices
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_FROM_SERVICE: Any = object()
+
+class _FromService:
+    def __repr__(self) -> str:  # as signatures show it
+        return "<the service's>"
+
+
+_FROM_SERVICE: Any = _FromService()
 _ELSEWHERE = {
     "shuffle": "order is set by shuffle= at the dataset and shuffle_shards=, shuffle= at the service",
     "sampler": "the master decides who reads what",
@@ -100,6 +106,10 @@ class ElasticDataLoader(DataLoader[Any]):
         self._lineage = 0
         if self._peers is not None:
             service.session.position.synchronise(self._peers)
+
+    def __repr__(self) -> str:
+        name, batches = self.service.dataset_name, self.batch_size or "the reader's"
+        return f"<ElasticDataLoader {name!r} batch_size={batches} num_workers={self.num_workers}>"
 
     @property
     def service(self) -> DataShardService:

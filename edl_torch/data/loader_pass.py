@@ -18,6 +18,10 @@ from edl_torch.data.weights import Weights
 from edl_torch.errors import LoaderWorkerDied, ServiceClosed
 
 WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
+_AT_NO_RECORD = (
+    "It held no record; what it printed before says why (where workers are spawned, a program that does not "
+    'begin under `if __name__ == "__main__":` is such a reason)'
+)
 
 
 class Source(Protocol):
@@ -115,7 +119,7 @@ class LoaderPass(Iterator[Any]):
         broken = self._session.broken_streams(timeout_s=1.0)
         where = "; ".join(f"{stream} was at {records}" for stream, records in sorted(broken.items()))
         return LoaderWorkerDied(
-            f"{str(exc).rstrip('. ')}. {where or 'It held no record'}. Nothing was put in quarantine: those "
+            f"{str(exc).rstrip('. ')}. {where or _AT_NO_RECORD}. Nothing was put in quarantine: those "
             f"records go back to the master and are read again"
         )
 

@@ -30,7 +30,7 @@ ARROWS: dict[str, set[str]] = {
     | {"rpc.address", "rpc.credentials", "master.with_process", "master.threaded"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
-    | {"cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
+    | {"__version__", "cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
     "cli_audit": {"errors", "shard", "core", "audit", "master.journal_view"},
     "cli_check": {"errors", "shard", "readers", "checking", "cli_data", "cli_progress"},
     "cli_convert": {"errors", "shard", "readers", "cli_data", "cli_progress"},
