@@ -106,8 +106,8 @@ def load_checkpoint(
             load(whole := state | beside, checkpoint_id=folder, no_dist=alone)
     except (OSError, CheckpointException) as exc:
         raise CheckpointError(
-            f"the checkpoint '{folder}' cannot be read: {_reasons(exc)}. It takes the model and optimizer that "
-            "it was made of; where its files are damaged, remove it to go on from the one before"
+            f"the checkpoint '{folder}' cannot be read: {_reasons(exc)}. It takes the model and the "
+            "optimizer that it was made of; where its files are damaged, remove it: the one before is taken"
         ) from exc
     set_state_dict(*(model, optimizer), model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     service.load_state_dict(whole["data"])
