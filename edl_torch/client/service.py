@@ -35,6 +35,14 @@ class SteppingOptimizer(Protocol):
         ...
 
 
+class KeepsWorkers(Protocol):
+    """A loader as its service sees it."""
+
+    def end_workers(self) -> None:
+        """Let go of processes that wait for another pass."""
+        ...
+
+
 class DataShardService:
     """Fetches shards from the master and tells it which records were trained on.
 
@@ -112,6 +120,7 @@ class DataShardService:
         self._raw = DirectLink(self._session)
         self._raw_open = False
         self._hooks: list[Any] = []
+        self._loaders: weakref.WeakSet[KeepsWorkers] = weakref.WeakSet()
         self._pid = os.getpid()
         self._closed = False
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
@@ -290,6 +299,10 @@ class DataShardService:
 
     # The end --------------------------------------------------------------------------------------------
 
+    def take_along(self, loader: KeepsWorkers) -> None:
+        """`loader` keeps processes between its passes: they go when this service is closed."""
+        self._loaders.add(loader)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ServiceClosed(f"the DataShardService of {self.dataset_name!r} is closed: make a new one")
@@ -309,6 +322,8 @@ class DataShardService:
                 self._links.close()
             if self._owns_master:
                 self._session.master.close()
+            for loader in list(self._loaders):
+                loader.end_workers()
 
     def __enter__(self) -> Self:
         return self

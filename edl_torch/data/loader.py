@@ -220,6 +220,12 @@ class ElasticDataLoader(DataLoader[Any]):
         if live is not None:
             live.close()
 
+    def end_workers(self) -> None:
+        """End persistent workers; torch complains of those that are left when the program exits."""
+        iterator: Any = None if self._inner is None else self._inner._iterator
+        if iterator is not None:
+            iterator._shutdown_workers()
+
     def read(self) -> Iterator[Envelope]:
         """Begin to read what the session has leases for; the inner loader never drops a partial batch."""
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
@@ -231,6 +237,8 @@ class ElasticDataLoader(DataLoader[Any]):
             )
             arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
             self._inner = DataLoader(dataset, batch_size=self.batch_size, **arguments)
+            if self.persistent_workers:
+                dataset.service.take_along(self)
         dataset.bind(self._feed)
         try:
             return iter(self._inner)
