@@ -6,6 +6,7 @@ The public face of a `Session`; it does not know torch, and decides nothing abou
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import warnings
 import weakref
@@ -25,6 +26,9 @@ from edl_torch.core.calls import DatasetStatus
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
+
+
+log = logging.getLogger("edl_torch.client")
 
 
 class SteppingOptimizer(Protocol):
@@ -173,9 +177,14 @@ class DataShardService:
         """
         if self.session.position.lockstep is not None:
             return self.session.position.lockstep.finished
+        is_new = not self.session.joined
         progress = self.progress()
         if progress.failure:
             raise TooManyBadRecords(progress.failure)
+        if is_new and progress.finished:
+            log.warning(
+                "dataset %s was finished before this trainer came: nothing is left", self.dataset_name
+            )
         return progress.finished
 
     def progress(self) -> DatasetStatus:

@@ -117,7 +117,7 @@ class LoaderPass(Iterator[Any]):
                 raise own from exc
             raise
 
-    def _name_records(self, exc: RuntimeError) -> LoaderWorkerDied:
+    def _name_records(self, exc: Exception) -> LoaderWorkerDied:
         broken = self._session.broken_streams(timeout_s=1.0)
         where = "; ".join(f"{stream} was at {records}" for stream, records in sorted(broken.items()))
         return LoaderWorkerDied(

@@ -32,6 +32,16 @@ def test_a_given_master_outlives_the_service() -> None:
     master.close()
 
 
+def test_a_trainer_that_comes_to_finished_data_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    master = FakeMaster()
+    for told in (0, 1):
+        with DataShardService(4, master.connect(f"trainer {told}"), dataset_size=8) as service:
+            while not service.finished:
+                while service.fetch_shard():
+                    service.report_batch_done()
+        assert caplog.text.count("training was finished before this trainer came") == told
+
+
 def test_the_default_shard_is_eight_batches() -> None:
     with DataShardService(4, FakeMaster(), dataset_size=100) as service:
         assert service.session.plan().spec.records_per_shard == 32
