@@ -27,7 +27,6 @@ from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooMany
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
 
-
 log = logging.getLogger("edl_torch.client")
 
 
