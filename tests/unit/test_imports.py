@@ -173,6 +173,10 @@ def test_the_core_reads_no_clock() -> None:
     ("statement", "absent"),
     [
         ("import edl_torch", ("torch", "cv2", "grpc", "numpy", "pycocotools")),
+        (
+            "import edl_torch as e; e.readers.CsvReader, e.errors.BadRecord, e.testing.FakeMaster",
+            ("torch", "cv2", "grpc"),
+        ),
         ("import edl_torch.master, edl_torch.cli", ("torch", "cv2", "pycocotools")),
         ("import edl_torch.master.embedded", ("torch", "cv2", "grpc", "google.protobuf")),
         ("import edl_torch.testing", ("torch", "cv2", "grpc", "google.protobuf")),
