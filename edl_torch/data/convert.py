@@ -55,7 +55,7 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], *, collate_fn_map: Any = None) -
         and first.dtype.kind in _HELD_BY_TORCH
         and set(map(type, arrays)) == {np.ndarray}
     ):
-        with suppress(ValueError):  # unequal shapes: torch says so in its own words
+        with suppress(ValueError):  # unequal shapes: `_stacked` says so
             joined = np.array(arrays)
             if joined.dtype == first.dtype:  # else numpy and torch may disagree on what holds them all
                 return torch.from_numpy(joined)

@@ -76,15 +76,12 @@ def test_arrays_of_any_shape_become_what_torch_makes_of_them(sample: Any) -> Non
 @pytest.mark.parametrize(
     "samples",
     [
-        [np.zeros(2), np.zeros(3)],
-        [np.zeros((2, 1)), np.zeros((1, 2))],
-        [np.zeros(2), np.zeros((2, 1))],
         [np.zeros(2, ">f4"), np.zeros(2, ">f4")],
         [np.array(["a"]), np.array(["b"])],
         [np.array([None]), np.array([None])],
         [np.array(["2024-02-29"], "M8[D]")],
     ],
-    ids=["lengths", "shapes", "dimensions", "big-endian", "text", "objects", "dates"],
+    ids=["big-endian", "text", "objects", "dates"],
 )
 def test_what_torch_refuses_to_collate_is_refused_in_its_words(samples: list[Any]) -> None:
     with pytest.raises((RuntimeError, TypeError, ValueError)) as torchs:
@@ -181,6 +178,12 @@ def test_samples_of_unequal_shapes_are_an_error_that_says_what_to_do(height: int
         InvalidArgument, match=rf"\[{height}, 3\] and \[{height}, 4\].*resize.*collate_fn=list"
     ):
         to_batch(images)
+
+
+@pytest.mark.parametrize("other", [(3,), (1, 2), (2, 1)], ids=["lengths", "shapes", "dimensions"])
+def test_arrays_of_unequal_shapes_are_named_whatever_differs(other: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match=r"the shapes \[2\] and \[\d"):
+        to_batch([np.zeros(2), np.zeros(other)])
 
 
 def test_other_failures_of_torch_stay_its_own() -> None:
