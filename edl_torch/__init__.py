@@ -9,6 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edl_torch import errors as errors
+    from edl_torch import readers as readers
+    from edl_torch import testing as testing
     from edl_torch.client.elasticdl import ElasticDLMasterClient as ElasticDLMasterClient
     from edl_torch.client.service import DataShardService as DataShardService
     from edl_torch.client.transport import MasterClient as MasterClient
@@ -61,7 +64,12 @@ __all__ = [
 ]
 
 
+_PUBLIC_MODULES = ("errors", "readers", "testing")  # `import edl_torch` is enough to name them
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PUBLIC_MODULES:
+        return import_module(f"{__name__}.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -71,4 +79,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOMES, *_PUBLIC_MODULES})

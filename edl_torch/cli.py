@@ -19,6 +19,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edl_torch import __version__
 from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, InvalidArgument
 
@@ -32,12 +33,15 @@ log = logging.getLogger("edl_torch.master")
 DEFAULT_ADDRESS = "127.0.0.1:50001"
 STATUS_TIMEOUT_S = 5.0
 INTERRUPTED = 130
+_READER_HELP = "what reads the data: a kind (csv, text, voc, …) or a class of yours as module:Class"
 SWITCH_S = 0.0005  # between threads of a master with a journal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     options = build_parser().parse_args(arguments)
+    if arguments is None:  # gRPC would say before us, in its own words, what our one line says
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         status = command(options)
@@ -69,6 +73,7 @@ def _flush_or_drop() -> None:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(prog="edl-torch", description="Elastic dataset sharding for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"edl-torch {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
     _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
@@ -80,7 +85,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_master(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run_master)
-    _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="where to listen")
+    where = f"where to listen (default: {DEFAULT_ADDRESS})"
+    _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help=where)
     _option(
         parser, "--address_file", type=Path, metavar="PATH", help="write the address there once it serves"
     )
@@ -92,16 +98,27 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _add_door(parser)
     _option(
-        parser, "--lease_timeout_s", type=_seconds, default=30.0, help="a trainer silent for so long is dead"
+        parser,
+        "--lease_timeout_s",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="a trainer silent for so long is dead (default: 30)",
     )
     _option(
-        parser, "--grace_s", type=_seconds, default=1.0, help="time to come back after a broken connection"
+        parser,
+        "--grace_s",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="time to come back after a broken connection (default: 1)",
     )
     _option(
         parser,
         "--progress_timeout_s",
         type=_seconds,
         default=0.0,
+        metavar="S",
         help="a trainer that lives but does not train for so long loses its leases (default: never)",
     )
     _option(
@@ -109,20 +126,33 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
         "--elasticdl_task_timeout_s",
         type=_seconds,
         default=300.0,
-        help="a task of an ElasticDL client that is not reported for so long is handed out again",
+        metavar="S",
+        help="a task of an ElasticDL client that is silent for so long is handed out again (default: 300)",
     )
     data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
-    _option(data, "--records_per_task", type=int, default=256, metavar="N", help="records in a shard")
     _option(
-        data, "--num_epochs", type=int, default=1, metavar="N", help="epochs, 0 is endless; of prediction 1"
+        data,
+        "--records_per_task",
+        type=int,
+        default=256,
+        metavar="N",
+        help="records in a shard (default: 256)",
+    )
+    _option(
+        data,
+        "--num_epochs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="epochs (default: 1), 0 is endless; of prediction 1",
     )
     _option(data, "--shuffle", action="store_true", help="shuffle all training records")
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
     _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
     _option(data, "--max_bad_records", type=int, default=0, metavar="N", help="may be bad before a job fails")
-    _option(data, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(data, "--custom_data_reader", metavar="READER", help=_READER_HELP)
     _option(data, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 
@@ -200,7 +230,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
     _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
     _option(parser, "--max_chunk_bytes", type=int, default=1 << 18, metavar="N", help="records in a chunk")
-    _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(parser, "--custom_data_reader", metavar="READER", help=_READER_HELP)
     _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 
@@ -212,9 +242,9 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--limit", type=int, metavar="N", help="read a sample of N records instead of all")
     _option(parser, "--sample", metavar="PATH.png", help="draw some records as one picture")
     _option(parser, "--sample_count", type=int, default=12, metavar="N", help="so many (default: 12)")
-    _option(parser, "--list", type=int, default=20, metavar="N", help="findings of each kind to name")
+    _option(parser, "--list", type=int, default=20, metavar="N", help="findings of each kind to name (20)")
     _option(parser, "--json", action="store_true", help="print JSON")
-    _option(parser, "--custom_data_reader", metavar="MODULE:CLASS", help="read the data with this class")
+    _option(parser, "--custom_data_reader", metavar="READER", help=_READER_HELP)
     _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
 
 
@@ -225,9 +255,12 @@ def _option(parser: argparse._ActionsContainer, name: str, **settings: object) -
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
 
 

@@ -6,8 +6,6 @@ Opens readers to learn names and sizes; it reads no record, and must not know th
 from __future__ import annotations
 
 import argparse
-import importlib
-import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -79,16 +77,4 @@ def _reader(options: argparse.Namespace, path: str, kind: TaskType) -> AbstractD
     if not options.custom_data_reader:
         return open_reader(path, kind, **params)
     sys.path.insert(0, os.getcwd())  # as `python -m` has it: the class is often beside the job
-    if _takes_data_origin(options.custom_data_reader):
-        params.setdefault("data_origin", path)
-    return load_reader(options.custom_data_reader, params)
-
-
-def _takes_data_origin(reader: str) -> bool:
-    """Whether the class wants the path, under the name that ElasticDL gave it."""
-    module, _, name = reader.partition(":")
-    try:
-        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    except (ImportError, AttributeError, ValueError, TypeError):
-        return False  # `load_reader` says what is wrong with it
-    return "data_origin" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return load_reader(options.custom_data_reader, params, path, kind)

@@ -6,6 +6,7 @@ Registers nothing itself: it turns arguments into a `Registration`.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import PurePath
 
 from edl_torch.core.calls import Registration
 from edl_torch.core.identity import identity
@@ -45,6 +46,8 @@ class Description:
     def __post_init__(self) -> None:
         for name in ("batch_size", "dataset_size", "records_per_shard", "num_minibatches_per_shard"):
             _check_count(name, getattr(self, name))
+        if self.reader is not None:
+            check_is_reader(self.reader, "create_shards")
         if self.reader is not None and self.dataset_size is not None:
             raise InvalidArgument("give reader or dataset_size, not both: a reader says its size itself")
         if self.records_per_shard is not None and self.num_minibatches_per_shard is not None:
@@ -120,6 +123,16 @@ class Description:
     def fallback_sources(self) -> tuple[Source, ...] | None:
         """The plan of the dataset object's reader."""
         return None if self.fallback_reader is None else reader_sources(self.fallback_reader, self.task_type)
+
+
+def check_is_reader(reader: object, method: str) -> None:
+    """Raise InvalidArgument for a path, a torch dataset or whatever else stands where a reader should."""
+    if not callable(getattr(reader, method, None)):
+        kind = repr(reader) if isinstance(reader, str | PurePath) else type(reader).__name__
+        raise InvalidArgument(
+            f"reader must have {method}(), as readers have, not {kind}: edl_torch.readers.open_reader(path) "
+            "makes one for files, MapDatasetReader(dataset) of a dataset"
+        )
 
 
 def _check_count(name: str, value: int | None) -> None:

@@ -6,6 +6,7 @@ The public face of a `Session`; it does not know torch, and decides nothing abou
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import warnings
 import weakref
@@ -16,7 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from edl_torch.client.default_master import default_master
-from edl_torch.client.description import Description
+from edl_torch.client.description import Description, check_is_reader
 from edl_torch.client.handle import DirectLink, Handle, LinkServer
 from edl_torch.client.leases import Mode
 from edl_torch.client.port import MasterPort
@@ -26,12 +27,22 @@ from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooMany
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
 
+log = logging.getLogger("edl_torch.client")
+
 
 class SteppingOptimizer(Protocol):
     """What `attach` needs: torch.optim.Optimizer has it."""
 
     def register_step_post_hook(self, hook: Any) -> Any:
         """Call `hook(optimizer, args, kwargs)` after each step."""
+        ...
+
+
+class KeepsWorkers(Protocol):
+    """A loader as its service sees it."""
+
+    def end_workers(self) -> None:
+        """Let go of processes that wait for another pass."""
         ...
 
 
@@ -61,7 +72,6 @@ class DataShardService:
         lookahead: batches that a wrapper around the loader asks for ahead of the training step.
         master_timeout_s: without `master_client`, how long the master may be away before calls raise
             MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600, and 30 for a torchrun job's own.
-
         audit_dir: a folder where this trainer writes down what it reports, for `edl-torch audit`.
 
     Raises:
@@ -113,6 +123,7 @@ class DataShardService:
         self._raw = DirectLink(self._session)
         self._raw_open = False
         self._hooks: list[Any] = []
+        self._loaders: weakref.WeakSet[KeepsWorkers] = weakref.WeakSet()
         self._pid = os.getpid()
         self._closed = False
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
@@ -165,9 +176,14 @@ class DataShardService:
         """
         if self.session.position.lockstep is not None:
             return self.session.position.lockstep.finished
+        is_new = not self.session.joined
         progress = self.progress()
         if progress.failure:
             raise TooManyBadRecords(progress.failure)
+        if is_new and progress.finished:
+            log.warning(
+                "dataset %s was finished before this trainer came: nothing is left", self.dataset_name
+            )
         return progress.finished
 
     def progress(self) -> DatasetStatus:
@@ -277,6 +293,7 @@ class DataShardService:
 
     def describe(self, reader: AbstractDataReader, *, shuffle: bool) -> None:
         """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
+        check_is_reader(reader, "read_records")
         described = self._description
         if (self._session.joined or described.told) and bool(described.in_shard) != shuffle:
             raise InvalidArgument(
@@ -294,6 +311,10 @@ class DataShardService:
         return self._links.handle
 
     # The end --------------------------------------------------------------------------------------------
+
+    def take_along(self, loader: KeepsWorkers) -> None:
+        """`loader` keeps processes between its passes: they go when this service is closed."""
+        self._loaders.add(loader)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -314,6 +335,8 @@ class DataShardService:
                 self._links.close()
             if self._owns_master:
                 self._session.master.close()
+            for loader in list(self._loaders):
+                loader.end_workers()
 
     def __enter__(self) -> Self:
         return self
@@ -328,6 +351,11 @@ def _choose_master(given: MasterPort | None, master_timeout_s: float | None, *, 
     """The master that the service was given, or the environment's. Raises InvalidArgument."""
     if given is not None and master_timeout_s is not None:
         raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")
+    if given is not None and not callable(getattr(given, "register", None)):
+        raise InvalidArgument(
+            f"master_client must be a MasterClient or a LocalMaster, not {given!r}: "
+            "MasterClient('host:port') makes one of an address"
+        )
     master = default_master(master_timeout_s) if given is None else given
     if audited and not master.keeps_ledger:
         if given is None:

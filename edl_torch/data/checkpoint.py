@@ -76,7 +76,7 @@ def save_checkpoint(
                 no_dist=alone,
             )
     except (OSError, CheckpointException) as exc:
-        raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {_why(exc)}") from exc
+        raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {_reasons(exc)}") from exc
     _on_first(service, lambda: _finish(partial, folder / name, keep))
     service.session.checkpoints[str(folder)] = name
     return folder / name
@@ -110,12 +110,21 @@ def load_checkpoint(
             load(whole := state | beside, checkpoint_id=folder, no_dist=alone)
     except (OSError, CheckpointException) as exc:
         raise CheckpointError(
-            f"the checkpoint '{folder}' cannot be read: {_why(exc)}. Remove it to go on from the one before"
+            f"the checkpoint '{folder}' cannot be read: {_reasons(exc)}. It takes the model and the "
+            "optimizer that it was made of; where its files are damaged, remove it: the one before is taken"
         ) from exc
     set_state_dict(*(model, optimizer), model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     service.load_state_dict(whole["data"])
     extra: dict[str, Any] = torch.load(io.BytesIO(whole["extra"]), weights_only=True)
     return extra
+
+
+def _reasons(error: OSError | CheckpointException) -> str:
+    """In one line: torch's own text has the tracebacks of all ranks."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    said = {f"{type(exc).__name__}: {exc}" for exc, _ in error.failures.values()}  # by one rank, or by all
+    return "; ".join(" ".join(reason.split()).rstrip(".") for reason in sorted(said))
 
 
 def _on_first(service: DataShardService, ask: Callable[[], str]) -> str:
@@ -150,13 +159,6 @@ def _alone_or_not() -> Iterator[bool]:
         if alone:
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield alone
-
-
-def _why(error: OSError | CheckpointException) -> str:
-    """In a line; torch has the traceback of each rank in it."""
-    if isinstance(error, OSError):
-        return str(error)
-    return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(error.failures.items()))
 
 
 def _pickled(extra: dict[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data._utils import collate as torchs
 
 from edl_torch.data.transport import IN_MESSAGE_BYTES
+from edl_torch.errors import InvalidArgument
 
 _HELD_BY_TORCH = frozenset("biufc")
 
@@ -30,10 +31,21 @@ def to_batch(samples: list[Any]) -> Any:
 
 def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     first = tensors[0]
-    if first.layout is not torch.strided or first.is_nested or first.nbytes * len(tensors) > IN_MESSAGE_BYTES:
-        stacked: torch.Tensor = torchs.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
-        return stacked
-    return torch.stack(tensors)
+    large = first.nbytes * len(tensors) > IN_MESSAGE_BYTES
+    try:
+        if large or first.layout is not torch.strided or first.is_nested:
+            stacked: torch.Tensor = torchs.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+            return stacked
+        return torch.stack(tensors)
+    except RuntimeError as exc:
+        unequal = next((tensor for tensor in tensors if tensor.shape != first.shape), None)
+        if unequal is None:
+            raise
+        raise InvalidArgument(
+            f"samples of one batch have the shapes {list(first.shape)} and {list(unequal.shape)}, which do "
+            "not make one tensor: make them equal in `transform` (resize or pad), or pass a `collate_fn` to "
+            "the loader; collate_fn=list keeps the records as they are"
+        ) from exc
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]], *, collate_fn_map: Any = None) -> Any:
@@ -43,7 +55,7 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], *, collate_fn_map: Any = None) -
         and first.dtype.kind in _HELD_BY_TORCH
         and set(map(type, arrays)) == {np.ndarray}
     ):
-        with suppress(ValueError):  # unequal shapes: torch says so in its own words
+        with suppress(ValueError):  # unequal shapes: `_stacked` says so
             joined = np.array(arrays)
             if joined.dtype == first.dtype:  # else numpy and torch may disagree on what holds them all
                 return torch.from_numpy(joined)

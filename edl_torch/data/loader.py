@@ -30,7 +30,13 @@ from edl_torch.shard import Indices
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_FROM_SERVICE: Any = object()
+
+class _FromService:
+    def __repr__(self) -> str:  # as signatures show it
+        return "<the service's>"
+
+
+_FROM_SERVICE: Any = _FromService()
 _ELSEWHERE = {
     "shuffle": "order is set by shuffle= at the dataset and shuffle_shards=, shuffle= at the service",
     "sampler": "the master decides who reads what",
@@ -100,6 +106,10 @@ class ElasticDataLoader(DataLoader[Any]):
         self._lineage = 0
         if self._peers is not None:
             service.session.position.synchronise(self._peers)
+
+    def __repr__(self) -> str:
+        name, batches = self.service.dataset_name, self.batch_size or "the reader's"
+        return f"<ElasticDataLoader {name!r} batch_size={batches} num_workers={self.num_workers}>"
 
     @property
     def service(self) -> DataShardService:
@@ -210,6 +220,12 @@ class ElasticDataLoader(DataLoader[Any]):
         if live is not None:
             live.close()
 
+    def end_workers(self) -> None:
+        """End persistent workers; torch complains of those that are left when the program exits."""
+        iterator: Any = None if self._inner is None else self._inner._iterator
+        if iterator is not None:
+            iterator._shutdown_workers()
+
     def read(self) -> Iterator[Envelope]:
         """Begin to read what the session has leases for; the inner loader never drops a partial batch."""
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
@@ -222,6 +238,8 @@ class ElasticDataLoader(DataLoader[Any]):
             )
             arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
             self._inner = DataLoader(dataset, batch_size=None if list_size else size, **arguments)
+            if self.persistent_workers:
+                dataset.service.take_along(self)
         dataset.bind(self._feed)
         try:
             return iter(self._inner)

@@ -15,9 +15,13 @@ from edl_torch.client.tickets import Ticket, ticket_size
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.weights import Weights
-from edl_torch.errors import LoaderWorkerDied, ServiceClosed
+from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 
 WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
+_AT_NO_RECORD = (
+    "It held no record; what it printed before says why (where workers are spawned, a program that does not "
+    'begin under `if __name__ == "__main__":` is such a reason)'
+)
 
 
 class Source(Protocol):
@@ -106,16 +110,18 @@ class LoaderPass(Iterator[Any]):
                     elif take(envelope.ticket):
                         return envelope
                 self._inner = None
-        except RuntimeError as exc:
+        except (EdlError, RuntimeError) as exc:
             if str(exc).startswith(WORKER_DIED):
                 raise self._name_records(exc) from exc
+            if (own := in_own_words(exc)) is not None:
+                raise own from exc
             raise
 
-    def _name_records(self, exc: RuntimeError) -> LoaderWorkerDied:
+    def _name_records(self, exc: Exception) -> LoaderWorkerDied:
         broken = self._session.broken_streams(timeout_s=1.0)
         where = "; ".join(f"{stream} was at {records}" for stream, records in sorted(broken.items()))
         return LoaderWorkerDied(
-            f"{str(exc).rstrip('. ')}. {where or 'It held no record'}. Nothing was put in quarantine: those "
+            f"{str(exc).rstrip('. ')}. {where or _AT_NO_RECORD}. Nothing was put in quarantine: those "
             f"records go back to the master and are read again"
         )
 
@@ -144,3 +150,15 @@ class LoaderPass(Iterator[Any]):
         # A forked child has a copy of this object, and no business with the trainer's pass.
         if not self._closed and self._pid == os.getpid():
             self.close()
+
+
+def in_own_words(error: Exception) -> Exception | None:
+    """An error of ours as the loader worker raised it; None for others, and where no worker did.
+
+    torch brings it with the worker's whole traceback for a message: that stays in the error that it leads to.
+    """
+    kind = type(error)
+    text, found, said = str(error).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
+    return (
+        kind(said.strip()) if found and isinstance(error, EdlError) and text.startswith("Caught ") else None
+    )

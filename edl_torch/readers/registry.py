@@ -35,6 +35,8 @@ READERS: dict[str, str] = {
     "map_dataset": "edl_torch.readers.map_dataset:MapDatasetReader",
 }
 
+_BY_NAME = "a kind such as csv or text, or module:Class for one of yours"
+
 
 def open_reader(
     data: str | os.PathLike[str], mode: TaskType = TaskType.TRAINING, **params: Any
@@ -50,32 +52,61 @@ def open_reader(
     path = os.fspath(data)
     for target in READERS.values():
         reader = _load_class(target)
-        arguments_for = getattr(reader, "arguments_for", None)
-        try:
-            arguments = None if arguments_for is None else arguments_for(path, mode, params)
-        except OSError as exc:
-            raise ReaderError(f"'{exc.filename or path}' cannot be looked at: {exc.strerror or exc}") from exc
+        arguments = _arguments_for(reader, path, mode, params)
         if arguments is not None:
             return _construct(reader, arguments | params)
     if not (os.path.exists(path) or is_url(path) or glob.glob(path, recursive=True)):
         raise ReaderError(
-            f"the data '{path}' does not exist; check the path, or name a reader as module:Class"
+            f"the data '{path}' does not exist; check the path, or name its reader ({_BY_NAME})"
         )
     raise ReaderError(
         f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
         "or other table, a .txt or .jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of "
-        "images, tables or text files; for other data write a reader and name it as module:Class"
+        f"nothing but tables or text files, or one of images; else name its reader ({_BY_NAME})"
     )
 
 
-def load_reader(reader: str, params: Mapping[str, Any] | str | None = None) -> AbstractDataReader:
+def load_reader(
+    reader: str,
+    params: Mapping[str, Any] | str | None = None,
+    data: str | None = None,
+    mode: TaskType = TaskType.TRAINING,
+) -> AbstractDataReader:
     """Make a reader of the class `module:Class`, or of a kind in `READERS`.
 
-    `params` are keyword arguments, as a mapping or as text for `parse_reader_params`. Raises InvalidArgument
-    for a name or parameters that cannot be used and ReaderUnavailable for a module that cannot be imported.
+    `params` are keyword arguments, as a mapping or as text for `parse_reader_params`. `data` is what it is to
+    read, and goes to its parameter `data_origin`; of one without, to where its `arguments_for` puts it, else
+    to the only argument that it needs and `params` lack. Raises InvalidArgument for a name or parameters that
+    cannot be used and ReaderUnavailable for a module that cannot be imported.
     """
     arguments = parse_reader_params(params) if isinstance(params, str) else dict(params or {})
-    return _construct(_load_class(READERS.get(reader, reader)), arguments)
+    found = _load_class(READERS.get(reader, reader))
+    return _construct(found, arguments if data is None else _with_data(found, data, mode, arguments))
+
+
+def _with_data(reader: Any, data: str, mode: TaskType, given: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(reader).parameters
+    if "data_origin" in parameters:
+        return {"data_origin": data} | given
+    arguments = (_arguments_for(reader, data, mode, given) or {}) | given
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in variable and name not in arguments
+    ]
+    if len(needed) == 1:
+        return {needed[0]: data} | arguments
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {"data_origin": data} | arguments if takes_any else arguments
+
+
+def _arguments_for(reader: Any, path: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    ask = getattr(reader, "arguments_for", None)
+    try:
+        return None if ask is None else ask(path, mode, given)
+    except OSError as exc:
+        raise ReaderError(f"'{exc.filename or path}' cannot be looked at: {exc.strerror or exc}") from exc
 
 
 def _load_class(target: str) -> Any:
@@ -98,10 +129,10 @@ def _load_class(target: str) -> Any:
 
 def _construct(reader: Any, arguments: dict[str, Any]) -> AbstractDataReader:
     """Only the call itself is judged here: a TypeError inside a constructor is the reader's own."""
+    signature = inspect.signature(reader)
     try:
-        inspect.signature(reader).bind(**arguments)
+        signature.bind(**arguments)
     except TypeError as exc:
-        raise InvalidArgument(
-            f"{reader.__name__} does not take {', '.join(arguments) or 'no arguments'}: {exc}"
-        ) from exc
+        takes = ", ".join(signature.parameters) or "none"
+        raise InvalidArgument(f"{reader.__name__}: {exc}; its arguments are: {takes}") from exc
     return cast(AbstractDataReader, reader(**arguments))

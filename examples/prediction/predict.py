@@ -15,6 +15,7 @@ import torch
 from result_log import ResultLog
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset, TaskType
+from edl_torch.errors import EdlError
 from edl_torch.readers import open_reader
 
 SIDE = 32
@@ -62,8 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch-size", type=int, default=32, metavar="N")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that decode")
     options = parser.parse_args(arguments)
-    with ResultLog(options.out) as results:
-        predict(options, load_model(), results)
+    try:
+        with ResultLog(options.out) as results:
+            predict(options, load_model(), results)
+    except (EdlError, OSError) as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 1
     return 0
 
 

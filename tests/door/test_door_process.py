@@ -186,6 +186,14 @@ def test_status_says_what_is_missing(certificates, token, master_process, opened
     assert done.stderr.count("\n") == 1
 
 
+def test_status_says_in_one_line_that_a_certificate_is_not_trusted(certificates, token, master_process):
+    master = master_process(*options(certificates, token, mutual=False))
+    done = run("status", "--addr", master.address, "--tls")  # by the authorities of the system
+    assert done.returncode == 1
+    assert "its certificate is not trusted" in done.stderr
+    assert done.stderr.count("\n") == 1  # nothing of gRPC's own log
+
+
 def test_names_of_trainers_do_not_reach_the_terminal_as_commands(master_process):
     master = master_process()
     with MasterClient(master.address, "evil\x1b[2J\nFAILED: no", credentials=Credentials()) as client:

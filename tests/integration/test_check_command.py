@@ -92,7 +92,7 @@ def test_a_sample_reads_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["/no/such/data"], "does not exist"),
         (["."], "knows '.'|has no image|no image"),
         (["x", "--custom_data_reader", "nocolon"], "module:Class"),
-        (["x", "--custom_data_reader", "checked_readers:Numbers"], "does not take"),
+        (["x", "--custom_data_reader", "checked_readers:Numbers"], "argument 'colour'"),
         (["x", "--custom_data_reader", "checked_readers:Empty"], "no class Empty"),
         (
             ["x", "--custom_data_reader", "checked_readers:Unmade"],
@@ -114,7 +114,7 @@ def test_wrong_input_is_one_line_and_status_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(READERS))
-    if message == "does not take":
+    if message == "argument 'colour'":
         arguments = [*arguments, "--custom_data_reader_params", "colour=red"]
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")

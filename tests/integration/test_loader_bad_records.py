@@ -91,8 +91,10 @@ def test_a_raising_reader_names_the_record_and_nothing_is_lost(order: str, num_w
     with trainer(fake, reader, dataset={"shuffle": order != "stored"}) as (service, dataset):
         loader = elastic(dataset, num_workers=num_workers)
         seen: list[list[int]] = []
-        with pytest.raises(BadRecord, match=r"record 3 of 'c': OSError: no byte of 2003"):
+        with pytest.raises(BadRecord, match=r"^record 3 of 'c': OSError: no byte of 2003$") as raised:
             run_through(loader, seen)
+        if num_workers:  # the worker's traceback is not lost, but it is not the message
+            assert "Original Traceback" in str(raised.value.__cause__)
         assert acknowledged(fake, service) == once(flat(seen))
         assert service.record_count == 0
         reader.bad.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -147,3 +148,13 @@ def test_closing_while_the_master_is_away_is_quick_and_quiet() -> None:
         take(iter(elastic(dataset)), 2)
         fake.faults.master_away()
     wait_until(lambda: not own_threads())
+
+
+def test_persistent_workers_end_with_their_service() -> None:
+    with trainer(FakeMaster(), num_epochs=2) as (_, dataset):
+        loader = elastic(dataset, num_workers=2, persistent_workers=True)
+        take(iter(loader), 100)
+        workers = multiprocessing.active_children()
+        assert len(workers) == 2
+    assert [worker.exitcode for worker in workers] == [0, 0]  # though the loader is still there
+    loader.close()

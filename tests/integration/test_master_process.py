@@ -16,6 +16,7 @@ from contextlib import ExitStack
 import pytest
 from master_kit import EDL, MakeMaster
 
+import edl_torch
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
@@ -146,7 +147,13 @@ def test_port_in_use(start_master):
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
 def test_nonsense_durations_are_refused(seconds):
-    assert run("master", "--lease-timeout-s", seconds).returncode == 2
+    done = run("master", "--lease-timeout-s", seconds)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"'{seconds}' is not a number of seconds above 0\n")
+
+
+def test_the_version_is_told():
+    assert run("--version").stdout == f"edl-torch {edl_torch.__version__}\n"
 
 
 # Datasets and status --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ ARROWS: dict[str, set[str]] = {
     | {"rpc.address", "rpc.credentials", "rpc.route", "master.with_process", "master.threaded"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
-    | {"cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
+    | {"__version__", "cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
     "cli_audit": {"errors", "shard", "core", "audit", "master.journal_view"},
     "cli_check": {"errors", "shard", "readers", "checking", "cli_data", "cli_progress"},
     "cli_convert": {"errors", "shard", "readers", "cli_data", "cli_progress"},
@@ -173,6 +173,10 @@ def test_the_core_reads_no_clock() -> None:
     ("statement", "absent"),
     [
         ("import edl_torch", ("torch", "cv2", "grpc", "numpy", "pycocotools")),
+        (
+            "import edl_torch as e; e.readers.CsvReader, e.errors.BadRecord, e.testing.FakeMaster",
+            ("torch", "cv2", "grpc"),
+        ),
         ("import edl_torch.master, edl_torch.cli", ("torch", "cv2", "pycocotools")),
         ("import edl_torch.master.embedded", ("torch", "cv2", "grpc", "google.protobuf")),
         ("import edl_torch.testing", ("torch", "cv2", "grpc", "google.protobuf")),

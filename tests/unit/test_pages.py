@@ -7,11 +7,12 @@ program, with `...` for the rest of it.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ import torch.distributed as dist
 
 from edl_torch.cli import build_parser
 from edl_torch.readers import ImageFolderReader
-from edl_torch.testing.images import write_image_folder
+from edl_torch.testing.images import encode, render, write_image_folder
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -45,15 +46,34 @@ def test_a_page_has_its_examples(page: str) -> None:
 
 @pytest.mark.parametrize(("page", "number"), [(page, n) for page in PAGES for n in range(PAGES[page])])
 def test_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_image_folder(tmp_path / "photos", ("cat", "dog"), per_class=7)
+    write_photos(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Lazy modules are a new feature")
-        module = ModuleType(f"page_block_{number}")  # so that what a block defines can be pickled
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(blocks(page)[number], f"{page}, block {number}", "exec"), module.__dict__)
+    module = ModuleType(f"page_block_{number}")  # so that what a block defines can be pickled
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(blocks(page)[number], f"{page}, block {number}", "exec"), module.__dict__)
+    if hasattr(module, "main"):
+        module.main()
+
+
+@pytest.mark.slow
+def test_the_first_program_runs_where_loader_workers_are_spawned(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos")
+    spawned = "import multiprocessing\nmultiprocessing.set_start_method('spawn', force=True)\n"
+    (tmp_path / "train.py").write_text(spawned + blocks("README.md")[0])
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "MASTER_"))}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
+    ran = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200
+    )
+    assert (ran.returncode, ran.stdout) == (0, "epoch 0 is over\nepoch 1 is over\n"), ran.stderr
+
+
+def write_photos(folder: Path) -> None:
+    """Two classes; as of photographs, not all of one size."""
+    write_image_folder(folder, ("cat", "dog"), per_class=7)
+    (folder / "dog" / "0001.png").write_bytes(encode(render(5, height=50, width=40), ".png"))
 
 
 @pytest.fixture

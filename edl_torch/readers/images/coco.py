@@ -30,6 +30,7 @@ from edl_torch.readers.images.coco_index import (
 )
 from edl_torch.readers.images.coco_masks import decode_segmentation
 from edl_torch.readers.images.decode import Image, read_image
+from edl_torch.readers.images.root import require_folder, within
 from edl_torch.readers.indexed import IndexedReader
 from edl_torch.readers.shared.shared_arrays import shared
 from edl_torch.readers.shared.string_table import StringTable
@@ -51,7 +52,8 @@ class CocoCaptionsReader(IndexedReader):
         per: What a record is.
 
     Raises DataFormatError, naming the file and the entry, for a file of another kind, missing keys, ids that
-    occur twice, annotations of images that are not listed and file names that lead out of the folder.
+    occur twice, annotations of images that are not listed, file names that lead out of the folder and a
+    folder that is none.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class CocoCaptionsReader(IndexedReader):
             )
         self.images = os.fspath(images)
         self.per = per
+        require_folder(self.images)
         coco = load_coco(self.name)
         _expect(coco, "caption", "captions", "CocoDetectionReader")
         where = f"'{self.name}' annotations"
@@ -86,7 +89,8 @@ class CocoCaptionsReader(IndexedReader):
         return self._read(index), [self._captions[number] for number in self._groups[index].tolist()]
 
     def _read(self, row: int) -> Image:
-        return read_image(os.path.join(self.images, self._images.files[row]))
+        with within(self.images):
+            return read_image(os.path.join(self.images, self._images.files[row]))
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""
@@ -123,6 +127,7 @@ class CocoDetectionReader(IndexedReader):
     def __init__(self, images: Path, annotations: Path, masks: bool = False) -> None:
         super().__init__(os.fspath(annotations))
         self.images = os.fspath(images)
+        require_folder(self.images)
         coco = load_coco(self.name)
         _expect(coco, "bbox", "instances or keypoints", "CocoCaptionsReader")
         where = f"'{self.name}' annotations"
@@ -147,7 +152,8 @@ class CocoDetectionReader(IndexedReader):
     def load(self, index: int) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
         path = os.path.join(self.images, self._images.files[index])
-        image = read_image(path)
+        with within(self.images):
+            image = read_image(path)
         own = self._groups.span(index)
         target: dict[str, Any] = {"image_id": int(self._images.ids[index])}
         target |= {key: column[own].copy() for key, column in self._columns.items()}

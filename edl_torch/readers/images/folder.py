@@ -14,6 +14,7 @@ import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image
+from edl_torch.readers.images.root import within
 from edl_torch.readers.indexed import IndexedReader
 from edl_torch.readers.shared.string_table import StringTable
 from edl_torch.shard import IndexArray, TaskType
@@ -64,7 +65,8 @@ class ImageFolderReader(IndexedReader):
 
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
-        image = read_image(os.path.join(self.name, self._files[index]))
+        with within(self.name):
+            image = read_image(os.path.join(self.name, self._files[index]))
         if not self.classes:
             return image
         return image, int(np.searchsorted(self._bounds, index, side="right")) - 1

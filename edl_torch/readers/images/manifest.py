@@ -17,6 +17,7 @@ import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image
+from edl_torch.readers.images.root import require_folder, within
 from edl_torch.readers.indexed import IndexedReader
 from edl_torch.readers.safe_paths import safe_relative_path
 from edl_torch.readers.shared.shared_arrays import shared
@@ -59,6 +60,8 @@ class ImageManifestReader(IndexedReader):
     ) -> None:
         super().__init__(os.fspath(manifest))
         self.root = os.path.dirname(self.name) if root is None else os.fspath(root)
+        if root is not None:
+            require_folder(self.root)
         labels = _LabelColumn(self.name)
         rows = self._without_heading(_rows(self.name, delimiter), has_header)
         self._files = StringTable(labels.split_off(rows))
@@ -79,7 +82,8 @@ class ImageManifestReader(IndexedReader):
 
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
-        image = read_image(os.path.join(self.root, self._files[index]))
+        with within(self.root):
+            image = read_image(os.path.join(self.root, self._files[index]))
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.readers.images.decode import Image, read_image
+from edl_torch.readers.images.root import within
 from edl_torch.readers.images.voc_xml import parse_target, parse_xml
 from edl_torch.readers.indexed import IndexedReader
 from edl_torch.readers.safe_paths import safe_relative_path
@@ -83,8 +84,9 @@ class VocReader(IndexedReader):
         """`(image, target)`; image: uint8 [height, width, 3], RGB."""
         image_id = self._ids[index]
         path = os.path.join(self.root, "Annotations", image_id + ".xml")
-        target = parse_target(parse_xml(_read_annotation(path), path), self._label_of, path)
-        return read_image(self._image_path(image_id)), {"image_id": image_id, **target}
+        with within(self.root):
+            target = parse_target(parse_xml(_read_annotation(path), path), self._label_of, path)
+            return read_image(self._image_path(image_id)), {"image_id": image_id, **target}
 
     def _image_path(self, image_id: str) -> str:
         stem = os.path.join(self.root, "JPEGImages", image_id)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 
-from edl_torch import DataShardService, LocalMaster, TaskType
+from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset, TaskType
 from edl_torch.core.calls import Registration
-from edl_torch.errors import DatasetConflict, ServiceClosed, UnknownDataset
+from edl_torch.errors import DatasetConflict, InvalidArgument, ServiceClosed, UnknownDataset
+from edl_torch.readers import MapDatasetReader
 from edl_torch.shard import Source
 from edl_torch.testing import FakeMaster
 
@@ -30,11 +32,36 @@ def test_a_given_master_outlives_the_service() -> None:
     master.close()
 
 
+def test_a_trainer_that_comes_to_finished_data_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    master = FakeMaster()
+    for told in (0, 1):
+        with DataShardService(4, master.connect(f"trainer {told}"), dataset_size=8) as service:
+            while not service.finished:
+                while service.fetch_shard():
+                    service.report_batch_done()
+        assert caplog.text.count("training was finished before this trainer came") == told
+
+
 def test_the_default_shard_is_eight_batches() -> None:
     with DataShardService(4, FakeMaster(), dataset_size=100) as service:
         assert service.session.plan().spec.records_per_shard == 32
     with DataShardService(4, FakeMaster(), dataset_size=100, num_minibatches_per_shard=3) as service:
         assert service.session.plan().spec.records_per_shard == 12
+
+
+def test_what_is_no_reader_and_no_master_is_refused_with_the_remedy() -> None:
+    wrong: Any = "photos"
+    with pytest.raises(InvalidArgument, match=r"create_shards\(\).* not 'photos': .*open_reader\(path\)"):
+        DataShardService(4, FakeMaster(), reader=wrong)
+    with pytest.raises(InvalidArgument, match=r"MasterClient\('host:port'\) makes one of an address"):
+        DataShardService(4, wrong, dataset_size=8)
+    with DataShardService(4, FakeMaster(), dataset_size=8) as service:
+        with pytest.raises(
+            InvalidArgument, match=r"read_records\(\).* not list: .*MapDatasetReader\(dataset\)"
+        ):
+            ShardedDataset(service, [1, 2])  # type: ignore[arg-type]
+        loader = ElasticDataLoader(ShardedDataset(service, MapDatasetReader(range(8))))
+        assert repr(loader) == "<ElasticDataLoader 'training' batch_size=4 num_workers=0>"
 
 
 def test_nothing_is_registered_before_the_first_use() -> None:

@@ -156,6 +156,17 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, new_job: NewJob) -> None:
         new_job().load(tmp_path)
 
 
+def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, new_job: NewJob) -> None:
+    new_job().save(tmp_path)
+    other = new_job()
+    other.model = nn.Linear(2, 1)
+    other.optimizer = torch.optim.Adam(other.model.parameters())
+    with pytest.raises(CheckpointError, match=r"Size mismatch .*model\.weight") as raised:
+        other.load(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert "the optimizer that it was made of" in str(raised.value)
+
+
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, new_job: NewJob) -> None:
     new_job().save(tmp_path)
     with pytest.raises(TokenError, match="25"):

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.transport import IN_MESSAGE_BYTES
+from edl_torch.errors import InvalidArgument
 from edl_torch.testing.records_equal import records_equal
 
 
@@ -75,15 +76,12 @@ def test_arrays_of_any_shape_become_what_torch_makes_of_them(sample: Any) -> Non
 @pytest.mark.parametrize(
     "samples",
     [
-        [np.zeros(2), np.zeros(3)],
-        [np.zeros((2, 1)), np.zeros((1, 2))],
-        [np.zeros(2), np.zeros((2, 1))],
         [np.zeros(2, ">f4"), np.zeros(2, ">f4")],
         [np.array(["a"]), np.array(["b"])],
         [np.array([None]), np.array([None])],
         [np.array(["2024-02-29"], "M8[D]")],
     ],
-    ids=["lengths", "shapes", "dimensions", "big-endian", "text", "objects", "dates"],
+    ids=["big-endian", "text", "objects", "dates"],
 )
 def test_what_torch_refuses_to_collate_is_refused_in_its_words(samples: list[Any]) -> None:
     with pytest.raises((RuntimeError, TypeError, ValueError)) as torchs:
@@ -171,3 +169,24 @@ def test_the_rest_is_converted_as_torch_does_it():
     assert records_equal(to_tensors(pair), default_convert(pair))
     assert to_tensors("x") == "x"
     assert type(to_tensors(np.float32(3))) is type(default_convert(np.float32(3)))
+
+
+@pytest.mark.parametrize("height", [2, IN_MESSAGE_BYTES], ids=["small", "large"])
+def test_samples_of_unequal_shapes_are_an_error_that_says_what_to_do(height: int) -> None:
+    images = [(np.zeros((height, 3), np.uint8), 0), (np.zeros((height, 4), np.uint8), 1)]
+    with pytest.raises(
+        InvalidArgument, match=rf"\[{height}, 3\] and \[{height}, 4\].*resize.*collate_fn=list"
+    ):
+        to_batch(images)
+
+
+@pytest.mark.parametrize("other", [(3,), (1, 2), (2, 1)], ids=["lengths", "shapes", "dimensions"])
+def test_arrays_of_unequal_shapes_are_named_whatever_differs(other: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match=r"the shapes \[2\] and \[\d"):
+        to_batch([np.zeros(2), np.zeros(other)])
+
+
+def test_other_failures_of_torch_stay_its_own() -> None:
+    with pytest.raises(RuntimeError, match=r"[Ss]parse") as raised:
+        to_batch([torch.ones(2), torch.ones(2).to_sparse()])
+    assert not isinstance(raised.value, InvalidArgument)

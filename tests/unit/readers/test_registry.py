@@ -143,7 +143,7 @@ def test_parameters_go_to_the_reader(tmp_path):
     assert open_reader(captions, per="image").count == 4
     (tmp_path / "sizes.py").write_text("def get_training_size(): return 5")
     assert len(open_reader(tmp_path / "sizes.py", records_per_task=2).create_shards()) == 3
-    with pytest.raises(InvalidArgument, match="PythonCustomReader does not take filename, colour"):
+    with pytest.raises(InvalidArgument, match=r"PythonCustomReader: .*'colour'; its arguments are: file"):
         open_reader(tmp_path / "sizes.py", colour="red")
 
 
@@ -222,6 +222,65 @@ def test_a_kind_of_the_table_is_a_name_too(tmp_path):
     assert load_reader("image_folder", {"root": root}).count == 6
 
 
+class OnePath(AbstractDataReader):
+    def __init__(self, path, step=1):
+        super().__init__()
+        self.told = (path, step)
+
+    create_shards = read_records = None.__init__
+
+
+class TwoPaths(OnePath):
+    def __init__(self, images, labels):
+        self.told = (images, labels)
+
+
+class Origin(OnePath):
+    def __init__(self, path="", *, data_origin):
+        self.told = (path, data_origin)
+
+
+class Any_(OnePath):
+    def __init__(self, **kwargs):
+        self.told = kwargs
+
+
+@pytest.mark.parametrize(
+    ("reader", "params", "told"),
+    [
+        ("OnePath", "", ("D", 1)),
+        ("OnePath", "step=3", ("D", 3)),
+        ("OnePath", "path=E", ("E", 1)),
+        ("TwoPaths", "images=I", ("I", "D")),
+        ("Origin", "", ("", "D")),
+        ("Origin", "data_origin=E", ("", "E")),
+        ("Any_", "", {"data_origin": "D"}),
+        ("Any_", "data_origin=E", {"data_origin": "E"}),
+    ],
+)
+def test_what_is_to_be_read_goes_where_the_class_wants_it(monkeypatch, reader, params, told):
+    monkeypatch.setitem(sys.modules, "own_module", sys.modules[__name__])
+    assert load_reader(f"own_module:{reader}", params, "D").told == told
+
+
+def test_data_does_not_go_to_one_of_several_arguments_that_are_needed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_module", sys.modules[__name__])
+    with pytest.raises(InvalidArgument, match="missing a required argument: 'images'"):
+        load_reader("own_module:TwoPaths", "", "D")
+
+
+def test_a_kind_reads_data_whose_name_does_not_tell(tmp_path):
+    (tmp_path / "iris.data").write_text("1,2\n3,4\n")
+    table = load_reader("csv", "header=False", str(tmp_path / "iris.data"))
+    assert table.create_shards() == {str(tmp_path / "iris.data"): 2}
+    captions = write_coco(tmp_path / "coco")[1]
+    assert load_reader("coco_captions", "per=image", captions).count == 4
+    images = str(tmp_path / "coco" / "images")
+    assert load_reader("coco_captions", {"images": images}, shutil.copy(captions, tmp_path)).count == 6
+    voc = load_reader("voc", "", write_voc(tmp_path / "voc"), TaskType.EVALUATION)
+    assert voc.name.endswith("val.txt")
+
+
 @pytest.mark.parametrize(
     ("reader", "error", "message"),
     [
@@ -230,7 +289,11 @@ def test_a_kind_of_the_table_is_a_name_too(tmp_path):
         ("no_such_module:Class", ReaderUnavailable, "cannot import 'no_such_module'"),
         ("own_module:Nothing", InvalidArgument, "has no class Nothing"),
         ("own_module:Path", InvalidArgument, "needs create_shards and read_records"),
-        ("own_module:OwnReader", InvalidArgument, "OwnReader does not take no arguments: missing"),
+        (
+            "own_module:OwnReader",
+            InvalidArgument,
+            "OwnReader: missing a .*'table'; its arguments are: table, rows",
+        ),
     ],
 )
 def test_bad_reader_names_say_what_is_wrong(monkeypatch, reader, error, message):
