@@ -123,8 +123,11 @@ def _reasons(error: OSError | CheckpointException) -> str:
     """In one line: torch's own text has the tracebacks of all ranks."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    said = {f"{type(exc).__name__}: {exc}" for exc, _ in error.failures.values()}  # by one rank, or by all
-    return "; ".join(" ".join(reason.split()).rstrip(".") for reason in sorted(said))
+    ranks: dict[str, list[str]] = {}
+    for rank, (exc, _) in sorted(error.failures.items()):
+        reason = " ".join(f"{type(exc).__name__}: {exc}".split()).rstrip(".")
+        ranks.setdefault(reason, []).append(str(rank))
+    return "; ".join(f"{reason} (rank {', '.join(where)})" for reason, where in ranks.items())
 
 
 def _on_first(service: DataShardService, ask: Callable[[], str]) -> str:
