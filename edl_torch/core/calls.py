@@ -6,7 +6,7 @@ Nothing here decides anything, and nothing here knows protobuf; `rpc.convert` ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
@@ -64,12 +64,12 @@ class Grant:
     bundle: int = 0
 
 
-class PassState(Enum):
-    """What a lease call learns of the pass it belongs to."""
+class PassState(IntEnum):
+    """What a lease call learns of the pass it belongs to; the numbers are those of the wire."""
 
-    OPEN = "open"
-    EPOCH_OVER = "epoch over"
-    FINISHED = "finished"
+    OPEN = 0
+    EPOCH_OVER = 1
+    FINISHED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,11 +41,13 @@ class Limits:
 
     def check_lease(self, call: LeaseCall) -> None:
         """Raise LimitExceeded for a call that asks for too many leases."""
-        _check("leases a call", call.count, self.leases_per_call, "ask more often, for less")
+        if call.count > self.leases_per_call:
+            raise _exceeded("leases a call", call.count, self.leases_per_call, "ask more often, for less")
 
     def check_entries(self, what: str, entries: int) -> None:
         """Raise LimitExceeded for a call with too many parts; asked before these are looked at."""
-        _check(f"{what} in one call", entries, self.entries_per_call, "send several calls")
+        if entries > self.entries_per_call:
+            raise _exceeded(f"{what} in one call", entries, self.entries_per_call, "send several calls")
 
     def check_slices(self, slices: int) -> None:
         """Raise LimitExceeded for a token with more begun slices than any job of a master's trainers has."""
@@ -75,4 +77,8 @@ class Limits:
 
 def _check(what: str, value: int, most: int, remedy: str) -> None:
     if value > most:
-        raise LimitExceeded(f"{value:,} {what}: this master takes {most:,} at most; {remedy}")
+        raise _exceeded(what, value, most, remedy)
+
+
+def _exceeded(what: str, value: int, most: int, remedy: str) -> LimitExceeded:
+    return LimitExceeded(f"{value:,} {what}: this master takes {most:,} at most; {remedy}")
