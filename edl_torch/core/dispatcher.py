@@ -26,12 +26,12 @@ from edl_torch.core.calls import (
     TrainerStatus,
 )
 from edl_torch.core.changes import Changes, unrecorded
-from edl_torch.core.checking import count_new
 from edl_torch.core.describing import describe
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
 from edl_torch.core.news import News
+from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import new_spec, option_differences, reconcile
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
@@ -189,7 +189,7 @@ class Dispatcher:
         return min(dead, *stalled)
 
     def _holds(self, member: Member) -> bool:
-        for name in member.datasets:  # a loop: asked with every lease call
+        for name in member.datasets:  # noqa: SIM110  with every lease call: a generator costs twice as much
             if self._ledgers[name].holds(member.session):
                 return True
         return False
@@ -301,9 +301,13 @@ class Dispatcher:
         member = self.members.heard(call.session, now, call.member)
         ledger = self._fenced(call)
         if call.failures:
-            new = count_new(ledger.loans, call.session, call.failures)  # a repeated call adds none
-            if new:
-                self.limits.check_quarantine(call.dataset, len(ledger.quarantine) + new)
+            call = self.limits.with_short_reasons(call)
+            new = ledger.unreadable(call.session, call.failures)
+            if new:  # a repeated call adds none
+                there = ledger.quarantine
+                self.limits.check_quarantine(
+                    call.dataset, records=len(there) + len(new), size=there.bytes + token_bytes(new)
+                )
         ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
         if takes_part and call.request > member.reports.get(call.dataset, 0):
@@ -322,8 +326,7 @@ class Dispatcher:
         session = call.session
         for failure in call.failures:
             try:
-                reason = self.limits.shorten(failure.reason)
-                ledger.fail(session, failure.task, failure.attempt, failure.position, reason)
+                ledger.fail(session, failure.task, failure.attempt, failure.position, failure.reason)
             except StaleLease:
                 stale.append(failure.task)
         for done in call.acknowledgements:
@@ -367,21 +370,28 @@ class Dispatcher:
 
     def snapshot(self, dataset: str) -> str:
         """The dataset's position as a token."""
-        return self._ledger(dataset).snapshot().encode()
+        token = self._ledger(dataset).snapshot().encode()
+        self.limits.check_token(token)
+        return token
 
     def restore(self, dataset: str, token: str | None) -> int:
         """Take the dataset back to a token (None: to the beginning). Returns the new lineage."""
         ledger = self._ledger(dataset)
-        position = None if token is None else Token.decode(token)
-        if position is not None:
-            self.limits.check_quarantine(dataset, len(position.quarantine))
-            self.limits.check_slices(len(position.open) + len(position.crumbs))
+        position = None if token is None else self._position(dataset, token)
         ledger.restore(position)
         self._hungry.pop(dataset, None)
         for member in self.members:
             if member.answers.pop(dataset, None) is not None:
                 self._mark("answer", dataset, member.session)
         return ledger.lineage
+
+    def _position(self, dataset: str, token: str) -> Token:
+        self.limits.check_token(token)
+        position = Token.decode(token)
+        bad = position.quarantine
+        self.limits.check_quarantine(dataset, records=len(bad), size=token_bytes(bad))
+        self.limits.check_slices(len(position.open) + len(position.crumbs))
+        return position
 
     @property
     def ledgers(self) -> Iterable[ShardLedger]:
@@ -394,14 +404,20 @@ class Dispatcher:
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
         """One dataset's progress. Of its quarantine the first few alone: trainers ask often."""
-        return describe(self._ledger(dataset), shown=SHOWN)
+        ledger = self._ledger(dataset)
+        return describe(ledger, ledger.quarantine.first(SHOWN))
 
     def status(self, now: float) -> MasterStatus:
-        """Everything that there is to see."""
+        """Everything that there is to see; of quarantines together as much as one may have."""
+        datasets, left = [], self.limits.quarantine_bytes
+        for ledger in self._ledgers.values():
+            shown = ledger.quarantine.within(left)
+            left -= token_bytes(shown)
+            datasets.append(describe(ledger, shown))
         return MasterStatus(
             ledger=self.ledger_id,
             durable=self.durable,
-            datasets=tuple(describe(ledger) for ledger in self._ledgers.values()),
+            datasets=tuple(datasets),
             trainers=tuple(self._trainer(member, now) for member in self.members),
         )
 

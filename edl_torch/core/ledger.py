@@ -21,7 +21,7 @@ from edl_torch.core.calls import (
     QuarantinedRecord,
 )
 from edl_torch.core.changes import Mark, unrecorded
-from edl_torch.core.checking import check_report
+from edl_torch.core.checking import check_report, new_failures
 from edl_torch.core.head import Head
 from edl_torch.core.identity import identity
 from edl_torch.core.lease import Lease, pass_over
@@ -30,6 +30,7 @@ from edl_torch.core.loans import Loans
 from edl_torch.core.news import News
 from edl_torch.core.participants import Participants
 from edl_torch.core.plan import Plan
+from edl_torch.core.quarantine import Quarantine
 from edl_torch.core.todo import Todo, Waiting
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
@@ -49,7 +50,7 @@ class ShardLedger:
         self._news = news or News()
         self._mark = mark
         self.lineage = 1
-        self.quarantine: list[QuarantinedRecord] = []
+        self.quarantine = Quarantine(mark)
         self.acknowledged = 0
         self.dropped = 0
         self._begun = BegunShards()
@@ -268,17 +269,21 @@ class ShardLedger:
         lease.check_failure(position)
         if position >= lease.stop:
             return  # given back since: whoever reads it next will say so
-        name, index = self.plan.locate(lease.epoch, lease.shard, position)
-        self._mark("bad", len(self.quarantine))
-        self.quarantine.append(
-            QuarantinedRecord(
-                epoch=lease.epoch, shard=lease.shard, position=position, name=name, index=index, reason=reason
-            )
-        )
+        self.quarantine.add(self._bad(lease, position, reason))
         lease.holes.add(position)
         if self.failure:
             self._news.add()
         self._changed(lease)
+
+    def unreadable(self, session: str, failures: Iterable[Failure]) -> list[QuarantinedRecord]:
+        """The records that these would put into quarantine; nothing is changed."""
+        return [self._bad(*new) for new in new_failures(self.loans, session, failures)]
+
+    def _bad(self, lease: Lease, position: int, reason: str) -> QuarantinedRecord:
+        name, index = self.plan.locate(lease.epoch, lease.shard, position)
+        return QuarantinedRecord(
+            epoch=lease.epoch, shard=lease.shard, position=position, name=name, index=index, reason=reason
+        )
 
     def give_back(self, session: str, task: int, attempt: int, start: int, *, crumb: bool = False) -> None:
         """Cut the lease's records from position `start` on and let them wait again. May be repeated."""
@@ -377,9 +382,7 @@ class ShardLedger:
         self.loans.clear()
         self.participants.nobody_waits()
         self._todo.restore(token)
-        for number in range(max(len(self.quarantine), len(token.quarantine))):
-            self._mark("bad", number)
-        self.quarantine = list(token.quarantine)
+        self.quarantine.replace(token.quarantine)
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += 1
         self._news.add()
@@ -434,7 +437,7 @@ class ShardLedger:
         self.lineage, self.acknowledged, self.dropped = head.lineage, head.acknowledged, head.dropped
         self._lending.next_bundle = head.next_bundle
         self._todo.resume(head.cursor, waiting)
-        self.quarantine = list(quarantine)
+        self.quarantine.replace(quarantine)
         for session, batch_size in batch_sizes.items():
             self.participants.enter(session, batch_size)
         self.loans.resume(head.next_task, leases, closed)

@@ -225,8 +225,8 @@ def report_call_to_wire(value: calls.ReportCall) -> pb.ReportRequest:
 
 
 def report_call_from_wire(message: pb.ReportRequest) -> calls.ReportCall:
-    # Parts are copied into a list, [:], before they are gone through: an iterator over a container of protobuf
-    # ends with an exception, which costs more than the one part that most calls have.
+    # Parts are copied into a list, [:], before they are gone through: the end of an iteration over protobuf's
+    # own container is an exception, which costs more than the one part that most calls have.
     return calls.ReportCall(
         session=message.session,
         dataset=message.dataset,
