@@ -195,7 +195,7 @@ class ShardLedger:
         InvalidArgument for an epoch that has not begun, TooManyBadRecords when the job has failed.
         """
         batch_size = self._batch_size(session)
-        if self.quarantine and self.failure:
+        if self.failure:
             raise TooManyBadRecords(self.failure)
         if not NEW_PASS <= epoch <= self._todo.cursor_epoch:
             raise InvalidArgument(

@@ -319,9 +319,7 @@ def fill(client, position, step):
         failures = (Failure(task=1, attempt=1, position=p, reason="é" * 5_000) for p in positions)
         client.report(report(first + 1, failures=tuple(failures)))
 
-    while _taken(put, position):
-        position += step
-    return position
+    return next(first for first in range(position, 10_000, step) if not _taken(put, first))
 
 
 def _taken(put, first):
