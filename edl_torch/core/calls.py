@@ -1,8 +1,8 @@
 """What a trainer may ask of the master and what it is answered: plain values, the same for every transport.
 
 Nothing here decides anything, and nothing here knows protobuf; `rpc.convert` carries these over the wire. The
-calls of every batch are not frozen, though nobody changes one: making a frozen value costs three times as much,
-which was a tenth of what such a call cost the master.
+calls of every batch are not frozen, though nobody changes one: making a frozen value costs three times as
+much, which was a tenth of what such a call cost the master.
 """
 
 from __future__ import annotations
