@@ -9,11 +9,10 @@ from typing import Any
 import grpc
 
 from edl_torch.client.diagnosis import explain
+from edl_torch.core.limits import MESSAGE_BYTES
 from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.address import HostPort, is_loopback_name, parse_address
 from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, Credentials
-
-MESSAGE_BYTES = 64 << 20
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant, HeldLease
+from edl_torch.core.limits import shortened
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
 
@@ -198,7 +199,7 @@ class Book:
         holding.holes.add(position)
         attempt = holding.attempt
         self._close_if_done(task, holding)
-        return [Failure(task=task, attempt=attempt, position=position, reason=reason)]
+        return [Failure(task=task, attempt=attempt, position=position, reason=shortened(reason))]
 
     def fail_batch(self, reason: str, ahead: int = 0) -> list[Failure]:
         """The batch in hand, after which `ahead` were handed out, failed: its records go to quarantine."""

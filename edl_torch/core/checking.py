@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
-from edl_torch.core.lease import pass_over
+from edl_torch.core.lease import Lease, pass_over
 from edl_torch.core.loans import Loans
 
 
@@ -42,11 +42,11 @@ def check_report(
                 lease.check_give_back(back.start, reached)
 
 
-def count_new(loans: Loans, session: str, failures: Iterable[Failure]) -> int:
-    """How many records these would put into quarantine that are not there yet."""
-    new: set[tuple[int, int]] = set()
+def new_failures(loans: Loans, session: str, failures: Iterable[Failure]) -> Iterable[tuple[Lease, int, str]]:
+    """Lease, position and reason of each record that these would put into quarantine, where it is not yet."""
+    new: dict[tuple[int, int], tuple[Lease, int, str]] = {}
     for failure in failures:
         lease = loans.live(session, failure.task, failure.attempt)
         if lease is not None and lease.is_open(failure.position):
-            new.add((failure.task, failure.position))
-    return len(new)
+            new.setdefault((failure.task, failure.position), (lease, failure.position, failure.reason))
+    return new.values()

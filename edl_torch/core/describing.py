@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edl_torch.core.calls import DatasetStatus
+from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.core.ledger import ShardLedger
 
 
-def describe(ledger: ShardLedger, *, shown: int | None = None) -> DatasetStatus:
-    """A ledger's state for people, with all of its quarantine or so many records."""
+def describe(ledger: ShardLedger, quarantine: tuple[QuarantinedRecord, ...]) -> DatasetStatus:
+    """A ledger's state for people, with what is to be shown of its quarantine."""
     spec = ledger.spec
     return DatasetStatus(
         dataset=spec.name,
@@ -26,5 +26,5 @@ def describe(ledger: ShardLedger, *, shown: int | None = None) -> DatasetStatus:
         finished=ledger.finished,
         trainers=ledger.trainers,
         failure=ledger.failure,
-        quarantine=tuple(ledger.quarantine[:shown]),
+        quarantine=quarantine,
     )

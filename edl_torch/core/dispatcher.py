@@ -26,11 +26,12 @@ from edl_torch.core.calls import (
     TrainerStatus,
 )
 from edl_torch.core.changes import Changes, unrecorded
-from edl_torch.core.checking import count_new
 from edl_torch.core.describing import describe
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
+from edl_torch.core.news import News
+from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import new_spec, option_differences, reconcile
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
@@ -75,13 +76,14 @@ class Dispatcher:
         self.limits = limits or Limits()
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
+        self._news = News()
         self._ledgers: dict[str, ShardLedger] = {}
         self._hungry: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
 
     @property
     def version(self) -> int:
         """Grows when calls that wait may find something: then they look again."""
-        return sum(ledger.news for ledger in self._ledgers.values())
+        return self._news.count
 
     # Taking part ----------------------------------------------------------------------------------------
 
@@ -104,7 +106,7 @@ class Dispatcher:
     def add(self, spec: DatasetSpec) -> ShardLedger:
         """A new dataset, all its records ahead."""
         mark = unrecorded if self._changes is None else self._changes.of(spec.name)
-        ledger = self._ledgers[spec.name] = ShardLedger(spec, mark)
+        ledger = self._ledgers[spec.name] = ShardLedger(spec, mark, self._news)
         mark("dataset")
         mark("head")
         return ledger
@@ -187,7 +189,10 @@ class Dispatcher:
         return min(dead, *stalled)
 
     def _holds(self, member: Member) -> bool:
-        return any(self._ledgers[name].holds(member.session) for name in member.datasets)
+        for name in member.datasets:  # noqa: SIM110  with every lease call: a generator costs twice as much
+            if self._ledgers[name].holds(member.session):
+                return True
+        return False
 
     def _release(self, member: Member) -> list[Released]:
         self._mark("session", member.session)
@@ -227,45 +232,38 @@ class Dispatcher:
 
     def lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
         """Lend slices. A repeated request number gets the answer that it got before."""
-        self.members.heard(call.session, now, call.member)
-        return self.answer(call, now)
+        member = self.members.heard(call.session, now, call.member)
+        return self._answer(call, member, now)
 
     def poll(self, call: LeaseCall, now: float) -> LeaseAnswer | None:
         """Look on behalf of a call that waits in the shell: None, and nothing remembered, while it must wait.
 
         The shell looks again when `version` has changed. Looks do not count as hearing from the session.
         """
-        earlier = self._answered(call)
+        member = self.members.find(call.session, call.member)
+        earlier = _answered(call, member)
         if earlier is not None:
             return earlier
-        answer = self._lease(call, now)
-        return None if answer.nothing_yet else self._remember(call, answer)
+        answer = self._lease(call, member, now)
+        return None if answer.nothing_yet else self._remember(call, member, answer)
 
     def answer(self, call: LeaseCall, now: float) -> LeaseAnswer:
         """What a call that has waited long enough is told, be it nothing."""
-        return self._answered(call) or self._remember(call, self._lease(call, now))
+        return self._answer(call, self.members.find(call.session, call.member), now)
 
-    def _answered(self, call: LeaseCall) -> LeaseAnswer | None:
-        earlier = self.members.find(call.session, call.member).answers.get(call.dataset)
-        if earlier is None or call.request > earlier.request:
-            return None
-        if call.request < earlier.request:
-            raise StaleLease(
-                f"request {call.request} of session {call.session!r} was followed by {earlier.request}"
-            )
-        return earlier
+    def _answer(self, call: LeaseCall, member: Member, now: float) -> LeaseAnswer:
+        return _answered(call, member) or self._remember(call, member, self._lease(call, member, now))
 
-    def _remember(self, call: LeaseCall, answer: LeaseAnswer) -> LeaseAnswer:
-        self.members.find(call.session).answers[call.dataset] = answer
+    def _remember(self, call: LeaseCall, member: Member, answer: LeaseAnswer) -> LeaseAnswer:
+        member.answers[call.dataset] = answer
         self._mark("answer", call.dataset, call.session)
         return answer
 
-    def _lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
+    def _lease(self, call: LeaseCall, member: Member, now: float) -> LeaseAnswer:
         ledger = self._fenced(call)
         if call.count < 1:
             raise InvalidArgument(f"a lease call asks for 1 slice or more, not {call.count}")
         self.limits.check_lease(call)
-        member = self.members.find(call.session)
         if call.drained or not self._holds(member):
             member.progressed = now  # its loop waits for the master
         epoch, state, grants = ledger.lease(
@@ -279,7 +277,10 @@ class Dispatcher:
 
     def wanted(self, dataset: str, session: str, now: float) -> bool:
         """Whether another trainer was sent away empty a moment ago, and so waits for records."""
-        for other, since in reversed(self._hungry.get(dataset, {}).items()):  # the last to ask comes first
+        hungry = self._hungry.get(dataset)
+        if not hungry:
+            return False
+        for other, since in reversed(hungry.items()):  # the last to ask comes first
             if now - since > HUNGRY_S:
                 return False
             if other != session:
@@ -300,9 +301,13 @@ class Dispatcher:
         member = self.members.heard(call.session, now, call.member)
         ledger = self._fenced(call)
         if call.failures:
-            new = count_new(ledger.loans, call.session, call.failures)  # a repeated call adds none
-            if new:
-                self.limits.check_quarantine(call.dataset, len(ledger.quarantine) + new)
+            call = self.limits.with_short_reasons(call)
+            new = ledger.unreadable(call.session, call.failures)
+            if new:  # a repeated call adds none
+                there = ledger.quarantine
+                self.limits.check_quarantine(
+                    call.dataset, records=len(there) + len(new), size=there.bytes + token_bytes(new)
+                )
         ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
         if takes_part and call.request > member.reports.get(call.dataset, 0):
@@ -321,8 +326,7 @@ class Dispatcher:
         session = call.session
         for failure in call.failures:
             try:
-                reason = self.limits.shorten(failure.reason)
-                ledger.fail(session, failure.task, failure.attempt, failure.position, reason)
+                ledger.fail(session, failure.task, failure.attempt, failure.position, failure.reason)
             except StaleLease:
                 stale.append(failure.task)
         for done in call.acknowledgements:
@@ -366,21 +370,28 @@ class Dispatcher:
 
     def snapshot(self, dataset: str) -> str:
         """The dataset's position as a token."""
-        return self._ledger(dataset).snapshot().encode()
+        token = self._ledger(dataset).snapshot().encode()
+        self.limits.check_token(token)
+        return token
 
     def restore(self, dataset: str, token: str | None) -> int:
         """Take the dataset back to a token (None: to the beginning). Returns the new lineage."""
         ledger = self._ledger(dataset)
-        position = None if token is None else Token.decode(token)
-        if position is not None:
-            self.limits.check_quarantine(dataset, len(position.quarantine))
-            self.limits.check_slices(len(position.open) + len(position.crumbs))
+        position = None if token is None else self._position(dataset, token)
         ledger.restore(position)
         self._hungry.pop(dataset, None)
         for member in self.members:
             if member.answers.pop(dataset, None) is not None:
                 self._mark("answer", dataset, member.session)
         return ledger.lineage
+
+    def _position(self, dataset: str, token: str) -> Token:
+        self.limits.check_token(token)
+        position = Token.decode(token)
+        bad = position.quarantine
+        self.limits.check_quarantine(dataset, records=len(bad), size=token_bytes(bad))
+        self.limits.check_slices(len(position.open) + len(position.crumbs))
+        return position
 
     @property
     def ledgers(self) -> Iterable[ShardLedger]:
@@ -393,14 +404,20 @@ class Dispatcher:
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
         """One dataset's progress. Of its quarantine the first few alone: trainers ask often."""
-        return describe(self._ledger(dataset), shown=SHOWN)
+        ledger = self._ledger(dataset)
+        return describe(ledger, ledger.quarantine.first(SHOWN))
 
     def status(self, now: float) -> MasterStatus:
-        """Everything that there is to see."""
+        """Everything that there is to see; of quarantines together as much as one may have."""
+        datasets, left = [], self.limits.quarantine_bytes
+        for ledger in self._ledgers.values():
+            shown = ledger.quarantine.within(left)
+            left -= token_bytes(shown)
+            datasets.append(describe(ledger, shown))
         return MasterStatus(
             ledger=self.ledger_id,
             durable=self.durable,
-            datasets=tuple(describe(ledger) for ledger in self._ledgers.values()),
+            datasets=tuple(datasets),
             trainers=tuple(self._trainer(member, now) for member in self.members),
         )
 
@@ -416,3 +433,15 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.ledger_id} datasets={len(self._ledgers)} sessions={len(self.members)}>"
+
+
+def _answered(call: LeaseCall, member: Member) -> LeaseAnswer | None:
+    """The answer that this call was given before. Raises StaleLease when a later one was asked since."""
+    earlier = member.answers.get(call.dataset)
+    if earlier is None or call.request > earlier.request:
+        return None
+    if call.request < earlier.request:
+        raise StaleLease(
+            f"request {call.request} of session {call.session!r} was followed by {earlier.request}"
+        )
+    return earlier

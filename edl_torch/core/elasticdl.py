@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl_torch.core.limits import MESSAGE_BYTES
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import DatasetSpec, IndexArray, Shuffle, TaskType
 
 MAX_INT32 = 2**31 - 1
-MESSAGE_BYTES = 64 << 20
 _OTHER_BYTES = 64 << 10  # of a task: all but its indices
 
 

@@ -21,14 +21,16 @@ from edl_torch.core.calls import (
     QuarantinedRecord,
 )
 from edl_torch.core.changes import Mark, unrecorded
-from edl_torch.core.checking import check_report
+from edl_torch.core.checking import check_report, new_failures
 from edl_torch.core.head import Head
 from edl_torch.core.identity import identity
 from edl_torch.core.lease import Lease, pass_over
 from edl_torch.core.lending import Lending
 from edl_torch.core.loans import Loans
+from edl_torch.core.news import News
 from edl_torch.core.participants import Participants
 from edl_torch.core.plan import Plan
+from edl_torch.core.quarantine import Quarantine
 from edl_torch.core.todo import Todo, Waiting
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
@@ -39,30 +41,25 @@ class ShardLedger:
     """One dataset's records: `todo` waits, `loans` are with trainers, what has an outcome is the rest.
 
     `loans` and `participants` are for others to look at. `mark` is told the key of each part that changes,
-    for who writes the state down. `news` grows when a trainer that waits may find something: records that
+    for who writes the state down. `news` is told when a trainer that waits may find something: records that
     came back, or a pass that may be over.
     """
 
-    def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded) -> None:
+    def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded, news: News | None = None) -> None:
         self.plan = Plan(spec)
-        self._news = 0
+        self._news = news or News()
         self._mark = mark
         self.lineage = 1
-        self.quarantine: list[QuarantinedRecord] = []
+        self.quarantine = Quarantine(mark)
         self.acknowledged = 0
         self.dropped = 0
         self._begun = BegunShards()
         self._todo = Todo(self.plan, self._begun, mark)
         self.participants = Participants(mark)
-        self.loans = Loans(self._begun, mark)
+        self.loans = Loans(self._begun, mark, self._news)
         self._lending = Lending(self._todo, self.loans, self.participants)
 
     # What it is -----------------------------------------------------------------------------------------
-
-    @property
-    def news(self) -> int:
-        """Another number: who waits for records looks again."""
-        return self._news + self.loans.news
 
     @property
     def spec(self) -> DatasetSpec:
@@ -82,7 +79,7 @@ class ShardLedger:
                 f"back to a checkpoint, or to the beginning with load_state_dict(None)"
             )
         self.plan = Plan(spec)
-        self._news += 1
+        self._news.add()
         self._mark("dataset")
         self._todo.follow(self.plan)
         self._settle()
@@ -155,7 +152,7 @@ class ShardLedger:
     def join(self, session: str, batch_size: int) -> None:
         """A session begins to use the dataset; joining again may change its batch size."""
         self.participants.enter(session, batch_size)
-        self._news += 1
+        self._news.add()
 
     def release(self, session: str) -> tuple[Slice, ...]:
         """A session is gone: the rest of all it held waits again. Returns those slices."""
@@ -166,7 +163,7 @@ class ShardLedger:
     def take_back(self, session: str) -> tuple[Slice, ...]:
         """The rest of all that a session holds waits again; the session stays. Returns those slices."""
         self.participants.served(session)
-        self._news += 1
+        self._news.add()
         lost: list[Slice] = []
         for lease in self.loans.take_back(session):
             for item in lease.pieces():
@@ -272,16 +269,21 @@ class ShardLedger:
         lease.check_failure(position)
         if position >= lease.stop:
             return  # given back since: whoever reads it next will say so
-        name, index = self.plan.locate(lease.epoch, lease.shard, position)
-        self._mark("bad", len(self.quarantine))
-        self.quarantine.append(
-            QuarantinedRecord(
-                epoch=lease.epoch, shard=lease.shard, position=position, name=name, index=index, reason=reason
-            )
-        )
+        self.quarantine.add(self._bad(lease, position, reason))
         lease.holes.add(position)
-        self._news += bool(self.failure)
+        if self.failure:
+            self._news.add()
         self._changed(lease)
+
+    def unreadable(self, session: str, failures: Iterable[Failure]) -> list[QuarantinedRecord]:
+        """The records that these would put into quarantine; nothing is changed."""
+        return [self._bad(*new) for new in new_failures(self.loans, session, failures)]
+
+    def _bad(self, lease: Lease, position: int, reason: str) -> QuarantinedRecord:
+        name, index = self.plan.locate(lease.epoch, lease.shard, position)
+        return QuarantinedRecord(
+            epoch=lease.epoch, shard=lease.shard, position=position, name=name, index=index, reason=reason
+        )
 
     def give_back(self, session: str, task: int, attempt: int, start: int, *, crumb: bool = False) -> None:
         """Cut the lease's records from position `start` on and let them wait again. May be repeated."""
@@ -296,7 +298,7 @@ class ShardLedger:
         lease.holes = {hole for hole in lease.holes if hole < start}
         # Crumbs that are too few for all who wait are no news: each trainer has some at an epoch's end.
         if not crumb or self.participants.can_use(self._todo.crumb_records(lease.epoch)):
-            self._news += 1
+            self._news.add()
         self._changed(lease)
 
     def _find(self, session: str, task: int, attempt: int) -> Lease | None:
@@ -326,16 +328,16 @@ class ShardLedger:
     def _settle(self) -> None:
         """Move the cursor into the next epoch when this one's pass is over, and drop what fills no batch."""
         todo = self._todo
-        if todo.ahead and not todo.crumb_epochs:
+        if todo.ahead and not todo.has_crumbs:
             return  # the usual case
         if self.spec.epoch_barrier:
             while not todo.past_end and self._is_over(todo.cursor_epoch):
                 todo.next_epoch()
-                self._news += 1
+                self._news.add()
         for epoch in todo.crumb_epochs:
             if self._is_over(epoch) and not self._is_lent(epoch):
                 self.dropped += todo.drop_crumbs(epoch)
-                self._news += 1
+                self._news.add()
                 self._mark("head")
 
     def _is_over(self, epoch: int) -> bool:
@@ -380,12 +382,10 @@ class ShardLedger:
         self.loans.clear()
         self.participants.nobody_waits()
         self._todo.restore(token)
-        for number in range(max(len(self.quarantine), len(token.quarantine))):
-            self._mark("bad", number)
-        self.quarantine = list(token.quarantine)
+        self.quarantine.replace(token.quarantine)
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += 1
-        self._news += 1
+        self._news.add()
         self._settle()
 
     # As rows of a journal -------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ class ShardLedger:
         self.lineage, self.acknowledged, self.dropped = head.lineage, head.acknowledged, head.dropped
         self._lending.next_bundle = head.next_bundle
         self._todo.resume(head.cursor, waiting)
-        self.quarantine = list(quarantine)
+        self.quarantine.replace(quarantine)
         for session, batch_size in batch_sizes.items():
             self.participants.enter(session, batch_size)
         self.loans.resume(head.next_task, leases, closed)

@@ -44,18 +44,14 @@ class Lending:
 
     def _limit(self, epoch: int, batch_size: int) -> int:
         """Guided tail: the waiting records over twice the trainers, in whole batches, at least one."""
-        if not self._tail_applies:
-            return max(batch_size, self._todo.plan.spec.records_per_shard)
-        return self._share(self._todo.waiting(epoch), batch_size)
+        todo, spec = self._todo, self._todo.plan.spec
+        if spec.epoch_barrier or todo.past_end or todo.cursor_epoch + 1 == spec.num_epochs:
+            return self._share(todo.waiting(epoch), batch_size)
+        return max(batch_size, spec.records_per_shard)
 
     def _share(self, records: int, batch_size: int) -> int:
         share = records // (2 * len(self._participants))
         return max(batch_size, share - share % batch_size)
-
-    @property
-    def _tail_applies(self) -> bool:
-        todo, spec = self._todo, self._todo.plan.spec
-        return spec.epoch_barrier or todo.past_end or todo.cursor_epoch + 1 == spec.num_epochs
 
     def _lend(self, session: str, item: Waiting, bundle: int) -> Grant:
         task = self._loans.lend(session, item)

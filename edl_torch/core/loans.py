@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from edl_torch.core.begun import BegunShards
-from edl_torch.core.changes import Mark, unrecorded
+from edl_torch.core.changes import Mark
 from edl_torch.core.lease import Lease
+from edl_torch.core.news import News
 from edl_torch.core.todo import Waiting
 
 PAGE = 16  # of tasks: the leases of one page and one session are written down together
 
 
 class Loans:
-    """Live leases. `news` grows when a pass may be over: none of an epoch's can produce batches any more."""
+    """Live leases. It is news when a pass may be over: none of an epoch's can produce batches any more."""
 
-    def __init__(self, begun: BegunShards, mark: Mark = unrecorded) -> None:
+    def __init__(self, begun: BegunShards, mark: Mark, news: News) -> None:
         self.next_task = 1
-        self.news = 0
+        self._news = news
         self._mark = mark
         self._begun = begun
         self._leases: dict[int, Lease] = {}
@@ -126,13 +127,13 @@ class Loans:
         if not lease.handed:
             self._no_more_batches(lease.epoch)
         elif not self._leases:
-            self.news += 1
+            self._news.add()
 
     def _no_more_batches(self, epoch: int) -> None:
         self._unhanded[epoch] -= 1
         if not self._unhanded[epoch]:
             del self._unhanded[epoch]
-            self.news += 1
+            self._news.add()
 
     def forget_ended(self, session: str) -> None:
         """A newer report arrived: the session knows what it has ended."""

@@ -30,6 +30,7 @@ from edl_torch.core.head import Head
 from edl_torch.core.lease import Lease
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
+from edl_torch.core.quarantine import row_of
 from edl_torch.core.todo import Waiting
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
@@ -127,8 +128,7 @@ def _lease_row(lease: Lease) -> Row:
 def _bad(ledger: ShardLedger, number: int) -> Row | None:
     if number >= len(ledger.quarantine):
         return None
-    bad = ledger.quarantine[number]
-    return bad.epoch, bad.shard, bad.position, bad.name, bad.index, bad.reason
+    return row_of(ledger.quarantine[number])
 
 
 def _member(ledger: ShardLedger, session: str) -> Row | None:

@@ -131,7 +131,7 @@ class Todo:
     @property
     def ahead(self) -> int:
         """Records of the cursor's epoch that it has not passed."""
-        return 0 if self.past_end else self._ahead
+        return self._ahead if self.cursor_epoch < self._num_epochs else 0
 
     @property
     def shards_ahead(self) -> int:
@@ -166,7 +166,8 @@ class Todo:
             self._next_shards.popleft()
         else:
             self._offset += taken.limit
-        self._run_on()
+        if not self._ahead:
+            self._run_on()
         return Waiting(taken, 1)
 
     def _next_shard(self) -> int:
@@ -233,6 +234,11 @@ class Todo:
     def put_crumb(self, item: Slice, attempt: int) -> None:
         """A part of a batch waits until there is enough for a whole one."""
         self._put(self._crumbs, item, attempt)
+
+    @property
+    def has_crumbs(self) -> bool:
+        """Whether any wait."""
+        return bool(self._crumbs)
 
     @property
     def crumb_epochs(self) -> list[int]:

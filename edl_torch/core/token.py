@@ -14,6 +14,7 @@ from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.identity import differences, identity
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
+from edl_torch.core.quarantine import row_of
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.shard import DatasetSpec, Slice
 
@@ -115,9 +116,7 @@ class Token:
                 "cursor": [self.epoch, self.position, self.offset],
                 "open": [_row(s) for s in self.open],
                 "crumbs": [_row(s) for s in self.crumbs],
-                "quarantine": [
-                    [q.epoch, q.shard, q.position, q.name, q.index, q.reason] for q in self.quarantine
-                ],
+                "quarantine": [row_of(bad) for bad in self.quarantine],
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,
             },

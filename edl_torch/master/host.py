@@ -102,20 +102,12 @@ class MasterHost:
 
     # The journal ----------------------------------------------------------------------------------------
 
-    async def durably(self, answering: Awaitable[T]) -> T:
+    def durably(self, answering: Awaitable[T]) -> Awaitable[T]:
         """The answer, or the refusal, once all that it could have seen is committed.
 
         Raises MasterUnavailable when that cannot be: whoever asked will repeat the call.
         """
-        if self._commits is None:
-            return await answering
-        try:
-            answer = await answering
-        except EdlError:
-            await self.committed()
-            raise
-        await self.committed()
-        return answer
+        return answering if self._commits is None else _once_committed(answering, self._commits)
 
     async def committed(self) -> None:
         """Wait until all that has happened so far is safe."""
@@ -267,6 +259,16 @@ class MasterHost:
 
     def __repr__(self) -> str:
         return f"<MasterHost {self.dispatcher!r} streams={len(self._streams)}>"
+
+
+async def _once_committed(answering: Awaitable[T], commits: GroupCommit) -> T:
+    try:
+        answer = await answering
+    except EdlError:
+        await commits.committed()
+        raise
+    await commits.committed()
+    return answer
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float | None) -> None:

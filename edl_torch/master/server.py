@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc.aio
 
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.limits import MESSAGE_BYTES
 from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStartError
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
@@ -35,7 +36,6 @@ from edl_torch.rpc.credentials import Door
 
 log = logging.getLogger("edl_torch.master")
 
-MESSAGE_BYTES = 64 << 20
 DRAIN_S = 5.0
 FILES = 1 << 17  # a file for each trainer of `core.limits`, and some
 

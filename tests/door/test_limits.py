@@ -12,10 +12,9 @@ from door_kit import MasterThread, digest, lease, register, report
 from edl_torch.core.calls import NEW_PASS, Acknowledgement, ConfirmCall, Failure, HeldLease
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.elasticdl import TaskResult
-from edl_torch.core.limits import Limits
+from edl_torch.core.limits import MESSAGE_BYTES, Limits
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, LimitExceeded, TokenError
-from edl_torch.master.server import MESSAGE_BYTES
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc import elasticdl as wire
 from edl_torch.shard import Source
@@ -32,6 +31,8 @@ SMALL = Limits(
     quarantine=2,
     reason_chars=5,
 )
+BAD = [0, 0, 0, "", 0, "a rea…"]  # of a record in quarantine, as tokens have it
+BAD_BYTES = len('[0,0,0,"",0,"a rea\\u2026"],')
 
 
 def limited():
@@ -155,6 +156,42 @@ def test_quarantine_and_slices_of_a_token():
     dispatcher.restore("d", json.dumps(begun))
 
 
+def test_bytes_that_quarantine_takes_in_a_token():
+    limits = dataclasses.replace(SMALL, quarantine=10, quarantine_bytes=2 * BAD_BYTES)
+    dispatcher = Dispatcher(ledger_id="x", limits=limits)
+    dispatcher.register(register(max_bad_records=10), 0.0)
+    dispatcher.lease(lease(1), 0.0)
+    unchanged(dispatcher, lambda: quarantined(dispatcher, (0, 1, 2)), f"{3 * BAD_BYTES} bytes of a token for")
+    quarantined(dispatcher, (0, 1))
+    quarantined(dispatcher, (0, 1))  # its answer was lost on the way: nothing is new
+    unchanged(dispatcher, lambda: quarantined(dispatcher, (2,), 2), f"{3 * BAD_BYTES} bytes of a token for")
+    begun = json.loads(dispatcher.snapshot("d"))
+    assert begun["quarantine"] == [BAD, [*BAD[:2], 1, "", 1, "a rea…"]]
+    for bad in ([*begun["quarantine"], BAD], [[*BAD[:5], "a rea……"], begun["quarantine"][1]]):
+        text = json.dumps(begun | {"quarantine": bad}, ensure_ascii=False)
+        unchanged(dispatcher, lambda text=text: dispatcher.restore("d", text), "bytes of a token for records")
+    dispatcher.restore("d", json.dumps(begun))
+    dispatcher.restore("d", None)  # and what was there takes no room any more
+    dispatcher.lease(lease(3, lineage=3), 0.0)
+    failure = Failure(task=2, attempt=1, position=3, reason="a reason")
+    dispatcher.report(dataclasses.replace(report(3, failures=(failure,)), lineage=3), 0.0)
+    assert len(dispatcher.find_ledger("d").quarantine) == 1
+
+
+def test_bytes_of_a_token():
+    free = Dispatcher(ledger_id="x")
+    free.register(register(), 0.0)
+    token = free.snapshot("d")
+    for most, fits in ((len(token), True), (len(token) - 1, False)):
+        dispatcher = Dispatcher(ledger_id="x", limits=dataclasses.replace(SMALL, token_bytes=most))
+        dispatcher.register(register(), 0.0)
+        if fits:
+            assert dispatcher.restore("d", dispatcher.snapshot("d")) == 2
+        else:
+            unchanged(dispatcher, lambda d=dispatcher: d.snapshot("d"), f"{most + 1} bytes of a token")
+            unchanged(dispatcher, lambda d=dispatcher: d.restore("d", token), f"{most + 1} bytes of a token")
+
+
 def test_limits_of_a_master_have_room_for_real_jobs():
     limits = Limits()
     spec = tuple(Source(name=f"train/{number:07}.tar", count=1) for number in range(100_000))
@@ -249,6 +286,52 @@ def test_parts_of_one_call_over_the_wire(small):
     assert client.confirm(dataclasses.replace(call, leases=(held,) * 4)).void == ()
 
 
+def test_a_full_quarantine_goes_through_a_token_and_back_over_the_wire(start):
+    """With what takes most room in a token: long names and reasons that are not ASCII."""
+    master: MasterThread = start()
+    client = master.client()
+    described = {
+        "sources": (Source(name="é" * 2048, count=10_000),),
+        "records_per_shard": 10_000,
+        "max_bad_records": 10_000,
+        "batch_size": 10_000,
+    }
+    client.register(register(**described))
+    client.lease(lease(1))
+    done = fill(client, 0, 100)
+    done = fill(client, done, 1)
+    token = client.snapshot("d")
+    assert MESSAGE_BYTES // 2 - 20_000 < len(token) < MESSAGE_BYTES // 2 + 1_000
+    assert client.restore("d", token) == 2
+    assert client.snapshot("d") == token
+    client.register(register(name="e", **described))
+    assert client.restore("e", token) == 2
+    one, other = client.status().datasets  # together larger than any message
+    assert one.quarantined == other.quarantined == len(one.quarantine) == done
+    assert other.quarantine == ()
+
+
+def fill(client, position, step):
+    """Put records into quarantine, so many a call, until no more are taken. Returns where that was."""
+
+    def put(first):
+        positions = range(first, first + step)
+        failures = (Failure(task=1, attempt=1, position=p, reason="é" * 5_000) for p in positions)
+        client.report(report(first + 1, failures=tuple(failures)))
+
+    return next(first for first in range(position, 10_000, step) if not _taken(put, first))
+
+
+def _taken(put, first):
+    try:
+        put(first)
+    except LimitExceeded as refusal:
+        if "bytes of a token for records of 'd'" not in str(refusal):
+            raise
+        return False
+    return True
+
+
 def test_streams_over_the_wire(small):
     with grpc.insecure_channel(small.address) as channel:
         attend = channel.unary_stream(
@@ -275,14 +358,15 @@ def test_message_that_is_too_large_is_refused_by_both_sides(start):
     with pytest.raises(LimitExceeded, match=r"too large.*larger than max"):
         client.restore("d", "x" * (MESSAGE_BYTES + 1))
     with grpc.insecure_channel(master.address, options=[("grpc.max_send_message_length", -1)]) as channel:
-        for size, code in ((MESSAGE_BYTES + 1, "RESOURCE_EXHAUSTED"), (MESSAGE_BYTES, "INVALID_ARGUMENT")):
+        for size, words in ((MESSAGE_BYTES + 1, "larger than max"), (MESSAGE_BYTES, "bytes of a token")):
             head = pb.RestoreRequest(dataset="d", token="").SerializeToString()[:-1]
             length = size - len(head) - 4
             raw = head + _varint(length) + b"x" * length
             assert len(raw) == size
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary("/edl_torch.v1.Master/Restore")(raw, timeout=60)
-            assert caught.value.code().name == code
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert words in caught.value.details()
     assert master.digest == before
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from edl_torch.client.tickets import Book, Tally, ticket_size
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.core.limits import REASON_CHARS, Limits
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
 
@@ -105,6 +106,11 @@ def test_a_failure_in_what_went_back_is_the_next_readers_business(book: Book) ->
     book.hand(((1, 0, 4),))
     assert book.withdraw(0) == [back(1, 4)]
     assert book.fail(1, 6, "torn") == []
+
+
+def test_a_reason_travels_no_longer_than_it_is_kept(book: Book) -> None:
+    (failure,) = book.fail(1, 0, "x" * 1_000_000)
+    assert failure.reason == Limits().shorten(failure.reason) == "x" * REASON_CHARS + "…"
 
 
 def test_a_lease_with_bad_records_only_is_forgotten(book: Book) -> None:

@@ -221,7 +221,7 @@ class LedgerMachine(LedgerBesideModel):
             0, self.spec.num_epochs - other.snapshot().epoch - 1
         )
         assert (other.acknowledged, other.dropped) == (self.ledger.acknowledged, self.ledger.dropped)
-        assert other.quarantine == self.ledger.quarantine
+        assert list(other.quarantine) == list(self.ledger.quarantine)
 
     def _all_waiting(self, ledger: ShardLedger) -> set[Record]:
         token = ledger.snapshot()

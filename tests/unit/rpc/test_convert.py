@@ -192,6 +192,11 @@ def test_value_is_the_same_after_the_wire(kind, data):
     assert from_wire(message.FromString(to_wire(value).SerializeToString())) == value
 
 
+@pytest.mark.parametrize(("ours", "wire"), [(calls.PassState, pb.PassState), (TaskType, pb.TaskType)])
+def test_members_have_the_numbers_of_the_wire(ours, wire):
+    assert {member.name: int(member) for member in ours} == dict(wire.items())
+
+
 @pytest.mark.parametrize(
     ("message", "from_wire"),
     [

@@ -1,0 +1,75 @@
+"""Records that could not be read, in the order in which that was told, and how much of a token they take.
+
+Knows neither leases nor how many are allowed; it keeps what it is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from edl_torch.core.calls import QuarantinedRecord
+from edl_torch.core.changes import Mark
+
+BadRow = tuple[int, int, int, str, int, str]
+
+
+def row_of(bad: QuarantinedRecord) -> BadRow:
+    """The record as tokens and journals have it."""
+    return bad.epoch, bad.shard, bad.position, bad.name, bad.index, bad.reason
+
+
+def token_bytes(records: Iterable[QuarantinedRecord]) -> int:
+    """How much longer these records make a token. No message of the wire needs more for them, but 64 each."""
+    return sum(len(json.dumps(row_of(bad), separators=(",", ":"))) + 1 for bad in records)
+
+
+class Quarantine:
+    """The records by number, and their size: a token that holds them all must fit into one message."""
+
+    __slots__ = ("_mark", "_records", "bytes")
+
+    def __init__(self, mark: Mark) -> None:
+        self.bytes = 0
+        self._mark = mark
+        self._records: list[QuarantinedRecord] = []
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[QuarantinedRecord]:
+        return iter(self._records)
+
+    def __getitem__(self, number: int) -> QuarantinedRecord:
+        return self._records[number]
+
+    def add(self, bad: QuarantinedRecord) -> None:
+        """One more."""
+        self._mark("bad", len(self._records))
+        self._records.append(bad)
+        self.bytes += token_bytes((bad,))
+
+    def replace(self, records: Iterable[QuarantinedRecord]) -> None:
+        """Keep these, and no other."""
+        before = len(self._records)
+        self._records = list(records)
+        self.bytes = token_bytes(self._records)
+        for number in range(max(before, len(self._records))):
+            self._mark("bad", number)
+
+    def first(self, number: int) -> tuple[QuarantinedRecord, ...]:
+        """So many of the first."""
+        return tuple(self._records[:number])
+
+    def within(self, size: int) -> tuple[QuarantinedRecord, ...]:
+        """As many of the first as make a token no longer than by so many bytes."""
+        if self.bytes <= size:
+            return tuple(self._records)
+        for number, bad in enumerate(self._records):
+            size -= token_bytes((bad,))
+            if size < 0:
+                return self.first(number)
+        return tuple(self._records)
+
+    def __repr__(self) -> str:
+        return f"<Quarantine n={len(self)} bytes={self.bytes}>"
