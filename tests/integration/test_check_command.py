@@ -123,6 +123,17 @@ def test_wrong_input_is_one_line_and_status_2(
     assert any(part in err for part in message.split("|"))
 
 
+def test_a_source_out_of_reach_is_one_line_and_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(READERS))
+    reader = ("--custom_data_reader", "checked_readers:Unreachable")
+    parameters = ("--custom_data_reader_params", "count=100; bad=(50, 51)")
+    status, out, err = run(capsys, "x", "--workers", 0, *reader, *parameters)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("edl-torch: error: record 50 of 'n': ConnectionResetError: the server hung up.")
+
+
 def test_coco_ids_that_occur_twice_make_data_unusable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
