@@ -114,9 +114,7 @@ def _records(reader: AbstractDataReader, source: Source, mode: TaskType) -> Iter
         except Exception as exc:
             raise name_record(exc, source.name, index) from exc
         if index > end:
-            raise ReaderError(
-                f"{type(reader).__name__} gave more records than were asked for"
-            )
+            raise ReaderError(f"{type(reader).__name__} gave more records than were asked for")
         if index < end:
             raise ReaderError(
                 f"{type(reader).__name__} ended {end - index} record(s) early, at record {index} of "
