@@ -10,6 +10,8 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+LONGEST_S = 86_400.0
+
 T = TypeVar("T")
 
 
@@ -21,6 +23,7 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
         if not ready:
             assert timeout is not None, "everybody waits, and nothing is due"
             self.now += max(timeout, 0.0)
+            assert self.now < LONGEST_S, "it waits for ever"
         return ready
 
 
