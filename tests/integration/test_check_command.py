@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from every_reader import KINDS, made
+from processes import alive
 
 from edl_torch import cli
 from edl_torch.readers import RecordIOWriter, read_image
@@ -157,14 +158,6 @@ def start(tmp_path: Path, reader: str, *options: str, **settings: Any) -> subpro
         start_new_session=True,
         **settings,
     )
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_a_record_that_kills_does_not_kill_the_command(tmp_path: Path) -> None:
