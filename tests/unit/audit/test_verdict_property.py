@@ -104,7 +104,7 @@ def counts(verdict: Verdict) -> dict[str, int]:
     return {name: getattr(verdict, name) for name in COUNTS}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(specs, histories)
 @example(
     spec_of(False, False, False, 1, False), [("train", 0), ("kill unheard", 0), ("fetch", 0), ("crumble", 0)]
@@ -124,7 +124,7 @@ def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, eve
         assert counts(verdict) == {name: naive[name] for name in COUNTS}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(specs, histories, st.integers(0, 1000), st.sampled_from(["remove", "twice", "shorten"]))
 def test_a_falsified_log_is_judged_as_sets_of_records_judge_it(spec, events, place, what):
     with tempfile.TemporaryDirectory() as folder:
