@@ -1,4 +1,4 @@
-"""For all tests: they keep nothing outside their own folders, Ctrl-C works, and a busy machine is no failure."""
+"""For all tests: nothing is kept outside their own folders, Ctrl-C works, a busy machine is no failure."""
 
 import signal
 from collections.abc import Iterator
