@@ -214,7 +214,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals, per_fil
     ]
     process = subprocess.Popen([*command, *per_file], cwd=tmp_path, stderr=subprocess.PIPE)
     try:
-        wait_until(lambda: os.listdir(tmp_path / "out") != [], timeout_s=60)
+        wait_until(lambda: os.listdir(tmp_path / "out") != [] or process.poll() is not None, timeout_s=60)
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     finally:
