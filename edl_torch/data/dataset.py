@@ -20,6 +20,7 @@ from edl_torch.client.tickets import Tally
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
+from edl_torch.data.orphans import end_with_trainer
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
@@ -115,6 +116,8 @@ class ShardedDataset(IterableDataset[Any]):
             # All workers of one DataLoader iterator have the same seed but for their number.
             stream = f"process {pid}" if info is None else f"worker {info.id}"
             run = "" if info is None else str(info.seed - info.id)
+            if info is not None:
+                end_with_trainer()
             self._link = pid, SocketLink(self._handle, stream, run)
         return self._link[1]
 
