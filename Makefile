@@ -6,6 +6,7 @@ RAY    := .venv-ray
 STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 FUZZ_S := 60
+WORKERS := 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-ray test-tensorflow chaos simulate fuzz check format bench stubs clean
@@ -23,8 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends with a picture
 	$(BIN)/python examples/coco/train.py --demo --output $(DEMO)
 
-test: $(STAMP)  ## all tests, but further cases of some that take long
-	$(BIN)/python -m pytest -q
+# A file's tests stay together, in the order of their folders: those of many processes first, small ones at the end.
+test: $(STAMP)  ## all tests, but further cases of some that take long; WORKERS=2 at a time
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-ray: $(RAY)/.installed  ## jobs on a local Ray cluster whose workers and master are killed; own environment
 	$(RAY)/bin/python -m pytest -q tests/on_ray
@@ -45,7 +47,8 @@ test-tensorflow: $(TF)/.installed  ## TensorFlow's corner, in an environment of 
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; jobs that restore (eight minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
-	$(BIN)/python -m pytest -q -m "long or not long" tests/unit/examples/test_coco_killed.py tests/integration/test_torchrun.py
+	$(BIN)/python -m pytest -q -m long tests/integration
+	$(BIN)/python -m pytest -q tests/unit/examples/test_coco_killed.py tests/integration/test_torchrun.py
 
 simulate: $(STAMP)  ## the same in simulated time: small jobs, a thousand trainers, then 10,000 with a million shards
 	$(BIN)/python tests/simulation/run.py

@@ -13,12 +13,12 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from dispatch_load import PEERS, Load, Rounds, contest, syncs_a_second
+from finding import Finding
 from harness import parser, write_json
 from serving import Server, master, serving
 
@@ -49,24 +49,6 @@ GOAL_P99_MS = 10.0
 GOAL_HALF, GOAL_OF_ECHO = 0.5, 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A number, its unit, and what it should be: at least `least`, or at most `most`."""
-
-    what: str
-    value: float
-    unit: str
-    least: float | None = None
-    most: float | None = None
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the target is reached; None without one."""
-        if self.least is not None:
-            return self.value >= self.least
-        return None if self.most is None else self.value <= self.most
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     made = parser("What the master alone can do.")
@@ -76,29 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     findings = []
     stages = (sizes(rounds), in_process(rounds, calls), over_grpc(rounds, seconds, options.state_dir))
     for finding in chain(others("before"), *stages, others("after")):
-        print(describe(finding), flush=True)
-        findings.append(finding)
+        print(finding, flush=True)
+        findings.append(finding.as_json())
     if options.json is not None:
-        rows = [
-            {"what": f.what, "value": f.value, "unit": f.unit, "least": f.least, "most": f.most, "met": f.met}
-            for f in findings
-        ]
-        write_json(options.json, {"quick": options.quick, "findings": rows})
+        write_json(options.json, {"quick": options.quick, "findings": findings})
 
 
 def others(when: str) -> Iterator[Finding]:
     """How many processes of anybody wanted a processor in the last minute."""
     yield Finding(what=f"load of the machine {when}", value=os.getloadavg()[0], unit="")
-
-
-def describe(finding: Finding) -> str:
-    """One line of the table."""
-    line = f"{finding.what:<58}{finding.value:>14,.2f} {finding.unit}"
-    goal = finding.least if finding.least is not None else finding.most
-    if goal is None:
-        return line
-    sign = "≥" if finding.least is not None else "≤"
-    return f"{line}  target {sign} {goal:,g}  {'met' if finding.met else 'MISSED'}"
 
 
 def sizes(rounds: int) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from finding import Finding
 from harness import parser, write_json
 from serving import Server, environment_of_children, master
 
@@ -40,25 +41,6 @@ class Sizes:
 
 FULL = Sizes(trainers=500, processes=2, seconds=10.0, leases=250.0, beats=500.0)
 QUICK = Sizes(trainers=20, processes=2, seconds=0.5, leases=100.0, beats=100.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A number, its unit, and what it should be at most."""
-
-    what: str
-    value: float
-    unit: str
-    most: float | None = None
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the target is reached; None without one."""
-        return None if self.most is None else self.value <= self.most
-
-    def __str__(self) -> str:
-        line = f"{self.what:<72}{self.value:>12,.3f} {self.unit}"
-        return line if self.most is None else f"{line}  ≤ {self.most:g}  {'met' if self.met else 'MISSED'}"
 
 
 class Crowd:
@@ -119,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"\n{sizes.trainers} trainers, master {title}")
             for finding in measured(sizes, flags):
                 print(f"  {finding}", flush=True)
-                found.append({"master": title, **asdict(finding), "met": finding.met})
+                found.append({"master": title, **finding.as_json()})
     if options.json is not None:
         write_json(options.json, {"quick": options.quick, "sizes": asdict(sizes), "findings": found})
 

@@ -1,9 +1,16 @@
-"""For all tests: nothing is kept outside the test's own folders, and Ctrl-C works as in a terminal."""
+"""For all tests: nothing is kept outside their own folders, Ctrl-C works, a busy machine is no failure."""
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
+
+with suppress(ImportError):  # TensorFlow's environment is without it
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy machine")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -54,7 +54,8 @@ def check(
 ) -> Report:
     """Read all records, or a sample of `limit` and those to be `drawn`, in so many processes (0: in here).
 
-    `progress` is told the number of records so far. Raises ReaderError where no record can be read at all.
+    `progress` is told the number of records so far. Raises ReaderError where no record can be read at all,
+    and where a source is out of reach on the way: what failed then says nothing of its records.
     """
     if workers < 0:
         raise InvalidArgument(f"workers={workers}: expected 0 or more")

@@ -13,8 +13,9 @@ from typing import Any
 
 from edl_torch.checking.findings import Finding, Kind, found, joined
 from edl_torch.checking.spans import Span
-from edl_torch.errors import BadRecord, ReaderUnavailable, SourceChanged
+from edl_torch.errors import BadRecord, SourceChanged
 from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.blame import blames_source, name_record
 from edl_torch.shard import Shard, Task, TaskType
 
 _TELL_EVERY_S = 0.2
@@ -40,7 +41,7 @@ class SpanReader:
         self._next = 0.0
 
     def read(self, span: Span) -> None:
-        """Read all of it. Raises ReaderUnavailable: then no record can be read here."""
+        """Read all of it. Raises ReaderError where any other record would have failed as well."""
         at = span.start
         self._next = time.monotonic() + _TELL_EVERY_S
         while at < span.end:
@@ -49,13 +50,13 @@ class SpanReader:
                     at += 1
                     if span.careful or at % _LOOK_EVERY == 0:
                         self._note(at, at_once=span.careful)
-            except ReaderUnavailable:
-                raise
             except SourceChanged as exc:  # the rest of it would be asked for in vain, record by record
                 lost = found("unreadable", span.name, at, reason_of(exc))
                 self._found.append(replace(lost, end=span.end))
                 break
-            except Exception as exc:  # noqa: BLE001  a reader is the user's code: whatever it raises is named
+            except Exception as exc:
+                if blames_source(exc):
+                    raise name_record(exc, span.name, at) from exc
                 self._found.append(found(kind_of(exc), span.name, at, reason_of(exc)))
             else:
                 if at == span.end:

@@ -14,9 +14,9 @@ import numpy as np
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.blame import blames_source, name_record
 from edl_torch.data.reading import OnBad, announce
 from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.blame import blames_source, name_record
 from edl_torch.shard import IndexArray, Indices
 
 Runs = list[tuple[int, int]]  # (first position, position after)

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.blame import blames_source, name_record
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import AbstractDataReader, has_random_access
+from edl_torch.readers.blame import blames_source, name_record
 from edl_torch.shard import Shard, Shuffle, Slice, Task
 
 Run = list[int]  # of `Tally.start`: its last item is the next position to read

@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+sys.path.insert(1, str(Path(__file__).parents[1]))  # a script; pytest does so by itself
+
 from chaos_job import Run
 from chaos_judge import ChaosError, Result
 from chaos_plan import LONG, Kind, make_plan, sorted_counts

@@ -16,9 +16,10 @@ import contextlib
 import random
 import socket
 import struct
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+from loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -37,10 +38,8 @@ class Proxy:
         self._refusing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
-        self._thread.start()
-        self._open = self._do(_make(asyncio.Event))
+        self._loop = LoopThread()
+        self._open = self._loop.call(asyncio.Event)
         self._now(self._open.set)
         self._server = self._do(asyncio.start_server(self._accept, "127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
@@ -76,8 +75,6 @@ class Proxy:
     def close(self) -> None:
         """Reset all connections and end the thread."""
         self._do(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
         self._loop.close()
 
     def __enter__(self) -> Proxy:
@@ -89,10 +86,10 @@ class Proxy:
     # On the loop ----------------------------------------------------------------------------------------
 
     def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return self._loop.run(coroutine)
 
     def _now(self, action: Callable[[], None]) -> None:
-        self._do(_make(action))
+        self._loop.call(action)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
@@ -145,10 +142,6 @@ class Proxy:
 
     def __repr__(self) -> str:
         return f"<Proxy {self.address} connections={len(self._writers) // 2}>"
-
-
-async def _make(action: Callable[[], T]) -> T:
-    return action()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

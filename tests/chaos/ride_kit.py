@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+from loop_thread import LoopThread
 
 from edl_torch import DataShardService, ElasticDataLoader, MasterClient, ShardedDataset
 from edl_torch.core.calls import DatasetStatus
@@ -42,9 +43,7 @@ class Master:
     def __init__(self, **options: Any) -> None:
         self.options = options
         self.forget("first")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._loop = LoopThread()
         self.address = "127.0.0.1:0"
         self._server: MasterServer | None = None
         self.start()
@@ -69,12 +68,10 @@ class Master:
         return self.dispatcher.dataset_status("training")
 
     def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return self._loop.run(coroutine)
 
     def close(self) -> None:
         self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
         self._loop.close()
 
 

@@ -149,7 +149,7 @@ def test_what_passes_before_the_lease_timeout_costs_nothing(network: Network, st
     }
     for begin in breaks.values():
         begin()
-        job.trained("t0", batches=6)
+        job.trained("t0", batches=4)
         network.mend()
         job.trained("t1", "t2", batches=2)
     outcome = job.finish()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import hashlib
 import json
-import threading
 from pathlib import Path
 
 import trustme
+from loop_thread import LoopThread
 
 from edl_torch.client.transport import MasterClient
 from edl_torch.core import persistence
@@ -91,9 +90,7 @@ class MasterThread:
 
     def __init__(self, made_door=None, *, port=0, dispatcher=None, commits=None):
         self.dispatcher = dispatcher or Dispatcher(ledger_id="ledger-of-the-master")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._loop = LoopThread()
         self._clients = []
         self.server = self.run(self._make(f"127.0.0.1:{port}", made_door, commits))
         self.address = str(self.run(self.server.start()))
@@ -102,15 +99,11 @@ class MasterThread:
         return MasterServer(self.dispatcher, address, door=made_door, commits=commits and commits())
 
     def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return self._loop.run(coroutine)
 
     def on_loop(self, action):
         """What `action()` returns between two calls."""
-
-        async def act():
-            return action()
-
-        return self.run(act())
+        return self._loop.call(action)
 
     @property
     def digest(self):
@@ -131,8 +124,6 @@ class MasterThread:
         for client in self._clients:
             client.close()
         self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
         self._loop.close()
 
 

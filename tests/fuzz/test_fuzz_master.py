@@ -37,7 +37,6 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import Source
 
 QUICK = settings(
-    deadline=None,
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

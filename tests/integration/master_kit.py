@@ -5,8 +5,6 @@ It knows nothing of what is asked of a master.
 
 from __future__ import annotations
 
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -14,23 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from processes import quiet_port
+
 from edl_torch.client.transport import MasterClient
 
 EDL = (sys.executable, "-m", "edl_torch")
 END_S = 20.0
 
 MakeMaster: TypeAlias = "Callable[..., MasterProcess]"
-
-
-def quiet_port() -> int:
-    """A free port that no outgoing connection gets: while its master is down nobody may take it."""
-    while True:
-        port = random.SystemRandom().randint(20_000, 32_000)
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return port
 
 
 class MasterProcess:

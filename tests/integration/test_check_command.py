@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from every_reader import KINDS, made
+from processes import alive
 
 from edl_torch import cli
 from edl_torch.readers import RecordIOWriter, read_image
@@ -123,6 +124,17 @@ def test_wrong_input_is_one_line_and_status_2(
     assert any(part in err for part in message.split("|"))
 
 
+def test_a_source_out_of_reach_is_one_line_and_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(READERS))
+    reader = ("--custom_data_reader", "checked_readers:Unreachable")
+    parameters = ("--custom_data_reader_params", "count=100; bad=(50, 51)")
+    status, out, err = run(capsys, "x", "--workers", 0, *reader, *parameters)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("edl-torch: error: record 50 of 'n': ConnectionResetError: the server hung up.")
+
+
 def test_coco_ids_that_occur_twice_make_data_unusable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,14 +158,6 @@ def start(tmp_path: Path, reader: str, *options: str, **settings: Any) -> subpro
         start_new_session=True,
         **settings,
     )
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_a_record_that_kills_does_not_kill_the_command(tmp_path: Path) -> None:

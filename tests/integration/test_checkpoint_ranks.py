@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from master_kit import MakeMaster, quiet_port
+from master_kit import MakeMaster
+from processes import quiet_port
 from torchrun_kit import WORKER
 from torchrun_worker import EPOCHS, RECORDS
 

@@ -150,7 +150,7 @@ sys.exit(cli.main(sys.argv[1:]))
     ("most", "arguments", "message"),
     [
         (100, ["convert", "photos", "x.recordio"], "'x.recordio' cannot be written"),
-        (100, ["convert", "photos", "many", "--records_per_file", "1"], "cannot be written"),
+        (100, ["convert", "photos", "many", "--records_per_file", "1"], "'many/part-00000-of-"),
         (100, ["check", "photos", "--workers", "0", "--sample", "s.png"], "'s.png' cannot be written"),
         (0, ["master", "--addr=127.0.0.1:0", "--address-file", "address"], "the address file address"),
         (0, ["master", "--addr=127.0.0.1:0", "--state", "state"], "state"),

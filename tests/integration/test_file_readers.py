@@ -27,6 +27,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "2 forked": {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 120},
     "2 spawned": {"num_workers": 2, "multiprocessing_context": "spawn", "timeout": 120},
 }
+# Spawned workers read these in tests of their own: test_loader_recordio, test_loader_tables.
+ELSEWHERE = [(kind, "2 spawned") for kind in ("recordio", "csv", "text")]
+CASES = [
+    pytest.param(kind, way, marks=[pytest.mark.long] * ((kind, way) in ELSEWHERE))
+    for kind in KINDS
+    for way in WAYS
+]
 PAGES = Path(__file__).parents[2] / "docs"
 
 
@@ -43,8 +50,7 @@ def one_by_one(reader: AbstractDataReader) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), CASES)
 def test_each_record_is_trained_on_once_an_epoch(kind: str, way: str, tmp_path: Path) -> None:
     with made(kind, tmp_path) as data:
         check_reader(lambda: open_reader(data.data))

@@ -24,7 +24,6 @@ from loader_kit import (
     trainer,
 )
 
-from edl_torch.data.blame import name_record
 from edl_torch.errors import (
     BadRecord,
     DataFormatError,
@@ -35,6 +34,7 @@ from edl_torch.errors import (
     SourceChanged,
     SourceUnavailable,
 )
+from edl_torch.readers.blame import name_record
 from edl_torch.testing import FakeMaster
 
 QUARANTINE = {"on_bad_record": "quarantine"}

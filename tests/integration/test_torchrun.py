@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from torchrun_kit import ASYNCHRONOUS, Agent, Cluster, alive
+from processes import alive
+from torchrun_kit import ASYNCHRONOUS, Agent, Cluster
 from torchrun_worker import EPOCHS, RECORDS, SAVE_EVERY
 
 from edl_torch import cli

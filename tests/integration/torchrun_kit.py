@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from master_kit import quiet_port
+from processes import alive, quiet_port
 
 from edl_torch.testing import wait_until
 
@@ -135,14 +135,6 @@ class Cluster:
         for pid in self.pids():
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process is there, and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _listens(port: int) -> bool:

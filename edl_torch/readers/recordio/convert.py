@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from edl_torch.errors import BadRecord, EdlError, InvalidArgument, OutputError, ReaderError
+from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError
 from edl_torch.readers.base import AbstractDataReader, reader_sources
+from edl_torch.readers.blame import name_record
 from edl_torch.readers.recordio.writer import DEFAULT_CHUNK_BYTES, RecordIOWriter, part_name, sync_folder
 from edl_torch.shard import Shard, Source, Task, TaskType
 
@@ -55,8 +56,8 @@ def convert(
     under its name when all is in it; else it is one file. `progress` is told the number of records so far.
 
     Raises OutputError for a target that exists or cannot be written, BadRecord, with its name, for a record
-    that cannot be read or encoded, ReaderError for a reader that gives too few or too many. Then, and when it
-    is interrupted, nothing is left.
+    that cannot be read or encoded, SourceUnavailable where its source is to blame, ReaderError for a reader
+    that gives too few or too many. Then, and when it is interrupted, nothing is left.
     """
     path, form = os.fspath(target).rstrip("/") or "/", form or Format()
     if records_per_file is not None and records_per_file < 1:
@@ -90,7 +91,8 @@ def _encoded(
             try:
                 encoded = encode(record)
             except Exception as exc:
-                raise _named(exc, source.name, index) from exc
+                what = str(exc) if isinstance(exc, BadRecord) else f"{type(exc).__name__}: {exc}"
+                raise BadRecord(f"record {index} of {source.name!r}: {what}") from exc
             if not isinstance(encoded, bytes | bytearray | memoryview):
                 what = f"the encoder made {type(encoded).__name__} of it, expected bytes"
                 raise BadRecord(f"record {index} of {source.name!r}: {what}")
@@ -105,11 +107,14 @@ def _records(reader: AbstractDataReader, source: Source, mode: TaskType) -> Iter
         try:
             for record in reader.read_records(_task(source.name, start, end, mode)):
                 if index == end:
-                    raise ReaderError(f"{type(reader).__name__} gave more records than were asked for")
+                    index += 1
+                    break
                 yield index, record
                 index += 1
         except Exception as exc:
-            raise _named(exc, source.name, index) from exc
+            raise name_record(exc, source.name, index) from exc
+        if index > end:
+            raise ReaderError(f"{type(reader).__name__} gave more records than were asked for")
         if index < end:
             raise ReaderError(
                 f"{type(reader).__name__} ended {end - index} record(s) early, at record {index} of "
@@ -119,11 +124,6 @@ def _records(reader: AbstractDataReader, source: Source, mode: TaskType) -> Iter
 
 def _task(name: str, start: int, end: int, mode: TaskType) -> Task:
     return Task(shard=Shard(name=name, start=start, end=end), type=mode)
-
-
-def _named(error: Exception, name: str, index: int) -> EdlError:
-    what = str(error) if isinstance(error, BadRecord) else f"{type(error).__name__}: {error}"
-    return BadRecord(f"record {index} of {name!r}: {what}")
 
 
 def _noting(records: Iterator[bytes], progress: Callable[[int], object]) -> Iterator[bytes]:
@@ -150,5 +150,7 @@ def _folder(path: str) -> Iterator[str]:
         sync_folder(parent or ".")
     except OSError as exc:
         raise OutputError(f"'{path}' cannot be written: {exc.strerror}; nothing of it was left") from exc
+    except OutputError as exc:  # of a file in it, by the folder's name of now
+        raise OutputError(str(exc).replace(temporary, path)) from exc
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

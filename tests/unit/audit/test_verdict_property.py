@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from audited_job import SPEC, Job
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from naive_audit import Naive
 
@@ -28,8 +28,9 @@ EVENTS = (
     ),
 )
 
-specs = st.builds(
-    lambda shuffle, shards, inside, epochs, barrier: DatasetSpec(
+
+def spec_of(shuffle: bool, shards: bool, inside: bool, epochs: int, barrier: bool) -> DatasetSpec:
+    return DatasetSpec(
         name="training",
         sources=SPEC.sources,
         records_per_shard=8,
@@ -40,7 +41,11 @@ specs = st.builds(
         num_epochs=epochs,
         epoch_barrier=barrier,
         max_bad_records=1000,
-    ),
+    )
+
+
+specs = st.builds(
+    spec_of,
     *(st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3), st.booleans()),
 )
 histories = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1)), max_size=60)
@@ -99,23 +104,27 @@ def counts(verdict: Verdict) -> dict[str, int]:
     return {name: getattr(verdict, name) for name in COUNTS}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(specs, histories)
+@example(
+    spec_of(False, False, False, 1, False), [("train", 0), ("kill unheard", 0), ("fetch", 0), ("crumble", 0)]
+)
 def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, events):
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), spec)
         play(job, events)
         (verdict,) = audit([folder])
         assert verdict.proven, verdict
-        assert verdict.acknowledged == job.ledger.acknowledged
+        # Without the master's word a report that it did not hear counts, though the records were dropped.
+        assert 0 <= verdict.acknowledged - job.ledger.acknowledged <= verdict.assumed
         assert verdict.quarantined == len(job.ledger.quarantine)
-        assert verdict.dropped == job.ledger.dropped
+        assert verdict.dropped - job.ledger.dropped == job.ledger.acknowledged - verdict.acknowledged
         assert verdict.acknowledged + verdict.quarantined + verdict.dropped == verdict.records
         naive = Naive(Path(folder)).verdict()
         assert counts(verdict) == {name: naive[name] for name in COUNTS}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(specs, histories, st.integers(0, 1000), st.sampled_from(["remove", "twice", "shorten"]))
 def test_a_falsified_log_is_judged_as_sets_of_records_judge_it(spec, events, place, what):
     with tempfile.TemporaryDirectory() as folder:

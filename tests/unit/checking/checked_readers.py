@@ -51,6 +51,13 @@ class Homeless(Numbers):
         raise ReaderUnavailable("reader 'homeless' needs nothing: pip install nothing")
 
 
+class Unreachable(Numbers):
+    """The server behind it is gone."""
+
+    def fail(self, number: int) -> None:
+        raise ConnectionResetError("the server hung up")
+
+
 class Lost(Numbers):
     """A file behind a record is gone."""
 

@@ -8,14 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checked_readers import Forgetful, Homeless, Lethal, Lost, Numbers, Rewritten, Rooted, Stillborn
+from checked_readers import (
+    Forgetful,
+    Homeless,
+    Lethal,
+    Lost,
+    Numbers,
+    Rewritten,
+    Rooted,
+    Stillborn,
+    Unreachable,
+)
 
 from edl_torch.checking import processes
 from edl_torch.checking.check import Report, check, validate_sources
 from edl_torch.checking.findings import Finding, Findings, found, joined
 from edl_torch.checking.samples import cells
 from edl_torch.checking.spans import a_sample, all_records, named, spread
-from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable, SourceUnavailable
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, ImageManifestReader, VocReader
 from edl_torch.readers.base import reader_sources
 from edl_torch.shard import Source, TaskType
@@ -76,6 +86,12 @@ def test_a_missing_file_is_no_damaged_one() -> None:
 def test_a_package_that_is_missing_ends_the_check(workers: int) -> None:
     with pytest.raises(ReaderUnavailable, match="pip install nothing"):
         checked(Homeless(10, bad=(4,)), workers=workers)
+
+
+@HERE_AND_ELSEWHERE
+def test_a_source_out_of_reach_ends_the_check_and_no_record_is_blamed(workers: int) -> None:
+    with pytest.raises(SourceUnavailable, match=r"record 4 of 'n': ConnectionResetError: .*not to blame"):
+        checked(Unreachable(10, bad=tuple(range(4, 10))), workers=workers)
 
 
 def test_data_without_records_cannot_be_checked() -> None:

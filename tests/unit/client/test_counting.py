@@ -41,7 +41,7 @@ class Worker:
         return bool(batch)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     plans=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=4),
     batch_size=st.integers(1, 5),
@@ -81,7 +81,7 @@ def test_no_order_of_arrival_makes_an_acknowledgement_early(
     assert counts.unreported == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     records=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     batch_size=st.integers(1, 5),

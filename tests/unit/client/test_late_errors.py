@@ -28,6 +28,20 @@ def nobody_there(fake: FakeMaster) -> None:
     fake.faults.master_away()
 
 
+def report_in_vain(
+    service: DataShardService, fake: FakeMaster, in_process: bool, what_happens: Callable[[FakeMaster], None]
+) -> None:
+    """Train on a batch, and have its report come to nothing; a remote trainer has leases ahead then."""
+    assert service.fetch_shard() is not None
+    if not in_process:
+        wait_until(lambda: service.record_count > 4, what="a lease was fetched ahead")
+    what_happens(fake)
+    with suppress(EdlError):
+        service.report_batch_done()
+    if not in_process:
+        wait_until(lambda: service.session._reporter._error is not None, what="the report was refused")
+
+
 @pytest.mark.parametrize("what_happens", [another_lineage, nobody_there])
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 def test_a_service_whose_reports_are_not_taken_closes_all_the_same(
@@ -37,14 +51,7 @@ def test_a_service_whose_reports_are_not_taken_closes_all_the_same(
     service = DataShardService(
         4, fake.connect(in_process=in_process), dataset_size=64, records_per_shard=4, num_epochs=2
     )
-    assert service.fetch_shard() is not None
-    if not in_process:
-        wait_until(lambda: service.record_count > 4, what="a lease was fetched ahead")
-    what_happens(fake)
-    with suppress(EdlError):
-        service.report_batch_done()
-    if not in_process:
-        wait_until(lambda: service.session._reporter._error is not None, what="the report was refused")
+    report_in_vain(service, fake, in_process, what_happens)
     service.close()
     wait_until(lambda: not own_threads())
 
@@ -91,14 +98,7 @@ def test_a_trainer_whose_reports_are_of_another_lineage_may_go_back_to_a_token(
         4, fake.connect(in_process=in_process), dataset_size=64, records_per_shard=4
     ) as service:
         token = service.state_dict()
-        assert service.fetch_shard() is not None
-        if not in_process:
-            wait_until(lambda: service.record_count > 4, what="a lease was fetched ahead")
-        another_lineage(fake)
-        with suppress(EdlError):
-            service.report_batch_done()
-        if not in_process:
-            wait_until(lambda: service.session._reporter._error is not None, what="the report was refused")
+        report_in_vain(service, fake, in_process, another_lineage)
         service.load_state_dict(token)
         seen = 0
         while (shard := service.fetch_shard()) is not None:

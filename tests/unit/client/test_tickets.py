@@ -196,7 +196,7 @@ def test_where_a_stream_is(book: Book) -> None:
     assert book.unhanded("worker 2") == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     stop=st.integers(1, 12),
     bad=st.sets(st.integers(0, 11)),

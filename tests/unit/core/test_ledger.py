@@ -248,7 +248,7 @@ def test_a_refused_token_changes_nothing() -> None:
     drops=st.booleans(),
     hold_back=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None, print_blob=True)
+@settings(max_examples=60, print_blob=True)
 def test_trainers_of_any_sizes_finish_together(
     size: int, per: int, batches: list[int], epochs: int, barrier: bool, drops: bool, hold_back: int
 ) -> None:

@@ -366,7 +366,6 @@ class LedgerMachine(LedgerBesideModel):
 LedgerMachine.TestCase.settings = settings(
     max_examples=200,
     stateful_step_count=40,
-    deadline=None,
     print_blob=True,
     report_multiple_bugs=False,
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

@@ -179,7 +179,7 @@ class AtWork(Trainer):
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None, print_blob=True)
+@settings(max_examples=200, print_blob=True)
 def test_without_news_a_look_finds_nothing(data: st.DataObject) -> None:
     dispatcher = Dispatcher(ledger_id="l")
     registration = replace(

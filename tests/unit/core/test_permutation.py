@@ -120,7 +120,7 @@ def test_every_element_has_exactly_one_position(n: int) -> None:
 
 
 @given(n=small_sizes, key=keys)
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_any_size_and_key_give_a_bijection(n: int, key: int | bytes) -> None:
     permutation = Permutation(n, key)
     elements = permutation.many(np.arange(n))
@@ -129,7 +129,7 @@ def test_any_size_and_key_give_a_bijection(n: int, key: int | bytes) -> None:
 
 
 @given(n=all_sizes, key=keys, data=st.data())
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_one_and_many_agree_and_are_inverted_at_any_size(
     n: int, key: int | bytes, data: st.DataObject
 ) -> None:

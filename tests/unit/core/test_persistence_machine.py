@@ -277,7 +277,6 @@ class PersistenceMachine(RuleBasedStateMachine):
 PersistenceMachine.TestCase.settings = settings(
     max_examples=150,
     stateful_step_count=40,
-    deadline=None,
     print_blob=True,
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
 from by_number import WireTask, get_task_request, params_request, result_request
+from loop_thread import LoopThread
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.commits import GroupCommit
@@ -31,9 +30,7 @@ class Server:
         self.dispatcher = dispatcher or Dispatcher(ledger_id="ledger")
         self._make_commits = make_commits
         self._task_timeout_s = task_timeout_s
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._loop = LoopThread()
         self.server = self.run(self._make())
         self.address = str(self.run(self.server.start()))
         self._workers: list[Worker] = []
@@ -47,7 +44,7 @@ class Server:
         )
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return self._loop.run(coroutine)
 
     def worker(self, worker_id: int = 0) -> Worker:
         self._workers.append(Worker(self.address, worker_id))
@@ -61,8 +58,6 @@ class Server:
         for worker in self._workers:
             worker.close()
         self.run(self.server.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
         self._loop.close()
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 from by_number import EVALUATION, PREDICTION, TRAINING, WAIT, WireTask
-from kit import Server
+from kit import TIMEOUT_S, Server
 
 from edl_torch import DataShardService
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import Registration
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.master import elasticdl
 from edl_torch.master.durable import DurableState
 from edl_torch.shard import Source, TaskType
 from edl_torch.testing.wait import wait_until
@@ -105,41 +106,6 @@ def test_a_failure_that_is_repeated_counts_once(server: Server) -> None:
     assert worker.get().numbers == task.numbers
 
 
-def test_an_overdue_task_goes_to_another_and_its_late_report_is_ignored(
-    start_server: Callable[..., Server],
-) -> None:
-    server = start_server(task_timeout_s=1.0)
-    zombie, heir = server.worker(0), server.worker(1)
-    zombie.params(batch_size=10, num_epochs=1, dataset_size=20, num_minibatches_per_shard=2)
-    late = zombie.get()
-    assert late.numbers == list(range(10))
-    heir.report(heir.get())
-    again = heir.get()  # waits in the call until the time of the other is over
-    assert again.numbers == late.numbers
-    assert again.task_id != late.task_id
-    zombie.report(late)
-    zombie.report(late, "it failed, too")
-    assert (server.training.acknowledged, server.training.leased) == (10, 10)
-    heir.report(again)
-    assert heir.get().is_end
-    assert (server.training.acknowledged, server.training.quarantined) == (20, 0)
-
-
-def test_a_silent_worker_keeps_its_task_far_beyond_the_lease_timeout_of_trainers(
-    start_server: Callable[..., Server],
-) -> None:
-    server = start_server(Dispatcher(ledger_id="ledger", lease_timeout_s=0.15))
-    worker = server.worker()
-    worker.params(**PARAMS)
-    task = worker.get()
-    waited = threading.Event()
-    for _ in range(5):
-        assert not waited.wait(0.15)
-        assert server.training.leased == 20
-    worker.report(task)
-    assert server.training.acknowledged == 20
-
-
 def test_the_batch_that_fails_is_found_named_and_stops_the_job_loudly(server: Server) -> None:
     worker = server.worker()
     worker.params(batch_size=5, num_epochs=1, dataset_size=40, num_minibatches_per_shard=8)
@@ -173,17 +139,6 @@ def test_a_task_with_counted_failures_is_not_taken_for_trained(server: Server) -
     assert again.numbers == task.numbers
     worker.report(again)
     assert worker.get().is_end
-
-
-def test_deaths_are_never_counted_against_a_task(start_server: Callable[..., Server]) -> None:
-    server = start_server(task_timeout_s=1.0)
-    server.worker(99).params(batch_size=5, num_epochs=1, dataset_size=5)
-    for number in range(4):
-        assert server.worker(number).get().type == TRAINING  # and is never heard of again
-    seen: Counter[tuple[int, int]] = Counter()
-    assert server.worker(7).drain(seen).is_end
-    assert sum(seen.values()) == server.training.acknowledged == 5
-    assert not server.training.quarantined
 
 
 def test_another_size_is_refused_and_other_wishes_are_not(server: Server) -> None:
@@ -245,32 +200,27 @@ def test_a_worker_waits_for_the_data_to_be_described(server: Server) -> None:
     assert WireTask.decode(answer.result(10)).type == TRAINING
 
 
-def test_where_nobody_describes_the_data_the_call_ends_in_an_error_that_says_so(
-    start_server: Callable[..., Server],
+def test_a_call_with_a_deadline_is_answered_within_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = start_server(task_timeout_s=0.2).worker()
-    code, details = refused(worker.get)
-    assert code is grpc.StatusCode.NOT_FOUND
-    assert "--training_data" in details
-    assert worker.get(timeout_s=0.6).type == WAIT  # with less time than that: ask again
-
-
-def test_a_call_with_a_deadline_is_answered_within_it(server: Server) -> None:
+    monkeypatch.setattr(elasticdl, "MARGIN_S", TIMEOUT_S - 0.1)  # a busy machine is late
     holder, other = server.worker(0), server.worker(1)
     holder.params(batch_size=5, num_epochs=1, dataset_size=5)
     holder.get()
-    assert other.get(timeout_s=1.5).type == WAIT
+    assert other.get(timeout_s=TIMEOUT_S).type == WAIT
 
 
 def test_more_than_four_megabytes_of_indices(server: Server) -> None:
     worker = server.worker()
-    size = 1_500_000
-    worker.params(batch_size=size, num_epochs=1, dataset_size=size, num_minibatches_per_shard=1, shuffle=True)
+    size, records = 900_000, 2**30  # numbers of five bytes
+    worker.params(
+        batch_size=size, num_epochs=1, dataset_size=records, num_minibatches_per_shard=1, shuffle=True
+    )
     task = worker.get()
     assert len(task.indices) == len(set(task.indices)) == size
-    assert (min(task.indices), max(task.indices)) == (0, size - 1)
+    assert 0 <= min(task.indices) < 2**28 < max(task.indices) < records
     worker.report(task)
-    assert worker.get().is_end
+    assert server.training.acknowledged == size
 
 
 # Datasets of the command line ---------------------------------------------------------------------------

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-
 import pytest
+from loop_thread import LoopThread
 
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import NEW_PASS, LeaseCall, RegisterCall, Registration, ReportCall
@@ -46,9 +44,7 @@ class ServerThread:
     def __init__(self, *, make_commits=None, **options):
         self._make_commits = make_commits
         self.dispatcher = Dispatcher(ledger_id="ledger", **options)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._loop = LoopThread()
         self.server = self.run(self._make())
         self.address = str(self.run(self.server.start()))
         self._clients = []
@@ -58,7 +54,7 @@ class ServerThread:
         return MasterServer(self.dispatcher, "127.0.0.1:0", commits=commits)
 
     def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return self._loop.run(coroutine)
 
     def client(self, worker_id="w", **options):
         client = MasterClient(self.address, worker_id, **options)
@@ -69,8 +65,6 @@ class ServerThread:
         for client in self._clients:
             client.close()
         self.run(self.server.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
         self._loop.close()
 
 

@@ -66,7 +66,7 @@ def test_adversarial_files_read_as_pythons_csv_reads_them(tmp_path, start_of_fil
         count()
     )  # files of one size, written within one tick of the clock, look the same to the cache
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(text=ADVERSARIAL, chunk_bytes=st.integers(1, 24), seed=st.integers(0, 99))
     def check(text: str, chunk_bytes: int, seed: int) -> None:
         starts, unclosed = reference(text.encode(), QUOTED)

@@ -41,7 +41,7 @@ def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(recordio_chunk, "_FEW", request.param)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(TRICKY | LONG, max_size=12), st.integers(0, 300), st.integers(-2, 2))
 @example([b""], 300, 0)
 @example([b"\0\0\0\0"], 300, 0)
@@ -53,7 +53,7 @@ def test_a_chunk_is_split_as_a_loop_splits_it(some: list[bytes], times: int, off
     check(payload_of(records), max(0, len(records) + off))
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(st.lists(TRICKY, min_size=1, max_size=30), st.data())
 def test_damaged_payloads_are_split_as_a_loop_splits_them(records: list[bytes], data: st.DataObject) -> None:
     payload = bytearray(payload_of(records))

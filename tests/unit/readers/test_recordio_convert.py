@@ -16,7 +16,7 @@ from recordio_kit import RECORDS, everything, write
 
 from edl_torch.cli import main
 from edl_torch.cli_progress import Progress
-from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError
+from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError, SourceUnavailable
 from edl_torch.readers import AbstractDataReader, MapDatasetReader, RecordIODataReader
 from edl_torch.readers.recordio.convert import Format, convert
 from edl_torch.readers.recordio.record_bytes import AutoEncode
@@ -39,6 +39,8 @@ class Rows(AbstractDataReader):
         for index in range(task.start, end):
             if self.wrong == "bad" and index == 4500:
                 raise OSError("unreadable")
+            if self.wrong == "away" and index == 4500:
+                raise ConnectionResetError("the server hung up")
             yield f"{task.shard_name} {index}"
 
 
@@ -83,6 +85,7 @@ def test_nothing_becomes_an_empty_file(tmp_path: Path) -> None:
         ("more", ReaderError, "more records than were asked for"),
         ("fewer", ReaderError, r"ended 1 record\(s\) early, at record 4105 of 'a'"),
         ("bad", BadRecord, "record 4500 of 'a': OSError: unreadable"),
+        ("away", SourceUnavailable, r"record 4500 of 'a': ConnectionResetError: .*not to blame"),
     ],
 )
 def test_a_reader_that_fails_leaves_nothing(
@@ -211,7 +214,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals, per_fil
     ]
     process = subprocess.Popen([*command, *per_file], cwd=tmp_path, stderr=subprocess.PIPE)
     try:
-        wait_until(lambda: os.listdir(tmp_path / "out") != [], timeout_s=60)
+        wait_until(lambda: os.listdir(tmp_path / "out") != [] or process.poll() is not None, timeout_s=60)
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     finally:
@@ -232,6 +235,7 @@ def test_a_disk_that_is_full_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         command = [sys.executable, "-c", code, "convert", "data", "out/x", "--compressor", "none", *more]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 1
+        assert "edl-torch: error: 'out/x" in done.stderr
         assert "cannot be written: File too large; nothing of it was left" in done.stderr
         assert os.listdir(tmp_path / "out") == []
 

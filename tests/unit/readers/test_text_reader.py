@@ -56,7 +56,7 @@ def reader_name(reader: TextReader) -> str:
 def test_adversarial_files_read_as_pythons_open_reads_them(tmp_path, newline, skip_empty):
     number = count()
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(text=ADVERSARIAL, chunk_bytes=st.integers(1, 24), mark=st.sampled_from([b"", b"\xef\xbb\xbf"]))
     def check(text: str, chunk_bytes: int, mark: bytes) -> None:
         path = write(tmp_path, mark + text.encode(), f"{next(number)}.txt")

@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 
 import pytest
+from processes import alive
 
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps import iterator as odps_iterator
@@ -168,14 +169,6 @@ def consume(reader, pids):
     next(batches)
     pids.send([child.pid for child in multiprocessing.active_children()])
     signal.pause()
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at processes through /proc")

@@ -44,7 +44,7 @@ def name_record(error: Exception, name: str, index: int) -> ReaderError:
     elif isinstance(error, ReaderUnavailable | SourceChanged):
         named = type(error)(said)
     else:
-        named = SourceUnavailable(f"{said}. The record is not to blame, and does not go to quarantine")
+        named = SourceUnavailable(f"{said}. The record is not to blame: its source cannot be read now")
     named.__cause__ = error
     return named
 

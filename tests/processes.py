@@ -1,0 +1,33 @@
+"""Ports for processes that tests start, and whether such a process lives.
+
+It must not know what runs in them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+
+_WORKERS = 16  # of pytest, beside each other: each has ports of its own
+
+
+def quiet_port() -> int:
+    """A free port that no outgoing connection gets: while its owner is down nobody may take it."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+    while True:
+        port = random.SystemRandom().randrange(20_000 + worker, 32_000, _WORKERS)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there, and has not ended. Needs /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
