@@ -55,4 +55,4 @@ class Paces:
         return self._shown[session]
 
     def __repr__(self) -> str:
-        return f"<Paces {({session: round(recent) for session, recent in self._recent.items()})}>"
+        return f"<Paces { ({session: round(recent) for session, recent in self._recent.items()}) }>"

@@ -72,7 +72,9 @@ def race(job: Job, paces: Sequence[Pace], seed: int = 0) -> Finish:
     batches = job.epochs * job.size / job.batch
     ideal_s = batches / sum(1 / (pace.step_s + (0 if pace.workers else pace.read_s)) for pace in paces)
     return Finish(
-        makespan_s=model.last_outcome_at, over_ideal=model.last_outcome_at / ideal_s, events=hub.events,
+        makespan_s=model.last_outcome_at,
+        over_ideal=model.last_outcome_at / ideal_s,
+        events=hub.events,
         passes=sum(trainer.inner_passes for trainer in trainers),
         reads=sum(trainer.batches_read for trainer in trainers) / batches,
     )

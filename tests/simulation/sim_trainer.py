@@ -58,10 +58,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What one trainer is like: seconds for a step and to read a batch, loader workers and how long one takes
-    to start, and batches between two steps of its optimizer (0: it has none)."""
+    """What one trainer is like: seconds for a step, give or take the part `jitter`, and to read a batch; its
+    loader workers and how long one takes to start; batches between two steps of its optimizer (0: it has none)."""
 
     step_s: float
+    jitter: float = 0.0
     workers: int = 0
     accumulates: int = 0
     read_s: float = 0.0
@@ -146,7 +147,7 @@ class Trainer:
             for ticket in self._batches(session, number):
                 self._model.handed(self.session, ticket)
                 self._in_loop.append(ticket)
-                self._hub.sleep(self._pace.step_s + self.hang_s)
+                self._hub.sleep(self._step_takes_s() + self.hang_s)
                 self.hang_s = 0.0
                 if len(self._in_loop) >= self._pace.accumulates:
                     self._step(session)
@@ -162,6 +163,10 @@ class Trainer:
         else:
             if passes.is_open(number):
                 self._break(session, number)
+
+    def _step_takes_s(self) -> float:
+        jitter = self._pace.jitter
+        return self._pace.step_s * (self._chance.uniform(1 - jitter, 1 + jitter) if jitter else 1)
 
     def _break(self, session: Session, number: int) -> None:
         """What was not stepped on is taken from the batch in hand only; a later step may cover the others."""
