@@ -1,25 +1,25 @@
 """What a session is lent next: slices that came back, then the cursor's, ever smaller ones towards the end.
 
-It decides about sizes and order alone. Whether a session may be lent anything is the ledger's business.
+Towards the end it looks at paces: four batches that a slow trainer has read ahead are time for which all
+others wait. It decides about sizes and order alone. Whether a session may be lent anything is the ledger's business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.core.loans import Loans
 from edl_torch.core.participants import Participants
 from edl_torch.core.todo import Todo, Waiting
 
-
 FAR = 64  # shards: who has more than so many to come is lent whole ones
 
 
-class Wish(NamedTuple):
-    """A session asks for up to `count` slices of a pass over `epoch`; `ahead`: while it has some to go on with."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A session asks for up to `count` slices of a pass over `epoch`; `ahead` of its need, or not."""
 
     session: str
     epoch: int
@@ -42,12 +42,12 @@ class Room:
     sessions: int
 
     def limit(self, waiting: int) -> int:
-        """Records of its next lease, in whole batches; 0 where it has its share and something to go on with."""
+        """Records of its next lease, in whole batches; 0 for who asks ahead of its need and has its share."""
         size = self.wish.batch_size
         if self.wish.ahead and self.held and self.held + size / 2 > self.share:
             return 0
-        # Half of what is left of its share: paces change. Not more than it has shown that it can do: at
-        # first nobody knows who is slow.
+        # Half of what is left of its share, for paces change; and no more than twice what it has shown, for
+        # at first nobody knows who is slow.
         most = min((self.share - self.held) / 2, 2 * self.shown - self.held, waiting / (2 * self.sessions))
         return max(1, int(most / size)) * size
 
@@ -70,12 +70,12 @@ class Lending:
 
     def grants(self, wish: Wish, leased: int) -> Iterator[Grant]:
         """Lend what is wished, and a bundle of crumbs where slices run out. `leased` records are on loan."""
-        session, epoch, count, batch_size, _ = wish
+        session, epoch, batch_size = wish.session, wish.epoch, wish.batch_size
         barrier = self._todo.plan.spec.epoch_barrier
         if not barrier:  # endless epochs would pile them up
             yield from self._crumb_bundle(session, epoch, batch_size)
         room = self._room(wish, leased)
-        for _ in range(count):
+        for _ in range(wish.count):
             limit = self._limit(epoch, batch_size) if room is None else room.limit(self._todo.waiting(epoch))
             if not limit:
                 return

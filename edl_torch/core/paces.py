@@ -43,7 +43,7 @@ class Paces:
         self._shown[session] += records
         self._sum += records
         if self._sum > self._window:
-            self._recent = {each: recent / 2 for each, recent in self._recent.items()}
+            self._recent = {each: max(1.0, recent / 2) for each, recent in self._recent.items()}
             self._sum = sum(self._recent.values())
 
     def share(self, session: str, records: int) -> float:

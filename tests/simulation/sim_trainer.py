@@ -59,7 +59,7 @@ class Job:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """What one trainer is like: seconds for a step, give or take the part `jitter`, and to read a batch; its
-    loader workers and how long one takes to start; batches between two steps of its optimizer (0: it has none)."""
+    loader workers and how long one takes to start; batches for one step of its optimizer (0: it has none)."""
 
     step_s: float
     jitter: float = 0.0

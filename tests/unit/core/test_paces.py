@@ -44,6 +44,14 @@ def test_what_was_long_ago_fades() -> None:
     assert paces.share("b", 1000) > 500
 
 
+def test_who_did_nothing_for_very_long_is_not_taken_for_nothing() -> None:
+    paces = paces_of("idle", "too", "busy", batch_size=1)
+    for _ in range(2000):
+        paces.trained("busy", 1_000_000)
+    paces.leave("busy")
+    assert paces.share("idle", 10) == pytest.approx(5)
+
+
 def test_a_newcomer_counts_as_the_average_and_has_shown_nothing() -> None:
     paces = paces_of("a", "b")
     paces.trained("a", 60)
@@ -90,10 +98,9 @@ def ask_until_refused(ledger: ShardLedger, name: str) -> list[Grant]:
 
 def test_leases_taken_ahead_come_to_the_share_of_what_has_no_outcome() -> None:
     ledger = contest()
+    share = ledger.participants.paces.share("slow", 400)
     held = ask_until_refused(ledger, "slow")
-    assert sum(grant.slice.limit for grant in held) == pytest.approx(
-        ledger.participants.paces.share("slow", 400), abs=2
-    )
+    assert sum(grant.slice.limit for grant in held) == pytest.approx(share, abs=2)
     ask_until_refused(ledger, "fast")
     assert ledger.todo <= 4
 
