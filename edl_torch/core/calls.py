@@ -77,7 +77,7 @@ class LeaseCall:
     """Ask for up to `count` leases of `epoch`. `request` numbers the call; a repeat is answered alike.
 
     `drained` says that every batch of this pass was handed to the loop: the trainer waits for the verdict.
-    `ahead` says that it would read ahead: while it holds batches, those that others come to sooner are theirs.
+    `ahead` says that it would read ahead: while it holds batches, what others come to sooner is theirs.
     `ledger` and `member` are those that the registration named; a call of others is refused ('' and 0 are not
     compared).
     """

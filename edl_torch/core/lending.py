@@ -1,7 +1,7 @@
 """What a session is lent next: slices that came back, then the cursor's, ever smaller ones towards the end.
 
-Towards the end it looks at paces: four batches that a slow trainer has read ahead are time for which all
-others wait. It decides about sizes and order alone. Whether a session may be lent anything is the ledger's business.
+Towards the end it looks at paces: for batches that a slow trainer has read ahead all others would wait. It
+decides about sizes and order alone. Whether a session may be lent anything is the ledger's business.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import tracemalloc
 from dataclasses import replace
-
 from itertools import cycle
 
 import pytest
