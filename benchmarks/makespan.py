@@ -1,0 +1,154 @@
+"""How well an epoch ends: trainers of different paces, over what their paces together would need.
+
+`python benchmarks/makespan.py --json runs/makespan.json`. A master process, and trainer processes whose step is a
+sleep: on a machine with few processors it is their loaders, leases and reports that are measured, not a model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from harness import parser, write_json
+from serving import environment_of_children, master
+
+PEERS = Path(__file__).with_name("makespan_peers.py")
+GOAL = 1.05
+LONGEST_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """Trainers with so many seconds for a step, and each so many loader workers."""
+
+    title: str
+    steps_s: tuple[float, ...]
+    workers: int
+    batches: int
+    epochs: int = 2
+    goal: float | None = GOAL
+
+    @property
+    def ideal_s(self) -> float:
+        """All trainers at work until the end, with no time but that of the steps."""
+        return self.batches / sum(1 / step_s for step_s in self.steps_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Makespan over the ideal, in every round. In the `first` epoch nobody knows yet who is slow."""
+
+    race: Race
+    first: bool
+    over_ideal: tuple[float, ...]
+    load: float
+
+    @property
+    def median(self) -> float:
+        """Of all rounds."""
+        return statistics.median(self.over_ideal)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median reaches the target; None without one."""
+        return None if self.race.goal is None else self.median <= self.race.goal
+
+    def __str__(self) -> str:
+        what = f"{self.race.title}, {self.race.workers} workers, {'first' if self.first else 'later'} epoch"
+        low, high = min(self.over_ideal), max(self.over_ideal)
+        line = f"{what:<76}{low:>8.3f}{self.median:>8.3f}{high:>8.3f}"
+        if self.met is None:
+            return line
+        return f"{line}  ≤ {self.race.goal:g}  {'met' if self.met else 'MISSED'}"
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values."""
+        return {**asdict(self), "ideal_s": self.race.ideal_s, "median": self.median, "met": self.met}
+
+
+def races(step_s: float, batches: int) -> Iterator[Race]:
+    """One slow trainer of four, which is the target; and twelve that are all different."""
+    for workers in (0, 2):
+        paces = (step_s, step_s, step_s, 4 * step_s)
+        yield Race(title="one of 4 trainers is 4 x slower", steps_s=paces, workers=workers, batches=batches)
+    spread = tuple(step_s * (1 + 9 * place / 11) for place in range(12))
+    yield Race(
+        title="12 trainers, up to 10 x slower", steps_s=spread, workers=0, batches=2 * batches, goal=None
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print and write."""
+    options = parser("How long epochs take with trainers of different paces.").parse_args(arguments)
+    step_s, batches, rounds = (0.005, 40, 1) if options.quick else (0.1, 400, 3)
+    print(f"{'makespan over the ideal':<76}{'min':>8}{'median':>8}{'max':>8}  target")
+    found = []
+    for race in races(step_s, batches):
+        load = os.getloadavg()[0]
+        rows = list(zip(*(run(race) for _ in range(rounds)), strict=True))
+        later = tuple(value for row in rows[1:] for value in row)
+        for first, values in ((True, rows[0]), (False, later)):
+            finding = Finding(race=race, first=first, over_ideal=values, load=load)
+            print(finding, flush=True)
+            found.append(finding.as_json())
+    if options.json is not None:
+        write_json(options.json, {"quick": options.quick, "findings": found})
+
+
+def run(race: Race) -> list[float]:
+    """One job. Returns for each epoch its makespan over the ideal."""
+    dataset = uuid.uuid4().hex
+    with ExitStack() as stack:
+        server = stack.enter_context(master())
+        trainers = [
+            stack.enter_context(_trainer(server.address, dataset, race, step_s)) for step_s in race.steps_s
+        ]
+        for trainer in trainers:
+            assert trainer.stdout is not None
+            assert trainer.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        for trainer in trainers:
+            assert trainer.stdin is not None
+            trainer.stdin.write("go\n")
+            trainer.stdin.flush()
+        told = [json.loads(trainer.communicate(timeout=LONGEST_S)[0]) for trainer in trainers]
+    makespans = []
+    for epoch in zip(*told, strict=True):
+        steps = sum(one["steps"] for one in epoch)
+        assert steps == race.batches, f"{steps} of {race.batches} batches: a trainer died"
+        ended = max(one["ended_at"] for one in epoch)
+        makespans.append((ended - began) / race.ideal_s)
+        began = ended
+    return makespans
+
+
+@contextmanager
+def _trainer(address: str, dataset: str, race: Race, step_s: float) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, str(PEERS), address, dataset),
+            *map(str, (race.batches, race.epochs, step_s, race.workers)),
+        ],
+        env=environment_of_children(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+if __name__ == "__main__":
+    main()
