@@ -1,7 +1,7 @@
 """How well an epoch ends: trainers of different paces, over what their paces together would need.
 
-`python benchmarks/makespan.py --json runs/makespan.json`. A master process, and trainer processes whose step is a
-sleep: on a machine with few processors it is their loaders, leases and reports that are measured, not a model.
+`python benchmarks/makespan.py --json runs/makespan.json`. A master process, and trainer processes whose step
+is a sleep, so that a few processors are enough for all.
 """
 
 from __future__ import annotations
@@ -38,19 +38,46 @@ class Race:
     goal: float | None = GOAL
 
     @property
-    def ideal_s(self) -> float:
+    def steps_alone_s(self) -> float:
         """All trainers at work until the end, with no time but that of the steps."""
         return self.batches / sum(1 / step_s for step_s in self.steps_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """Seconds from the end of the one before until the last trainer's last step.
+
+    `ideal_s` is all trainers at work until the end, each at the pace that it had from its first step to its
+    last: what loader, reports and a busy machine cost is in that pace.
+    """
+
+    makespan_s: float
+    ideal_s: float
+
+    @property
+    def over_ideal(self) -> float:
+        """What the end has cost."""
+        return self.makespan_s / self.ideal_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Makespan over the ideal, in every round. In the `first` epoch nobody knows yet who is slow."""
+    """One kind of epoch in every round. In the `first` of a job nobody knows yet who is slow."""
 
     race: Race
     first: bool
-    over_ideal: tuple[float, ...]
+    epochs: tuple[Epoch, ...]
     load: float
+
+    @property
+    def over_ideal(self) -> tuple[float, ...]:
+        """Of each epoch."""
+        return tuple(epoch.over_ideal for epoch in self.epochs)
+
+    @property
+    def over_steps(self) -> float:
+        """The same over the time of the steps alone: the median."""
+        return statistics.median(epoch.makespan_s / self.race.steps_alone_s for epoch in self.epochs)
 
     @property
     def median(self) -> float:
@@ -65,14 +92,15 @@ class Finding:
     def __str__(self) -> str:
         what = f"{self.race.title}, {self.race.workers} workers, {'first' if self.first else 'later'} epoch"
         low, high = min(self.over_ideal), max(self.over_ideal)
-        line = f"{what:<76}{low:>8.3f}{self.median:>8.3f}{high:>8.3f}"
+        line = f"{what:<64}{low:>8.3f}{self.median:>8.3f}{high:>8.3f}{self.over_steps:>12.3f}"
         if self.met is None:
             return line
         return f"{line}  ≤ {self.race.goal:g}  {'met' if self.met else 'MISSED'}"
 
     def as_json(self) -> dict[str, object]:
         """Plain values."""
-        return {**asdict(self), "ideal_s": self.race.ideal_s, "median": self.median, "met": self.met}
+        derived = {"over_ideal": self.over_ideal, "median": self.median, "over_steps": self.over_steps}
+        return {**asdict(self), **derived, "met": self.met}
 
 
 def races(step_s: float, batches: int) -> Iterator[Race]:
@@ -90,22 +118,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     options = parser("How long epochs take with trainers of different paces.").parse_args(arguments)
     step_s, batches, rounds = (0.005, 40, 1) if options.quick else (0.1, 400, 3)
-    print(f"{'makespan over the ideal':<76}{'min':>8}{'median':>8}{'max':>8}  target")
+    print(f"{'makespan over the ideal':<64}{'min':>8}{'median':>8}{'max':>8}{'over steps':>12}  target")
     found = []
     for race in races(step_s, batches):
         load = os.getloadavg()[0]
         rows = list(zip(*(run(race) for _ in range(rounds)), strict=True))
-        later = tuple(value for row in rows[1:] for value in row)
-        for first, values in ((True, rows[0]), (False, later)):
-            finding = Finding(race=race, first=first, over_ideal=values, load=load)
+        later = tuple(epoch for row in rows[1:] for epoch in row)
+        for first, epochs in ((True, rows[0]), (False, later)):
+            finding = Finding(race=race, first=first, epochs=epochs, load=load)
             print(finding, flush=True)
             found.append(finding.as_json())
     if options.json is not None:
         write_json(options.json, {"quick": options.quick, "findings": found})
 
 
-def run(race: Race) -> list[float]:
-    """One job. Returns for each epoch its makespan over the ideal."""
+def run(race: Race) -> list[Epoch]:
+    """One job."""
     dataset = uuid.uuid4().hex
     with ExitStack() as stack:
         server = stack.enter_context(master())
@@ -121,14 +149,19 @@ def run(race: Race) -> list[float]:
             trainer.stdin.write("go\n")
             trainer.stdin.flush()
         told = [json.loads(trainer.communicate(timeout=LONGEST_S)[0]) for trainer in trainers]
-    makespans = []
+    epochs = []
     for epoch in zip(*told, strict=True):
         steps = sum(one["steps"] for one in epoch)
         assert steps == race.batches, f"{steps} of {race.batches} batches: a trainer died"
         ended = max(one["ended_at"] for one in epoch)
-        makespans.append((ended - began) / race.ideal_s)
+        epochs.append(Epoch(makespan_s=ended - began, ideal_s=race.batches / sum(map(_pace, epoch))))
         began = ended
-    return makespans
+    return epochs
+
+
+def _pace(told: dict[str, float]) -> float:
+    """Steps a second, from the end of the first step to that of the last."""
+    return (told["steps"] - 1) / (told["ended_at"] - told["first_at"]) if told["steps"] > 1 else 0.0
 
 
 @contextmanager

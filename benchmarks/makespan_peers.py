@@ -1,8 +1,8 @@
 """The other side of `makespan.py`: one trainer, whose step is a sleep.
 
 `makespan_peers.py ADDRESS DATASET BATCHES EPOCHS STEP_S WORKERS` registers, prints `ready`, waits for a line,
-trains through all epochs, and prints a line of JSON: for each epoch when its first and its last step ended, and
-how many there were. Times are of the machine's monotonic clock.
+trains through all epochs, and prints a line of JSON: for each epoch when its first and its last step ended,
+and how many there were. Times are of the machine's monotonic clock.
 """
 
 from __future__ import annotations
