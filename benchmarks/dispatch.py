@@ -136,7 +136,7 @@ def _register_and_lease(size: int) -> None:
 
 
 def tokens(rounds: int) -> Iterator[Finding]:
-    """A token in the middle of an epoch: each trainer has trained on one batch of each lease that it holds."""
+    """A token in the middle of an epoch: each trainer has trained on one batch of each of its leases."""
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="benchmark"))
     for number in range(CLIENTS):
         Trainer(master, "token", number, BILLION).begin(LEASES_HELD)
