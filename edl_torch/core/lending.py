@@ -32,10 +32,12 @@ class Wish:
 class Room:
     """What else a session may have when the end is near, so that all come to it together.
 
-    `share` is what it would train on of all that has no outcome, at the pace that it has shown.
+    `share` is what it would train on of all that has no outcome, at the pace that it has shown, if all trainers
+    were at it; `share_now` if only those are that hold records, as others may not come for long.
     """
 
     share: float
+    share_now: float
     held: int
     shown: int
     wish: Wish
@@ -44,7 +46,7 @@ class Room:
     def limit(self, waiting: int) -> int:
         """Records of its next lease, in whole batches; 0 for who asks ahead of its need and has its share."""
         size = self.wish.batch_size
-        if self.wish.ahead and self.held and self.held + size / 2 > self.share:
+        if self.wish.ahead and self.held and self.held + size / 2 > self.share_now:
             return 0
         # Half of what is left of its share, for paces change; and no more than twice what it has shown, for
         # at first nobody knows who is slow.
@@ -98,6 +100,7 @@ class Lending:
             return None
         return Room(
             share=share,
+            share_now=share * len(self._participants) / max(1, self._loans.holders),
             held=sum(lease.open_records for lease in self._loans.of(wish.session)),
             shown=paces.shown(wish.session),
             wish=wish,

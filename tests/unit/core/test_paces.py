@@ -98,6 +98,7 @@ def ask_until_refused(ledger: ShardLedger, name: str) -> list[Grant]:
 
 def test_leases_taken_ahead_come_to_the_share_of_what_has_no_outcome() -> None:
     ledger = contest()
+    assert ask(ledger, "fast")  # both are at it
     share = ledger.participants.paces.share("slow", 400)
     held = ask_until_refused(ledger, "slow")
     assert sum(grant.slice.limit for grant in held) == pytest.approx(share, abs=2)
@@ -107,6 +108,7 @@ def test_leases_taken_ahead_come_to_the_share_of_what_has_no_outcome() -> None:
 
 def test_who_asks_for_what_it_needs_now_is_never_refused() -> None:
     ledger = contest()
+    assert ask(ledger, "fast")
     ask_until_refused(ledger, "slow")
     assert not ask(ledger, "slow", ahead=True)
     assert ask(ledger, "slow")
@@ -114,15 +116,25 @@ def test_who_asks_for_what_it_needs_now_is_never_refused() -> None:
 
 
 def test_who_holds_nothing_is_never_refused() -> None:
-    ledger = contest(8, 8)
+    ledger = contest(16, 16)
+    assert ask(ledger, "fast")
     (first,) = ask(ledger, "slow", ahead=True)  # more than its share
     assert not ask(ledger, "slow", ahead=True)
     acknowledge(ledger, "slow", first)
     assert ask(ledger, "slow", ahead=True)
 
 
+def test_who_is_alone_at_it_is_not_refused_for_the_sake_of_others_that_may_not_come() -> None:
+    ledger = ledger_of(400, 40)
+    for number in range(50):
+        ledger.join(f"s{number}", 4)
+    ask_until_refused(ledger, "s7")
+    assert not ledger.todo
+
+
 def test_a_refusal_says_that_the_pass_is_open_and_calls_nothing_back() -> None:
     ledger = contest()
+    assert ask(ledger, "fast")
     ask_until_refused(ledger, "slow")
     _, state, grants = ledger.lease("slow", epoch=0, count=1, ahead=True)
     assert (state, grants) == (PassState.OPEN, ())
