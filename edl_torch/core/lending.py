@@ -32,8 +32,8 @@ class Wish:
 class Room:
     """What else a session may have when the end is near, so that all come to it together.
 
-    `share` is what it would train on of all that has no outcome, at the pace that it has shown, if all trainers
-    were at it; `share_now` if only those are that hold records, as others may not come for long.
+    `share` is what it would train on of all that has no outcome, at the pace that it has shown, were all
+    trainers at it; `share_now`, were those alone at it that hold records: others may not come for long.
     """
 
     share: float
