@@ -24,7 +24,7 @@ from records import RepeatedImages, TinyRows, ToTensor
 
 from edl_torch import LocalMaster, MasterClient
 from edl_torch.client.port import MasterPort
-from edl_torch.readers.images import EXTENSIONS
+from edl_torch.readers.images.decode import EXTENSIONS
 
 ELASTIC, UNSEEDED, GRPC, PLAIN = "elastic", "elastic, unseeded", "elastic over grpc", "plain DataLoader"
 BARE, PIL = "bare decode + resize", "PIL image folder"

@@ -1,6 +1,6 @@
 """`edl-torch convert`: the records of any reader, written to RecordIO files.
 
-Reads options and prints; the work is in `readers.recordio_convert`.
+Reads options and prints; the work is in `readers.recordio.convert`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edl_torch.shard import TaskType
 
 def run(options: argparse.Namespace) -> int:
     """Convert, all or nothing; returns the exit status. Ctrl-C and SIGTERM leave nothing."""
-    from edl_torch.readers.recordio_convert import Format, convert
+    from edl_torch.readers.recordio.convert import Format, convert
 
     mode = TaskType[options.mode.upper()]
     encode = _encoder(options.encode)
@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _encoder(how: str) -> Callable[[Any], bytes]:
-    from edl_torch.readers.record_bytes import ENCODERS, AutoEncode
-    from edl_torch.readers.recordio_decode import imported
+    from edl_torch.readers.recordio.decode import imported
+    from edl_torch.readers.recordio.record_bytes import ENCODERS, AutoEncode
 
     if how == "auto":
         return AutoEncode()

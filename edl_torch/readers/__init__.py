@@ -10,44 +10,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edl_torch.readers.base import AbstractDataReader
-    from edl_torch.readers.coco import CocoCaptionsReader, CocoDetectionReader
-    from edl_torch.readers.csv_reader import CsvReader
-    from edl_torch.readers.image_folder import ImageFolderReader
-    from edl_torch.readers.image_manifest import ImageManifestReader
-    from edl_torch.readers.images import decode_image, read_image
+    from edl_torch.readers.images.coco import CocoCaptionsReader, CocoDetectionReader
+    from edl_torch.readers.images.decode import decode_image, read_image
+    from edl_torch.readers.images.folder import ImageFolderReader
+    from edl_torch.readers.images.manifest import ImageManifestReader
+    from edl_torch.readers.images.voc import VocReader
     from edl_torch.readers.map_dataset import MapDatasetReader
-    from edl_torch.readers.odps import ODPSDataReader
-    from edl_torch.readers.odps_iterator import ODPSReader
-    from edl_torch.readers.parquet import ParquetReader
+    from edl_torch.readers.odps.iterator import ODPSReader
+    from edl_torch.readers.odps.reader import ODPSDataReader
+    from edl_torch.readers.parquet.reader import ParquetReader
     from edl_torch.readers.python_custom import PythonCustomReader
     from edl_torch.readers.reader_params import parse_reader_params
-    from edl_torch.readers.recordio import RecordIODataReader
-    from edl_torch.readers.recordio_writer import RecordIOWriter
+    from edl_torch.readers.recordio.reader import RecordIODataReader
+    from edl_torch.readers.recordio.writer import RecordIOWriter
     from edl_torch.readers.registry import load_reader, open_reader
-    from edl_torch.readers.text import TextReader
-    from edl_torch.readers.voc import VocReader
+    from edl_torch.readers.text.csv_reader import CsvReader
+    from edl_torch.readers.text.text_reader import TextReader
 
 _MODULES = {
     "AbstractDataReader": "base",
-    "CocoCaptionsReader": "coco",
-    "CocoDetectionReader": "coco",
-    "CsvReader": "csv_reader",
-    "ImageFolderReader": "image_folder",
-    "ImageManifestReader": "image_manifest",
+    "CocoCaptionsReader": "images.coco",
+    "CocoDetectionReader": "images.coco",
+    "CsvReader": "text.csv_reader",
+    "ImageFolderReader": "images.folder",
+    "ImageManifestReader": "images.manifest",
     "MapDatasetReader": "map_dataset",
-    "ODPSDataReader": "odps",
-    "ODPSReader": "odps_iterator",
-    "ParquetReader": "parquet",
+    "ODPSDataReader": "odps.reader",
+    "ODPSReader": "odps.iterator",
+    "ParquetReader": "parquet.reader",
     "PythonCustomReader": "python_custom",
-    "RecordIODataReader": "recordio",
-    "RecordIOWriter": "recordio_writer",
-    "TextReader": "text",
-    "VocReader": "voc",
-    "decode_image": "images",
+    "RecordIODataReader": "recordio.reader",
+    "RecordIOWriter": "recordio.writer",
+    "TextReader": "text.text_reader",
+    "VocReader": "images.voc",
+    "decode_image": "images.decode",
     "load_reader": "registry",
     "open_reader": "registry",
     "parse_reader_params": "reader_params",
-    "read_image": "images",
+    "read_image": "images.decode",
 }
 
 __all__ = [

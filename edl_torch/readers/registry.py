@@ -22,16 +22,16 @@ from edl_torch.shard import TaskType
 # Kind to class. `open_reader` asks in this order: readers of a special layout stand before general ones.
 READERS: dict[str, str] = {
     "python_custom": "edl_torch.readers.python_custom:PythonCustomReader",
-    "odps": "edl_torch.readers.odps:ODPSDataReader",
-    "recordio": "edl_torch.readers.recordio:RecordIODataReader",
-    "image_manifest": "edl_torch.readers.image_manifest:ImageManifestReader",
-    "coco_captions": "edl_torch.readers.coco:CocoCaptionsReader",
-    "coco_detection": "edl_torch.readers.coco:CocoDetectionReader",
-    "voc": "edl_torch.readers.voc:VocReader",
-    "parquet": "edl_torch.readers.parquet:ParquetReader",
-    "csv": "edl_torch.readers.csv_reader:CsvReader",
-    "text": "edl_torch.readers.text:TextReader",
-    "image_folder": "edl_torch.readers.image_folder:ImageFolderReader",
+    "odps": "edl_torch.readers.odps.reader:ODPSDataReader",
+    "recordio": "edl_torch.readers.recordio.reader:RecordIODataReader",
+    "image_manifest": "edl_torch.readers.images.manifest:ImageManifestReader",
+    "coco_captions": "edl_torch.readers.images.coco:CocoCaptionsReader",
+    "coco_detection": "edl_torch.readers.images.coco:CocoDetectionReader",
+    "voc": "edl_torch.readers.images.voc:VocReader",
+    "parquet": "edl_torch.readers.parquet.reader:ParquetReader",
+    "csv": "edl_torch.readers.text.csv_reader:CsvReader",
+    "text": "edl_torch.readers.text.text_reader:TextReader",
+    "image_folder": "edl_torch.readers.images.folder:ImageFolderReader",
     "map_dataset": "edl_torch.readers.map_dataset:MapDatasetReader",
 }
 

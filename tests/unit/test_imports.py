@@ -67,7 +67,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "tensorflow": ("integrations.tensorflow",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
-    "odps": ("readers.odps_client", "readers.odps_errors", "testing.maxcompute"),
+    "odps": ("readers.odps.client", "readers.odps.errors", "testing.maxcompute"),
 }
 
 

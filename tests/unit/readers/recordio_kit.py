@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edl_torch.readers import RecordIODataReader, RecordIOWriter
-from edl_torch.readers.recordio_format import HEADER_BYTES
+from edl_torch.readers.recordio.format import HEADER_BYTES
 from edl_torch.shard import Shard, Task
 
 FORMS = [(dialect, compressor) for dialect in ("python", "go") for compressor in ("none", "snappy", "gzip")]

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from edl_torch.readers import alone as module
-from edl_torch.readers.alone import alone
+from edl_torch.readers.shared import alone as module
+from edl_torch.readers.shared.alone import alone
 from edl_torch.testing import FakeClock
 
 

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edl_torch.errors import InvalidArgument
-from edl_torch.readers import csv_columns
-from edl_torch.readers.csv_rows import CsvDialect, CsvLayout, RowParser, check_encoding
-from edl_torch.readers.csv_types import ColumnType, column_type, infer_type, is_number
+from edl_torch.readers.text import csv_columns
+from edl_torch.readers.text.csv_rows import CsvDialect, CsvLayout, RowParser, check_encoding
+from edl_torch.readers.text.csv_types import ColumnType, column_type, infer_type, is_number
 
 pytest.importorskip("pyarrow", reason="columns need pyarrow")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl_torch.readers.images import decode_image
+from edl_torch.readers.images.decode import decode_image
 from edl_torch.testing.images import encode, render, write_coco, write_image_folder, write_manifest, write_voc
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edl_torch.errors import DataFormatError, SourceChanged
-from edl_torch.readers.mapped import MappedArrays, write_arrays
+from edl_torch.readers.shared.mapped import MappedArrays, write_arrays
 
 ARRAYS = {
     "offsets": np.arange(1000, dtype=np.int64),

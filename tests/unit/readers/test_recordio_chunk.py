@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from recordio_kit import naive_split
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers import recordio_chunk
-from edl_torch.readers.recordio_chunk import Chunk, cut, in_pieces, split
+from edl_torch.readers.recordio import chunk as recordio_chunk
+from edl_torch.readers.recordio.chunk import Chunk, cut, in_pieces, split
 
 # Zeros and small numbers are what lengths are made of; 256 and 65,536 have a zero byte first.
 TRICKY = st.binary(max_size=40) | st.lists(st.sampled_from([0, 1, 4, 255]), max_size=12).map(bytes)

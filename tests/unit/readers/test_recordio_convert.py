@@ -18,8 +18,8 @@ from edl_torch.cli import main
 from edl_torch.cli_progress import Progress
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError
 from edl_torch.readers import AbstractDataReader, MapDatasetReader, RecordIODataReader
-from edl_torch.readers.record_bytes import AutoEncode
-from edl_torch.readers.recordio_convert import Format, convert
+from edl_torch.readers.recordio.convert import Format, convert
+from edl_torch.readers.recordio.record_bytes import AutoEncode
 from edl_torch.testing import wait_until
 from edl_torch.testing.images import write_image_folder
 

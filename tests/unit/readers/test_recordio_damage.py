@@ -11,8 +11,9 @@ import pytest
 from recordio_kit import FORMS, RECORDS, chunk_bounds, everything, one_by_one, scan, write
 
 from edl_torch.errors import DataFormatError, ReaderError, SourceChanged
-from edl_torch.readers import RecordIODataReader, recordio_source
-from edl_torch.readers.recordio_format import PYTHON
+from edl_torch.readers import RecordIODataReader
+from edl_torch.readers.recordio import source as recordio_source
+from edl_torch.readers.recordio.format import PYTHON
 from edl_torch.shard import Shard, Task
 
 SMALL = [b"one", b"", b"three", b"four"]

@@ -12,7 +12,7 @@ from parquet_kit import write, write_hive
 from edl_torch import readers
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.parquet_discovery import claims
+from edl_torch.readers.parquet.discovery import claims
 from edl_torch.readers.reader_params import parse_reader_params
 from edl_torch.readers.registry import READERS, load_reader, open_reader
 from edl_torch.shard import TaskType
@@ -290,7 +290,7 @@ def test_readers_import_nothing_heavy(tmp_path):
     root = write_image_folder(tmp_path)
     code = (
         "import sys; from edl_torch.readers import *\n"
-        "import edl_torch.readers.coco, edl_torch.readers.voc\n"
+        "import edl_torch.readers.images.coco, edl_torch.readers.images.voc\n"
         f"open_reader({root!r}).create_shards()\n"
         "heavy = {'cv2', 'torch', 'pycocotools', 'grpc', 'google.protobuf'} & set(sys.modules)\n"
         "assert not heavy, heavy"

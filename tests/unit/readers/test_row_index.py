@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers.mapped import MappedArrays
-from edl_torch.readers.row_index import BLOCK, RowIndex, build_row_index
-from edl_torch.readers.row_scan import RowRules
+from edl_torch.readers.shared.mapped import MappedArrays
+from edl_torch.readers.text.row_index import BLOCK, RowIndex, build_row_index
+from edl_torch.readers.text.row_scan import RowRules
 
 QUOTED = RowRules(quote=ord('"'), delimiter=ord(","))
 LINES = RowRules(keeps_empty=True)
@@ -156,7 +156,7 @@ def test_chunks_do_not_wait_in_memory(tmp_path):
 
 
 def test_records_larger_than_the_offsets_can_say_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("edl_torch.readers.row_index.LARGEST_BLOCK", 100)
+    monkeypatch.setattr("edl_torch.readers.text.row_index.LARGEST_BLOCK", 100)
     with pytest.raises(DataFormatError, match="64 records take more than 4 GiB"):
         build(tmp_path / "data", b"x" * 60 + b"\n" + b"y" * 60 + b"\nz", LINES, 1000)
 

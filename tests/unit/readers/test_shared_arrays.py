@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from edl_torch.readers import ImageManifestReader
-from edl_torch.readers.mapped import MappedArrays
-from edl_torch.readers.shared_arrays import SPILL_BYTES, shared
-from edl_torch.readers.string_table import StringTable
+from edl_torch.readers.shared.mapped import MappedArrays
+from edl_torch.readers.shared.shared_arrays import SPILL_BYTES, shared
+from edl_torch.readers.shared.string_table import StringTable
 
 FILES = 300_000
 
@@ -67,7 +67,7 @@ def anonymous_bytes() -> int:
 
 
 def measure(reader: ImageManifestReader | None, answers: Connection) -> None:
-    import edl_torch.readers.image_manifest  # noqa: F401  what a reader's pickle imports, for both
+    import edl_torch.readers.images.manifest  # noqa: F401  what a reader's pickle imports, for both
 
     if reader is not None:
         assert reader._files[FILES - 1].endswith(f"image-{FILES - 1:011}.jpg")

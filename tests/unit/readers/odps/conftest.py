@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("odps")
 
-from edl_torch.readers.odps import ODPSDataReader
-from edl_torch.readers.odps_retries import Retries
+from edl_torch.readers.odps.reader import ODPSDataReader
+from edl_torch.readers.odps.retries import Retries
 from edl_torch.testing.maxcompute import MaxComputeServer
 
 PREFIXES = ("ODPS_", "MAXCOMPUTE_", "ALIBABA_CLOUD_")

@@ -12,9 +12,9 @@ import pytest
 from odps.tunnel.checksum import Checksum
 
 from edl_torch.errors import ReaderError, SourceChanged
-from edl_torch.readers.odps import ODPSDataReader
-from edl_torch.readers.odps_client import Crc32c
-from edl_torch.readers.odps_retries import Retries
+from edl_torch.readers.odps.client import Crc32c
+from edl_torch.readers.odps.reader import ODPSDataReader
+from edl_torch.readers.odps.retries import Retries
 from edl_torch.testing.maxcompute import Corrupt, Cut, Fail, Hold, MaxComputeServer, Refuse, Rows
 from edl_torch.testing.maxcompute.framing import arrow_body
 

@@ -7,7 +7,7 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from edl_torch.readers.odps import ODPSDataReader
+from edl_torch.readers.odps.reader import ODPSDataReader
 from edl_torch.shard import Shard, Task
 
 ROUNDS, CHILDREN, ROWS, RUN = 50, 4, 800, 100

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, SourceChanged
-from edl_torch.readers import odps_iterator
-from edl_torch.readers.odps_iterator import ODPSReader
+from edl_torch.readers.odps import iterator as odps_iterator
+from edl_torch.readers.odps.iterator import ODPSReader
 from edl_torch.testing.maxcompute import Fail
 from edl_torch.testing.wait import wait_until
 

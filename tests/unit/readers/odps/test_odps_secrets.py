@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError
-from edl_torch.readers.odps import ODPSDataReader
-from edl_torch.readers.odps_iterator import ODPSReader
-from edl_torch.readers.odps_retries import Retries
+from edl_torch.readers.odps.iterator import ODPSReader
+from edl_torch.readers.odps.reader import ODPSDataReader
+from edl_torch.readers.odps.retries import Retries
 from edl_torch.readers.registry import open_reader
 from edl_torch.readers.secret import Secret
 from edl_torch.testing.maxcompute import Fail, MaxComputeServer

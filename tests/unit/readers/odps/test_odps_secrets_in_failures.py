@@ -11,9 +11,9 @@ import pytest
 
 from edl_torch.cli import main
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, SourceChanged
-from edl_torch.readers.odps import ODPSDataReader
-from edl_torch.readers.odps_iterator import ODPSReader
-from edl_torch.readers.odps_retries import Retries
+from edl_torch.readers.odps.iterator import ODPSReader
+from edl_torch.readers.odps.reader import ODPSDataReader
+from edl_torch.readers.odps.retries import Retries
 from edl_torch.testing.maxcompute import Corrupt, Cut, Fail, MaxComputeServer, Refuse, Rows
 
 KEY = "marker-of-the-secret-key/+="

@@ -1,0 +1,1 @@
+"""Arrow tables as numpy columns and as rows, for every columnar reader."""

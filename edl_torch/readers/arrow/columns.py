@@ -1,0 +1,178 @@
+"""Arrow tables as numpy columns, and as rows with the same values.
+
+What every columnar reader shares. It must not know where a table comes from, and no tensor.
+
+| Arrow | numpy | NULL |
+| --- | --- | --- |
+| integers, boolean | the same width | `BadRecord`, unless `fill_nulls` says what stands for it |
+| floating point | the same width | NaN |
+| date, timestamp, duration | `datetime64[D]`, `datetime64[unit]` in UTC, `timedelta64[unit]` | NaT |
+| string, binary, decimal, time | object array of `str`, `bytes`, `Decimal`, `time` | None |
+| fixed-size list of numbers | one axis more | as the numbers; a NULL list is `BadRecord` |
+| list | object array with an array for each row (of numbers, dates), else a Python list | None |
+| map, struct | object array of `dict` | None |
+| dictionary | as its values | as its values |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edl_torch.errors import BadRecord, DataFormatError
+from edl_torch.readers.arrow.values import Column, is_plain, is_text, plain_values, scalar, text_values, valid
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Columns = dict[str, Column]
+
+
+def numpy_columns(table: pa.Table | pa.RecordBatch, fill_nulls: Mapping[str, Any] | None = None) -> Columns:
+    """The columns of a table by name; the arrays are writable and belong to the caller.
+
+    Args:
+        table: Any number of rows.
+        fill_nulls: What stands for NULL, by column; other columns follow the table above.
+
+    Raises BadRecord, with the column's name, for a NULL that has no value in its column, and DataFormatError
+    for two columns of one name.
+    """
+    names = table.schema.names
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise DataFormatError(
+            f"several columns have the name {', '.join(twice)}: rename or leave out columns"
+        )
+    fills = fill_nulls or {}
+    return {
+        name: _column(_whole(_filled(table.column(place), name, fills)), name)
+        for place, name in enumerate(names)
+    }
+
+
+def rows(
+    table: pa.Table | pa.RecordBatch, fill_nulls: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows as dicts of Python values (numpy's for dates and times), equal to `numpy_columns`.
+
+    A NULL that has no value raises BadRecord when its row's turn comes, not before.
+    """
+    try:
+        columns = numpy_columns(table, fill_nulls)
+    except BadRecord:
+        if table.num_rows == 1:
+            raise
+        for row in range(table.num_rows):
+            yield from rows(table.slice(row, 1), fill_nulls)
+        return
+    names = list(columns)
+    for values in zip(*map(_values, columns.values()), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def flat_values(
+    table: pa.Table | pa.RecordBatch, fill_nulls: Mapping[str, Any] | None = None
+) -> dict[str, list[Any]]:
+    """The values of `rows` by column, for those columns that every row can take without harm to another.
+
+    Left out are nested columns, whose values could be changed by who gets them, and those in which a NULL
+    has no value.
+    """
+    import pyarrow as pa
+
+    found: dict[str, list[Any]] = {}
+    for field in table.schema:
+        if pa.types.is_nested(field.type):
+            continue
+        try:
+            column = numpy_columns(table.select([field.name]), fill_nulls)[field.name]
+        except BadRecord:
+            continue
+        found[field.name] = _values(column)
+    return found
+
+
+def _values(column: Column) -> list[Any]:
+    # `tolist` makes bare integers of nanoseconds.
+    return list(column) if column.dtype.kind in "mM" or column.ndim > 1 else column.tolist()
+
+
+def _filled(column: Any, name: str, fills: Mapping[str, Any]) -> Any:
+    if name not in fills or not column.null_count:
+        return column
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    try:
+        return pc.fill_null(column, scalar(fills[name], column.type))
+    except (pa.ArrowException, TypeError, ValueError) as exc:
+        raise DataFormatError(
+            f"fill_nulls[{name!r}] = {fills[name]!r} is no value of the column's type {column.type}: {exc}"
+        ) from exc
+
+
+def _whole(column: Any) -> Any:
+    """A column in one piece; what does not fit into one array's 32-bit offsets gets wider ones."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    wide = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(column.type)
+    return (column if wide is None else column.cast(wide)).combine_chunks()
+
+
+def _column(array: Any, name: str) -> Column:
+    import pyarrow as pa
+
+    kind, types = array.type, pa.types
+    if types.is_dictionary(kind):
+        return _column(array.dictionary_decode(), name)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _column(array.storage, name)
+    if (types.is_integer(kind) or types.is_boolean(kind)) and array.null_count:
+        raise BadRecord(
+            f"column {name!r} ({kind}) has {array.null_count} NULL(s), for which it has no value: name "
+            f"one with fill_nulls={{{name!r}: …}}, or leave the column out"
+        )
+    if is_plain(kind):
+        return plain_values(array)
+    if types.is_fixed_size_list(kind):
+        return _matrix(array, name)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _lists(array, name)
+    if is_text(kind):
+        return text_values(array)
+    if types.is_map(kind):
+        return _objects([None if row is None else dict(row) for row in array.to_pylist()])
+    return _objects(array.to_pylist())
+
+
+def _objects(values: list[Any]) -> Column:
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _matrix(array: Any, name: str) -> Column:
+    if array.null_count:
+        raise BadRecord(f"column {name!r} ({array.type}) has {array.null_count} NULL list(s) of a fixed size")
+    values = _column(array.flatten(), name)
+    return values.reshape(len(array), array.type.list_size, *values.shape[1:])
+
+
+def _lists(array: Any, name: str) -> Column:
+    """Rows share one array of values: each is a view of its own part."""
+    values = _column(array.flatten(), name)  # without the values behind NULL lists
+    present = valid(array)
+    lengths = np.where(present, plain_values(array.value_lengths()), 0)
+    ends = np.cumsum(lengths)
+    column = np.empty(len(array), dtype=object)
+    for row, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
+        part = values[end - length : end]
+        column[row] = (part.tolist() if part.dtype == object else part) if present[row] else None
+    return column

@@ -1,0 +1,1 @@
+"""Folders, CSV lists, COCO and VOC: images with what is known of them."""

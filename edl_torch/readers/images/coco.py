@@ -1,0 +1,249 @@
+"""COCO annotation files with their folder of images: captions, and detection with keypoints and masks.
+
+The annotation file is parsed once, when the reader is made; it must not open an image before its record is
+asked for, and pickles as a few arrays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
+from edl_torch.readers.images.coco_discovery import find_annotations, find_image_folder
+from edl_torch.readers.images.coco_index import (
+    CocoFile,
+    Entry,
+    Groups,
+    field,
+    index_images,
+    index_rows,
+    integers,
+    load_coco,
+    numbers,
+    unique_ids,
+)
+from edl_torch.readers.images.coco_masks import decode_segmentation
+from edl_torch.readers.images.decode import Image, read_image
+from edl_torch.readers.indexed import IndexedReader
+from edl_torch.readers.shared.shared_arrays import shared
+from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.shard import TaskType
+
+Path = str | os.PathLike[str]
+
+
+class CocoCaptionsReader(IndexedReader):
+    """Captions of images: one record per annotation, or one per image.
+
+    With `per="annotation"` a record is `(image, caption)`, in the order of the file's `annotations`; with
+    `per="image"` it is `(image, [captions])`, in the order of the file's `images`, with an empty list where
+    an image has none. The source's name is the annotation file's path as given.
+
+    Args:
+        images: The folder that `file_name` is relative to.
+        annotations: The JSON file.
+        per: What a record is.
+
+    Raises DataFormatError, naming the file and the entry, for a file of another kind, missing keys, ids that
+    occur twice, annotations of images that are not listed and file names that lead out of the folder.
+    """
+
+    def __init__(
+        self, images: Path, annotations: Path, per: Literal["annotation", "image"] = "annotation"
+    ) -> None:
+        super().__init__(os.fspath(annotations))
+        if per not in ("annotation", "image"):
+            raise InvalidArgument(
+                f"per={per!r}: use 'annotation' (one caption a record) or 'image' (all of an image)"
+            )
+        self.images = os.fspath(images)
+        self.per = per
+        coco = load_coco(self.name)
+        _expect(coco, "caption", "captions", "CocoDetectionReader")
+        where = f"'{self.name}' annotations"
+        unique_ids(coco.annotations, where)
+        self._images = index_images(coco)
+        rows = index_rows(coco, self._images)
+        self._captions = StringTable(field(coco.annotations, "caption", str, where))
+        self._groups = Groups.of(rows, len(self._images)) if per == "image" else None
+        self._rows = shared({} if per == "image" else {"rows": rows}, "coco-rows")
+
+    @property
+    def count(self) -> int:
+        """Number of annotations, or of images."""
+        return len(self._captions) if self._groups is None else len(self._images)
+
+    def load(self, index: int) -> tuple[Image, str] | tuple[Image, list[str]]:
+        """`(image, caption)` or `(image, [captions])`; image: uint8 [height, width, 3], RGB."""
+        if self._groups is None:
+            return self._read(int(self._rows["rows"][index])), self._captions[index]
+        return self._read(index), [self._captions[number] for number in self._groups[index].tolist()]
+
+    def _read(self, row: int) -> Image:
+        return read_image(os.path.join(self.images, self._images.files[row]))
+
+    def listed_files(self) -> Iterator[str]:
+        """The images' paths, in the order of the file's `images`."""
+        return self._images.paths(self.images)
+
+    @classmethod
+    def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Constructor arguments for a captions file, or the only one in `data/annotations/`; else None."""
+        return _arguments(find_annotations(data, "caption"), given)
+
+
+class CocoDetectionReader(IndexedReader):
+    """Objects of images: instances, person keypoints and crowds; one record per image of the file.
+
+    A record is `(image, target)` in the order of the file's `images`; `target` is a dict of new arrays, with
+    n objects in the file's order (n may be 0):
+
+    - `image_id`: int
+    - `boxes`: float32 [n, 4], x1 y1 x2 y2 in pixels
+    - `labels`: int64 [n], the file's category ids as they are (`reader.categories` has the names)
+    - `area`: float32 [n], the box's where the file has none
+    - `iscrowd`: int64 [n]
+    - `keypoints`: float32 [n, k, 3], x y visibility, where the file has any; zeros for objects without
+    - `masks`: uint8 [n, height, width], with `masks=True` only
+
+    Args:
+        images: The folder that `file_name` is relative to.
+        annotations: The JSON file; its path as given is the source's name.
+        masks: Whether to decode the segmentations (polygons and run lengths).
+
+    Raises DataFormatError as `CocoCaptionsReader` does.
+    """
+
+    def __init__(self, images: Path, annotations: Path, masks: bool = False) -> None:
+        super().__init__(os.fspath(annotations))
+        self.images = os.fspath(images)
+        coco = load_coco(self.name)
+        _expect(coco, "bbox", "instances or keypoints", "CocoCaptionsReader")
+        where = f"'{self.name}' annotations"
+        unique_ids(coco.annotations, where)
+        self._images = index_images(coco)
+        groups = Groups.of(index_rows(coco, self._images), len(self._images))
+        self._groups = groups
+        self.categories = _categories(coco)
+        ids = field(coco.annotations, "category_id", int, where)
+        labels = integers(ids, len(coco.annotations), where, "category_id")
+        self._check_labels(labels, where)
+        columns = _columns(coco.annotations, where) | {"labels": labels}
+        self._columns = shared({key: column[groups.order] for key, column in columns.items()}, "coco")
+        ordered = (coco.annotations[number] for number in groups.order.tolist())
+        self._segmentations = StringTable(map(_segmentation, ordered)) if masks else None
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return len(self._images)
+
+    def load(self, index: int) -> tuple[Image, dict[str, Any]]:
+        """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
+        path = os.path.join(self.images, self._images.files[index])
+        image = read_image(path)
+        own = self._groups.span(index)
+        target: dict[str, Any] = {"image_id": int(self._images.ids[index])}
+        target |= {key: column[own].copy() for key, column in self._columns.items()}
+        if self._segmentations is not None:
+            target["masks"] = self._decode_masks(image, path, own, self._segmentations)
+        return image, target
+
+    def _decode_masks(self, image: Image, path: str, own: slice, table: StringTable) -> npt.NDArray[np.uint8]:
+        height, width = image.shape[:2]
+        masks = np.zeros((own.stop - own.start, height, width), dtype=np.uint8)
+        for place, number in enumerate(range(own.start, own.stop)):
+            try:
+                masks[place] = decode_segmentation(json.loads(table[number]), height, width)
+            except BadRecord as exc:
+                raise BadRecord(f"object {place} of '{path}' in '{self.name}': {exc}") from exc
+        return masks
+
+    def _check_labels(self, labels: npt.NDArray[np.int64], where: str) -> None:
+        unknown = np.flatnonzero(
+            ~np.isin(labels, np.fromiter(self.categories, np.int64, len(self.categories)))
+        )
+        if len(unknown):
+            position = int(unknown[0])
+            raise DataFormatError(
+                f"{where}[{position}] has category_id {labels[position]}, which 'categories' lacks"
+            )
+
+    def listed_files(self) -> Iterator[str]:
+        """The images' paths, in the order of the file's `images`."""
+        return self._images.paths(self.images)
+
+    @classmethod
+    def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Constructor arguments for a detection file, or the only one in `data/annotations/`; else None.
+
+        A file that lists images and nothing of them (of a test set, or cut off) is taken for one, too.
+        """
+        return _arguments(find_annotations(data, "bbox") or find_annotations(data, "images"), given)
+
+
+def _arguments(annotations: str | None, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    if annotations is None:
+        return None
+    return {"annotations": annotations, "images": given.get("images") or find_image_folder(annotations)}
+
+
+def _expect(coco: CocoFile, key: str, kind: str, other: str) -> None:
+    """Raise for a file of another kind, judged by its first annotation: the rest is checked one by one."""
+    if coco.annotations and key not in coco.annotations[0]:
+        has = ", ".join(coco.annotations[0])
+        raise DataFormatError(
+            f"'{coco.path}' is no file of {kind}: its annotations have {has or 'no keys'}, but no '{key}'; "
+            f"use the {kind} file, or {other} for this one"
+        )
+
+
+def _categories(coco: CocoFile) -> dict[int, str]:
+    if coco.categories is None:
+        raise DataFormatError(f"'{coco.path}' has no 'categories'")
+    where = f"'{coco.path}' categories"
+    ids = unique_ids(coco.categories, where).tolist()
+    return dict(zip(ids, field(coco.categories, "name", str, where), strict=True))
+
+
+def _columns(annotations: Any, where: str) -> dict[str, npt.NDArray[Any]]:
+    boxes = numbers([entry.get("bbox") for entry in annotations], np.float64, (4,), where, "bbox")
+    sizes = boxes[:, 2:]
+    given = [entry.get("area") for entry in annotations]
+    areas = [
+        box if area is None else area for area, box in zip(given, sizes.prod(axis=1).tolist(), strict=True)
+    ]
+    columns = {
+        "boxes": np.concatenate([boxes[:, :2], boxes[:, :2] + sizes], axis=1).astype(np.float32),
+        "area": numbers(areas, np.float32, (), where, "area"),
+        "iscrowd": numbers(
+            [entry.get("iscrowd", 0) for entry in annotations], np.int64, (), where, "iscrowd"
+        ),
+    }
+    keypoints = _keypoints(annotations, where)
+    return columns if keypoints is None else columns | {"keypoints": keypoints}
+
+
+def _keypoints(annotations: Any, where: str) -> npt.NDArray[np.float32] | None:
+    first = next((entry["keypoints"] for entry in annotations if entry.get("keypoints")), None)
+    if first is None:
+        return None
+    length = len(first) if isinstance(first, list) else 0
+    if not length:
+        raise DataFormatError(f"{where}: keypoints={first!r}, expected a list of numbers")
+    if length % 3:
+        raise DataFormatError(f"{where}: {length} keypoint numbers, expected x, y, visibility for each")
+    nothing = [0.0] * length
+    flat = [entry.get("keypoints") or nothing for entry in annotations]
+    return numbers(flat, np.float32, (length,), where, "keypoints").reshape(len(flat), -1, 3)
+
+
+def _segmentation(entry: Entry) -> str:
+    # as text a polygon takes less room than as float64, and an RLE stays as short as it is
+    return json.dumps(entry.get("segmentation", []), separators=(",", ":"))

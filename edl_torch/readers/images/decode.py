@@ -1,0 +1,96 @@
+"""One image file to one array: RGB, uint8, height × width × 3, whatever the file holds.
+
+It must not know which dataset the file belongs to.
+
+| file | array |
+| --- | --- |
+| grayscale, palette | replicated, looked up: three channels |
+| RGBA | alpha is dropped, the colour below it stays as stored |
+| CMYK JPEG | converted to RGB by OpenCV (no colour profile) |
+| 16 bits a channel | scaled to 8 bits |
+| EXIF orientation | applied: the array is upright |
+| missing, empty, truncated, no image | `BadRecord` with path, reason and remedy |
+
+A JPEG that is complete but damaged in the middle decodes as OpenCV decodes it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edl_torch.errors import BadRecord, ReaderUnavailable
+from edl_torch.readers.images.completeness import truncated_format
+
+Image = npt.NDArray[np.uint8]
+
+EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+def read_image(path: str) -> Image:
+    """Read and decode one file: C-contiguous uint8 array [height, width, 3], RGB.
+
+    Raises BadRecord that names the path, the reason and the remedy.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:  # it is read whole
+            data = file.read()
+    except FileNotFoundError as exc:
+        raise _bad(path, "the file is missing", "restore it, or take it out of the dataset") from exc
+    except (OSError, ValueError) as exc:
+        raise _bad(path, f"{type(exc).__name__}: {exc}", "check the path and its permissions") from exc
+    return decode_image(data, path)
+
+
+def decode_image(data: bytes, path: str) -> Image:
+    """Decode the bytes of an image file; `path` is for messages only. See `read_image`."""
+    if not data:
+        raise _bad(path, "the file is empty (0 bytes)", "copy it again, or take it out of the dataset")
+    if (kind := truncated_format(data)) is not None:
+        reason = f"the {kind} is truncated after {len(data)} bytes"
+        raise _bad(path, reason, "copy it again, or take it out of the dataset")
+    cv2 = _opencv(os.getpid())
+    try:
+        image = _decode_rgb(cv2, np.frombuffer(data, np.uint8))
+    except cv2.error as exc:
+        raise _bad(path, f"OpenCV refuses it: {exc}", "save it again as JPEG or PNG") from exc
+    if image is None:
+        raise _bad(
+            path, "OpenCV finds no image in it", "save it again as JPEG or PNG, or take it out of the dataset"
+        )
+    return np.ascontiguousarray(image)
+
+
+def _decode_rgb(cv2: Any, data: Image) -> Any:
+    flag = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since 4.11: saves one pass over the pixels
+    if flag is not None:
+        return cv2.imdecode(data, flag)
+    image = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+@lru_cache(maxsize=1)
+def _opencv(pid: int) -> Any:
+    """OpenCV, set up once a process: by its id, because a forked loader worker inherits the cache.
+
+    Loader workers are daemonic processes and trainers are not: only in the former OpenCV's threads are
+    turned off (many workers would fight for the cores, and a forked thread pool hangs) and its log is
+    silenced (a corrupt file raises BadRecord). In the main process the user's settings stay.
+    """
+    try:
+        import cv2
+    except ImportError as exc:
+        raise ReaderUnavailable("reading images needs OpenCV: pip install opencv-python-headless") from exc
+    if multiprocessing.current_process().daemon:
+        cv2.setNumThreads(0)
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    return cv2
+
+
+def _bad(path: str, reason: str, remedy: str) -> BadRecord:
+    return BadRecord(f"image '{path}' cannot be read: {reason}; {remedy}")

@@ -1,0 +1,157 @@
+"""A folder of images: one subfolder per class, or one flat folder without labels.
+
+It lists names once and must not open an image before its record is asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edl_torch.errors import DataFormatError, InvalidArgument
+from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image
+from edl_torch.readers.indexed import IndexedReader
+from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.shard import IndexArray, TaskType
+
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+
+
+class ImageFolderReader(IndexedReader):
+    """Records `(image, class index)` of `root/<class>/…/<file>`, or `image` alone of `root/<file>`.
+
+    Classes are the sorted names of the subfolders; the order of the records is torchvision's `ImageFolder`
+    order: by class, then folder, then file name (code points). Images in nested subfolders belong to the
+    class above them. Hidden files and folders (`.name`) are skipped; links are followed, loops are not.
+
+    Args:
+        root: The folder; its path as given is the source's name.
+        extensions: File name endings to take, any case; default `readers.images.decode.EXTENSIONS`.
+        allow_empty: Whether a class may have no image.
+
+    Raises DataFormatError for a folder without images, for a class without images, and for one that has both
+    images and class folders.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        extensions: Sequence[str] | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> None:
+        super().__init__(os.fspath(root))
+        suffixes = _suffixes(extensions)
+        subfolders, images = _list_folder(self.name, suffixes)
+        listed = {name: list(_images_below(os.path.join(self.name, name), suffixes)) for name in subfolders}
+        if images:
+            self._refuse_mixture(listed)
+            listed = {}
+        self.classes: list[str] = list(listed)
+        self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
+        self._bounds: IndexArray = np.cumsum([0, *map(len, listed.values())], dtype=np.int64)
+        self._files = StringTable(images or (os.path.join(c, file) for c in listed for file in listed[c]))
+        self._refuse_empty([name for name in listed if not listed[name]], suffixes, allow_empty)
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return len(self._files)
+
+    def load(self, index: int) -> Image | tuple[Image, int]:
+        """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
+        image = read_image(os.path.join(self.name, self._files[index]))
+        if not self.classes:
+            return image
+        return image, int(np.searchsorted(self._bounds, index, side="right")) - 1
+
+    @classmethod
+    def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Constructor arguments for a folder, else None, as for one of other files alone. Raises
+        DataFormatError for a folder of splits."""
+        if not os.path.isdir(data):
+            return None
+        names, images = _list_folder(data, _suffixes(given.get("extensions")))
+        if names and set(names) <= _SPLITS:
+            raise DataFormatError(
+                f"'{data}' holds the splits {names}, which would become classes: name one of them, "
+                f"for example '{os.path.join(data, names[0])}'"
+            )
+        return {"root": data} if names or images or not os.listdir(data) else None
+
+    def _refuse_mixture(self, listed: dict[str, list[str]]) -> None:
+        classes = [name for name, files in listed.items() if files]
+        if classes:
+            raise DataFormatError(
+                f"'{self.name}' has images of its own and folders with images ({', '.join(classes[:3])}): "
+                "keep either one folder per class, or one flat folder"
+            )
+
+    def _refuse_empty(self, empty: list[str], suffixes: tuple[str, ...], allow_empty: bool) -> None:
+        if not self.count:
+            raise DataFormatError(
+                f"'{self.name}' has no image: files must end in one of {', '.join(suffixes)}"
+            )
+        if empty and not allow_empty:
+            raise DataFormatError(
+                f"'{self.name}': no image in the class folder(s) {', '.join(empty[:3])}; remove them, pass "
+                "extensions=… if their files end otherwise, or pass allow_empty=True"
+            )
+
+    def __repr__(self) -> str:
+        return f"<ImageFolderReader {self.name!r} records={self.count} classes={len(self.classes)}>"
+
+
+def _suffixes(extensions: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(extensions, str):
+        raise InvalidArgument(
+            f"extensions={extensions!r} is one string: pass a sequence, as in ['.jpg', '.png']"
+        )
+    chosen = EXTENSIONS if extensions is None else extensions
+    return tuple(ending.lower() if ending.startswith(".") else "." + ending.lower() for ending in chosen)
+
+
+def _list_folder(folder: str, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Sorted names of the subfolders and of the images directly in `folder`."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
+    except OSError as exc:
+        raise DataFormatError(
+            f"the image folder '{folder}' cannot be listed: {exc.strerror}; check the path"
+        ) from exc
+    images = [name for name, is_folder in visible if not is_folder and name.lower().endswith(suffixes)]
+    return sorted(name for name, is_folder in visible if is_folder), sorted(images)
+
+
+def _images_below(top: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    """Paths relative to `top`, sorted by folder, then by name."""
+    found = []
+    for folder, subfolders, files in os.walk(top, followlinks=True, onerror=_unreadable):
+        subfolders[:] = [
+            name for name in subfolders if not name.startswith(".") and not _is_loop(folder, name)
+        ]
+        found.append((folder, [f for f in files if f.lower().endswith(suffixes) and not f.startswith(".")]))
+    for folder, files in sorted(found):
+        prefix = "" if folder == top else os.path.relpath(folder, top) + os.sep
+        yield from (prefix + file for file in sorted(files))
+
+
+def _is_loop(folder: str, name: str) -> bool:
+    """Whether `folder/name` is a link to a folder that the way to it has passed through already."""
+    path = os.path.abspath(os.path.join(folder, name))
+    if not os.path.islink(path):
+        return False
+    target = os.path.realpath(path)
+    passed = itertools.accumulate(path.split(os.sep)[:-1], lambda above, part: f"{above}{os.sep}{part}")
+    return any(os.path.realpath(above or os.sep) == target for above in passed)
+
+
+def _unreadable(error: OSError) -> None:
+    raise DataFormatError(
+        f"the image folder '{error.filename}' cannot be listed: {error.strerror}"
+    ) from error

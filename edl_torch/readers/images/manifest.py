@@ -1,0 +1,192 @@
+"""A CSV of image files and labels.
+
+It reads the list once and must not open an image before its record is asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from edl_torch.errors import DataFormatError, InvalidArgument
+from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image
+from edl_torch.readers.indexed import IndexedReader
+from edl_torch.readers.safe_paths import safe_relative_path
+from edl_torch.readers.shared.shared_arrays import shared
+from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.shard import IndexArray, TaskType
+
+_OWN_OPTIONS = {"root", "classes", "has_header"}
+_SEEN_LINES = 20
+_INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+
+
+class ImageManifestReader(IndexedReader):
+    """Records `(image, label)` of a CSV with the columns `file,label`, or `image` alone of one column `file`.
+
+    The file is UTF-8 (with or without a byte order mark), with any line ends; fields may be quoted, blank
+    lines are skipped, blanks around labels do not count. Labels are the integers of the file if every label
+    is one, else the class index of the name in `classes`, the sorted names. A name has another index
+    in a list with other names: pass the training list's `classes` to the reader of the validation list.
+
+    Args:
+        manifest: The CSV; its path as given is the source's name.
+        root: The folder that file names are relative to; default the CSV's own.
+        has_header: Whether the first line is a heading. By default it is one if its first field does not
+            end as image files do and no such file is below `root`.
+        delimiter: One character between the fields.
+        classes: The class names in the order of their indices; labels must be among them.
+
+    Raises DataFormatError, naming file and line, for a list that cannot be understood and for file names that
+    lead out of `root`.
+    """
+
+    def __init__(
+        self,
+        manifest: str | os.PathLike[str],
+        root: str | os.PathLike[str] | None = None,
+        has_header: bool | None = None,
+        delimiter: str = ",",
+        *,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(os.fspath(manifest))
+        self.root = os.path.dirname(self.name) if root is None else os.fspath(root)
+        labels = _LabelColumn(self.name)
+        rows = self._without_heading(_rows(self.name, delimiter), has_header)
+        self._files = StringTable(labels.split_off(rows))
+        if not len(self._files):
+            raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
+        self.classes, numbers = labels.number(classes)
+        self._labels = shared({"labels": numbers}, "labels")
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return len(self._files)
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class index by name; empty where labels are integers."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    def load(self, index: int) -> Image | tuple[Image, int]:
+        """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
+        image = read_image(os.path.join(self.root, self._files[index]))
+        labels = self._labels["labels"]
+        return (image, int(labels[index])) if len(labels) else image
+
+    def listed_files(self) -> Iterator[str]:
+        """The images' paths, by record."""
+        return (os.path.join(self.root, file) for file in self._files)
+
+    @classmethod
+    def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Constructor arguments for a `.csv` file that lists images, else None: others are `CsvReader`'s.
+
+        It lists images if its lines after the first have one or two fields, of which the first ends as image
+        files do; options that only one of the two readers has settle it.
+        """
+        if not (os.path.isfile(data) and data.lower().endswith(".csv")):
+            return None
+        strange = given.keys() - _OWN_OPTIONS - {"delimiter"}
+        lists = not strange and (
+            _OWN_OPTIONS & given.keys() or _lists_images(data, given.get("delimiter", ","))
+        )
+        return {"manifest": data} if lists else None
+
+    def _without_heading(self, rows: Iterator[_Row], has_header: bool | None) -> Iterator[_Row]:
+        for position, (line, fields) in enumerate(rows):
+            if position == 0 and (self._looks_like_heading(fields[0]) if has_header is None else has_header):
+                continue
+            yield line, fields
+
+    def _looks_like_heading(self, name: str) -> bool:
+        return not name.lower().endswith(EXTENSIONS) and not os.path.isfile(os.path.join(self.root, name))
+
+
+_Row = tuple[int, list[str]]  # line number and fields
+
+
+class _LabelColumn:
+    """Collects the labels as codes, so that a name is held once whatever the number of lines."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._codes = array("q")
+        self._code_of: dict[str, int] = {}
+
+    def split_off(self, rows: Iterator[_Row]) -> Iterator[str]:
+        """Yield the file names, each checked, and note the labels on the way."""
+        width = 0
+        for line, fields in rows:
+            width = width or min(len(fields), 2)
+            if len(fields) != width:
+                wanted = ("file", "file,label")[width - 1]
+                raise DataFormatError(
+                    f"'{self._path}' line {line} has {len(fields)} fields, expected {wanted}"
+                )
+            if width == 2:
+                self._note(fields[1].strip(), line)
+            yield safe_relative_path(fields[0], f"'{self._path}' line {line}")
+
+    def _note(self, label: str, line: int) -> None:
+        if not label:
+            raise DataFormatError(f"'{self._path}' line {line} has no label: fill it in or remove the line")
+        self._codes.append(self._code_of.setdefault(label, len(self._code_of)))
+
+    def number(self, classes: Sequence[str] | None) -> tuple[list[str], IndexArray]:
+        """The class names (none for integers) and the int64 label of every record."""
+        names = list(self._code_of)
+        if classes is None and all(_INTEGER.fullmatch(name) for name in names):
+            return [], self._translate([int(name) for name in names])
+        known = sorted(names) if classes is None else [str(name) for name in classes]
+        index = {name: number for number, name in enumerate(known)}
+        for name in names:
+            if name not in index:
+                raise DataFormatError(
+                    f"'{self._path}' has the label {name!r}, which is not in classes={known}"
+                )
+        return known, self._translate([index[name] for name in names])
+
+    def _translate(self, labels: list[int]) -> IndexArray:
+        return np.array(labels, dtype=np.int64)[np.array(self._codes, dtype=np.int64)]
+
+
+def _lists_images(path: str, delimiter: str) -> bool:
+    try:
+        head = [fields for _, fields in islice(_rows(path, delimiter), _SEEN_LINES)]
+    except DataFormatError:
+        return False
+    return bool(head) and all(
+        len(fields) <= 2 and fields[0].strip().lower().endswith(EXTENSIONS) for fields in head[1:] or head
+    )
+
+
+def _rows(path: str, delimiter: str) -> Iterator[_Row]:
+    """The lines that are not blank."""
+    if len(delimiter) != 1:
+        raise InvalidArgument(f"delimiter={delimiter!r} is not one character")
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+            for fields in reader:
+                if any(field.strip() for field in fields):
+                    yield reader.line_num, fields
+    except OSError as exc:
+        raise DataFormatError(
+            f"the manifest '{path}' cannot be read: {exc.strerror}; check the path"
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise DataFormatError(
+            f"the manifest '{path}' is not UTF-8: {exc.reason} at byte {exc.start}"
+        ) from exc
+    except csv.Error as exc:
+        raise DataFormatError(f"'{path}' line {reader.line_num} is not CSV: {exc}") from exc

@@ -1,0 +1,1 @@
+"""MaxCompute (ODPS) tables by row range."""

@@ -1,0 +1,1 @@
+"""Parquet files, here or behind an fsspec URL."""

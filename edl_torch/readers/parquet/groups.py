@@ -1,0 +1,184 @@
+"""Decoded row groups of many Parquet files: the last ones used are kept, so each is read once for a shard.
+
+It must not know which rows are wanted of them, nor what becomes of the values.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from collections import OrderedDict
+from typing import Any
+
+from edl_torch.errors import BadRecord, DataFormatError, ReaderError, SourceChanged
+from edl_torch.readers.parquet.footer import ParquetFile, is_arrows_own, one_line
+from edl_torch.readers.parquet.index import ParquetIndex
+from edl_torch.readers.storage import Storage, storage_error
+
+log = logging.getLogger("edl_torch.readers")
+
+_OPEN_FILES = 8
+_WASTE = 4  # rows decoded and dropped for one that was wanted, after so many dropped row groups:
+_WASTE_AFTER = 8
+
+Key = tuple[int, int]  # file, row group
+
+
+class RowGroups:
+    """Row groups as Arrow tables of some columns; at most `cache_bytes` of them are kept, always the last.
+
+    Files are opened when they are first read, by each process for itself: what a fork inherits of them is
+    not used. Tables are: they are memory, and never change. `decoded` counts row groups that were read.
+    """
+
+    def __init__(self, storage: Storage, index: ParquetIndex, schema: Any, cache_bytes: int) -> None:
+        self._storage = storage
+        self._index = index
+        self._schema = schema
+        self._cache_bytes = cache_bytes
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tables: OrderedDict[Key, Any] = OrderedDict()
+        self._bytes = 0
+        self._bad: dict[Key, str] = {}
+        self._dropped_groups = self._dropped_rows = self._wanted_rows = 0
+        self.decoded = 0
+        self._warned = False
+        self._files: OrderedDict[int, ParquetFile] = OrderedDict()
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("_storage", "_index", "_schema", "_cache_bytes")
+        return {name: self.__dict__[name] for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def table(self, file: int, group: int, wanted: int) -> Any:
+        """A row group, of which `wanted` rows are read now.
+
+        Raises BadRecord for a damaged one and ReaderError where the file cannot be read.
+        """
+        key = file, group
+        self._wanted_rows += wanted
+        table = self._tables.get(key)
+        if table is not None:
+            self._tables.move_to_end(key)
+            return table
+        if key in self._bad:
+            raise BadRecord(self._bad[key])
+        table = self._read(file, group)
+        self.decoded += 1
+        self._keep(key, table)
+        return table
+
+    def close(self) -> None:
+        """Let go of the files and tables; the next use opens them again."""
+        for file in self._files.values():
+            if self._pid == os.getpid():
+                file.close()
+        self._forget()
+
+    def _keep(self, key: Key, table: Any) -> None:
+        self._tables[key] = table
+        self._bytes += table.nbytes
+        while self._bytes > self._cache_bytes and len(self._tables) > 1:
+            _, dropped = self._tables.popitem(last=False)
+            self._bytes -= dropped.nbytes
+            self._dropped_groups += 1
+            self._dropped_rows += dropped.num_rows
+        if not self._warned and self._dropped_groups >= _WASTE_AFTER:
+            self._warn_of_waste(key, table)
+
+    def _warn_of_waste(self, key: Key, table: Any) -> None:
+        if self._dropped_rows <= _WASTE * self._wanted_rows:
+            return
+        self._warned = True
+        log.warning(
+            "file=%s row_group=%d bytes=%d rows_decoded=%d rows_wanted=%d row groups are decoded for few of "
+            "their rows: cut shards where row groups end (records_per_shard=reader.rows_per_group), shuffle "
+            "by shuffle_shards=True and the dataset's shuffle=True, or raise cache_bytes=%d",
+            *(self._index.name(key[0]), key[1], table.nbytes, self._dropped_rows, self._wanted_rows),
+            self._cache_bytes,
+        )
+
+    def _read(self, file: int, group: int) -> Any:
+        import pyarrow as pa
+
+        name = self._index.name(file)
+        try:
+            try:
+                return self._decode(file, group)
+            except (pa.ArrowInvalid, OSError):
+                if not self._close(file):
+                    raise
+                return self._decode(file, group)  # an answer of the network that was cut short looks the same
+        except ReaderError:
+            raise
+        except Exception as exc:
+            if isinstance(exc, pa.ArrowNotImplementedError):
+                raise DataFormatError(
+                    f"'{name}': a column cannot be read ({one_line(exc)}); leave it out with columns=[…]"
+                ) from exc
+            if not is_arrows_own(exc, pa):
+                raise storage_error(exc, name) from exc
+            said = f"'{name}' row group {group} is damaged ({one_line(exc)}); copy or write the file again"
+            self._bad[file, group] = said  # each of its records asks: only the first one decodes
+            raise BadRecord(said) from exc
+
+    def _close(self, file: int) -> bool:
+        """Let go of an open file; whether it is a remote one."""
+        opened = self._files.pop(file, None)
+        if opened is None:
+            return False
+        opened.close()
+        return opened.remote
+
+    def _decode(self, file: int, group: int) -> Any:
+        import pyarrow as pa
+
+        ends = self._index.group_ends(file)
+        expected = int(ends[group]) - (int(ends[group - 1]) if group else 0)
+        names = self._schema.names
+        # In a loader worker the other cores belong to others, and a fork may have taken Arrow's threads.
+        threads = multiprocessing.parent_process() is None
+        if not names:
+            return pa.table({"": pa.nulls(expected)})  # a table without any column would forget its length
+        table = self._file(file).read_group(group, names, use_threads=threads).select(names)
+        if table.num_rows != expected:
+            raise pa.ArrowInvalid(f"{table.num_rows} rows decoded, {expected} expected")
+        return table
+
+    def _file(self, file: int) -> ParquetFile:
+        if self._pid != os.getpid():
+            self._files, self._pid = OrderedDict(), os.getpid()
+        found = self._files.pop(file, None) or self._open(file)
+        self._files[file] = found
+        if len(self._files) > _OPEN_FILES:
+            self._files.popitem(last=False)[1].close()
+        return found
+
+    def _open(self, file: int) -> ParquetFile:
+        self._storage.forget_listings(self._index.name(file))
+        opened = ParquetFile(self._storage, self._index.name(file))
+        difference = self._difference(opened, file)
+        if difference is not None:
+            opened.close()
+            raise SourceChanged(
+                f"'{opened.name}' has changed since the reader was made ({difference}): data must stay as "
+                "it is while a job uses it; start the job again with a new reader"
+            )
+        return opened
+
+    def _difference(self, opened: ParquetFile, file: int) -> str | None:
+        if opened.size != self._index.size(file):
+            return f"{self._index.size(file):,} bytes then, {opened.size:,} now"
+        rows = opened.rows_of_groups()
+        if sum(rows) != self._index.rows(file):
+            return f"{self._index.rows(file):,} rows then, {sum(rows):,} now"
+        if len(rows) != len(self._index.group_ends(file)):
+            return "its row groups are others"
+        return None

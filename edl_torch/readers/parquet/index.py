@@ -1,0 +1,172 @@
+"""The footers of many Parquet files as compact arrays: names, sizes, and where each row group ends.
+
+It reads footers, never rows, and keeps no file open.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from edl_torch.errors import DataFormatError, InvalidArgument
+from edl_torch.readers.parquet.files import Found
+from edl_torch.readers.parquet.footer import ParquetFile
+from edl_torch.readers.shared.shared_arrays import shared
+from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.storage import Storage
+from edl_torch.shard import IndexArray
+
+_THREADS = 16  # they wait for the network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetIndex:
+    """What the footers say.
+
+    base, names: the files. arrays: int64 `sizes` [n] in bytes; `group_ends` [groups of all files], the row of
+    its file after each group's last; `first_group` [n + 1], where a file's groups begin in `group_ends`.
+    """
+
+    base: str
+    names: StringTable
+    arrays: Mapping[str, IndexArray]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, file: int) -> str:
+        """The file's path or URL."""
+        return self.base + self.names[file]
+
+    def size(self, file: int) -> int:
+        """The file's bytes."""
+        return int(self.arrays["sizes"][file])
+
+    def group_ends(self, file: int) -> IndexArray:
+        """The row after the last one of each of the file's row groups."""
+        first, after = self.arrays["first_group"][file : file + 2].tolist()
+        return self.arrays["group_ends"][first:after]
+
+    def group_of(self, file: int, row: int) -> tuple[int, int, int]:
+        """The row group that has a row of the file, its first row, and the row after its last."""
+        ends = self.group_ends(file)
+        group = int(ends.searchsorted(row, side="right"))
+        return group, int(ends[group - 1]) if group else 0, int(ends[group])
+
+    def rows(self, file: int) -> int:
+        """The file's rows."""
+        ends = self.group_ends(file)
+        return int(ends[-1]) if len(ends) else 0
+
+    def rows_per_group(self) -> int:
+        """The most common length of a row group, the last ones of files left out where there are others."""
+        lengths = [np.diff(self.group_ends(file), prepend=0) for file in range(len(self))]
+        inner = np.concatenate([each[:-1] if len(each) > 1 else each for each in lengths])
+        values, counts = np.unique(inner, return_counts=True)
+        return int(values[counts.argmax()]) if len(values) else 0
+
+
+def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) -> tuple[ParquetIndex, Any]:
+    """Read all footers; the index, and the Arrow schema of the columns `wanted` (None: all of them).
+
+    Raises what opening a file raises, InvalidArgument for a column that the first file has not, and
+    DataFormatError where there is no row, or a file's columns differ from the first one's, naming file and
+    column. Files without rows may have any columns.
+    """
+    sizes, first_group, group_ends = array("q"), array("q", [0]), array("q")
+    schema, first = None, ""
+    for name, footer in zip(found.names, _footers(storage, found), strict=True):
+        if not any(footer.rows):
+            pass  # its writer saw no value that could tell it a type
+        elif schema is None:
+            first = found.base + name
+            schema = _chosen(footer.schema, wanted, first)
+        else:
+            _compare(schema, footer.schema, wanted, found.base + name, first)
+        sizes.append(footer.size)
+        group_ends.extend(np.cumsum(footer.rows, dtype=np.int64).tolist())
+        first_group.append(len(group_ends))
+    if schema is None:
+        raise DataFormatError(
+            f"no row in '{found.base}{found.names[0]}' and {len(found.names) - 1} more file(s)"
+        )
+    numbers = {"sizes": sizes, "first_group": first_group, "group_ends": group_ends}
+    arrays = shared({name: np.array(each, dtype=np.int64) for name, each in numbers.items()}, "parquet")
+    return ParquetIndex(base=found.base, names=StringTable(found.names), arrays=arrays), schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Footer:
+    size: int
+    rows: list[int]
+    schema: Any
+
+
+def _footers(storage: Storage, found: Found) -> Iterator[_Footer]:
+    names = [found.base + name for name in found.names]
+    if len(names) == 1:
+        yield _footer(storage, names[0])
+        return
+    # The threads are gone before any loader worker is forked.
+    with ThreadPoolExecutor(min(_THREADS, len(names)), thread_name_prefix="edl-footers") as pool:
+        yield from pool.map(partial(_footer, storage), names)
+
+
+def _footer(storage: Storage, name: str) -> _Footer:
+    file = ParquetFile(storage, name)
+    try:
+        return _Footer(size=file.size, rows=file.rows_of_groups(), schema=file.schema)
+    finally:
+        file.close()
+
+
+def _chosen(schema: Any, wanted: Sequence[str] | None, name: str) -> Any:
+    import pyarrow as pa
+
+    names = _data_columns(schema) if wanted is None else wanted
+    missing = [column for column in names if column not in schema.names]
+    if missing:
+        raise InvalidArgument(
+            f"'{name}' has no column {', '.join(map(repr, missing))}; it has {', '.join(schema.names)}"
+        )
+    twice = [column for column in names if len(schema.get_all_field_indices(column)) > 1]
+    if twice:
+        raise DataFormatError(f"'{name}' has several columns {twice[0]!r}: leave it out with columns=[…]")
+    return pa.schema([_plain(schema.field(column)) for column in names])
+
+
+def _data_columns(schema: Any) -> list[str]:
+    """All columns but those in which pandas keeps its row labels."""
+    return [n for n in schema.names if not (n.startswith("__index_level_") and n.endswith("__"))]
+
+
+def _plain(field: Any) -> Any:
+    """The field as far as files must agree in it: not in NULLs, metadata or how memory holds strings."""
+    import pyarrow as pa
+
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    narrow = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary(), pa.string_view(): pa.string()}
+    return pa.field(field.name, narrow.get(kind, kind))
+
+
+def _compare(expected: Any, schema: Any, wanted: Sequence[str] | None, name: str, first: str) -> None:
+    has, data = set(schema.names), _data_columns(schema)
+    for column in expected:
+        if column.name not in has:
+            raise DataFormatError(f"'{name}' has no column {column.name!r}, which '{first}' has{_REMEDY}")
+        kind = _plain(schema.field(column.name)).type
+        if not kind.equals(column.type):
+            raise DataFormatError(
+                f"column {column.name!r} is {kind} in '{name}', but {column.type} in '{first}'{_REMEDY}"
+            )
+    if wanted is None and (more := [column for column in data if column not in expected.names]):
+        raise DataFormatError(f"'{name}' has the column {more[0]!r}, which '{first}' has not{_REMEDY}")
+
+
+_REMEDY = ": write the files with one schema, or name the columns that they share with columns=[…]"

@@ -1,0 +1,238 @@
+"""Parquet files as columns or rows: files, folders, Hive partitions and globs, local or remote.
+
+It puts rows together; where the files are, how they are read and what is kept of them is its parts' affair.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.readers.arrow.columns import Columns, numpy_columns, rows
+from edl_torch.readers.arrow.rows import RowPicker
+from edl_torch.readers.arrow.values import row_numbers, scalar
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.indexed import check_range
+from edl_torch.readers.parquet.discovery import claims
+from edl_torch.readers.parquet.files import find_files, partition_of, partition_types
+from edl_torch.readers.parquet.footer import require_pyarrow
+from edl_torch.readers.parquet.groups import RowGroups
+from edl_torch.readers.parquet.index import build_index
+from edl_torch.readers.storage import Storage
+from edl_torch.shard import IndexArray, Task, TaskType
+
+_BLOCK = 1024  # rows that become Python objects at a time
+Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class ParquetReader(AbstractDataReader):
+    """Records are rows, `{column: value}`; batches are `{column: array}` (see `readers.arrow.columns`).
+
+    Each file is a source, named by its path or URL; an empty file is none. A row group is decoded as a whole
+    and kept, so that shuffled reads of a shard decode each of its row groups once. Shards that are cut where
+    row groups end (`records_per_shard=reader.rows_per_group`, or a multiple) share none of them with others.
+
+    Args:
+        data: A file, a folder (files at any depth that end in .parquet or .pq; what begins with '.' or '_' is
+            skipped), a glob, any fsspec URL of these, or a list of them.
+        columns: The columns to read, in this order; default all (without the row labels that pandas adds).
+        partitions: Whether folders `key=value` below `data` become columns: int64 where all values are whole
+            numbers, else strings. A column that the files have themselves stays as it is there.
+        fill_nulls: What stands for NULL, by column: integers and booleans have no value for it.
+        storage_options: For fsspec: endpoint, credentials. They travel to loader workers and are not shown.
+        cache_bytes: How many bytes of decoded row groups each process keeps (always one).
+
+    Raises ReaderError for what does not exist or cannot be reached, DataFormatError for what is not Parquet,
+    truncated, or of another schema than the first file, and InvalidArgument for columns that are not there.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        columns: Sequence[str] | None = None,
+        *,
+        partitions: bool = True,
+        fill_nulls: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        cache_bytes: int = 512 << 20,
+    ) -> None:
+        super().__init__()
+        require_pyarrow()
+        if columns is not None:
+            _check_columns(columns)
+        given = os.fspath(data) if isinstance(data, str | os.PathLike) else [os.fspath(one) for one in data]
+        storage = Storage(storage_options)
+        found = find_files(storage, given)
+        keys = partition_types(found) if partitions else {}
+        in_files = None if columns is None else [name for name in columns if name not in keys]
+        self._index, schema = build_index(storage, found, in_files)
+        self._keys = {key: kind for key, kind in keys.items() if key not in schema.names}
+        self.columns = [*schema.names, *self._keys] if columns is None else list(columns)
+        self._fills = _checked_fills(fill_nulls, schema, self._keys, self.columns)
+        self._groups = RowGroups(storage, self._index, schema, cache_bytes)
+        self._numbers: dict[str, int] | None = None
+        self._picker: RowPicker | None = None  # of the row group that was used last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_numbers": None, "_picker": None}
+
+    @property
+    def rows_per_group(self) -> int:
+        """The usual length of a row group: a good `records_per_shard`, as is any multiple of it."""
+        return self._index.rows_per_group()
+
+    @property
+    def groups_decoded(self) -> int:
+        """How many row groups this process has read: each that lies in a shard once, where all goes well."""
+        return self._groups.decoded
+
+    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
+        """The rows of each file that has any; the same for every mode."""
+        counts = ((self._index.name(file), self._index.rows(file)) for file in range(len(self._index)))
+        return {name: count for name, count in counts if count}
+
+    def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
+        """Yield rows. Raises ReaderError for another source or a range outside of it."""
+        file = self._number(task.shard_name, task.start, task.end)
+        return self._rows(file, task.start, task.end)
+
+    def read_record(self, name: str, index: int) -> dict[str, Any]:
+        """One row. Raises ReaderError for another source or a number outside of it."""
+        file = self._number(name, index, index + 1)
+        group, first, _ = self._index.group_of(file, int(index))
+        table = self._groups.table(file, group, 1)
+        picker = self._picker
+        if picker is None or picker.table is not table:
+            picker = self._picker = self._picker_of(table, file)
+        return picker.row(int(index) - first)
+
+    def read_batch(self, name: str, indices: IndexArray) -> Columns:
+        """The rows `indices` as one array a column, in this order."""
+        if not len(indices):
+            raise ReaderError(f"an empty batch of {name!r} was asked for")
+        first, last = int(indices.min()), int(indices.max())
+        file = self._number(name, first, last + 1)
+        if last - first + 1 == len(indices) and bool((np.diff(indices) == 1).all()):
+            return self._columns(list(self._slices(file, first, last + 1)), file)
+        groups = np.searchsorted(self._index.group_ends(file), indices, side="right")
+        order = np.argsort(groups, kind="stable")
+        parts = list(self._taken(file, groups[order], indices[order]))
+        columns = self._columns(parts, file)
+        if len(parts) == 1:
+            return columns
+        back = np.argsort(order)
+        return {column: values[back] for column, values in columns.items()}
+
+    @classmethod
+    def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Constructor arguments for what holds Parquet files, by its names; else None."""
+        return {"data": data} if claims(data) else None
+
+    def close(self) -> None:
+        """Let go of files and decoded row groups; the reader can be used again."""
+        self._picker = None
+        self._groups.close()
+
+    def _picker_of(self, table: Any, file: int) -> RowPicker:
+        same = next(rows(self._partition(file, 1), self._fills)) if self._keys else {}
+        return RowPicker(table, self._fills, same, self.columns)
+
+    def _number(self, name: str, start: int, end: int) -> int:
+        """The file of a source, after a check of the range."""
+        if self._numbers is None:
+            self._numbers = {self._index.name(file): file for file in range(len(self._index))}
+        file = self._numbers.get(name)
+        if file is None:
+            raise ReaderError(
+                f"ParquetReader has no source {name!r} among its {len(self._index)} file(s): make the "
+                "reader with the same arguments in every trainer as where the dataset was registered"
+            )
+        check_range(start, end, 0, self._index.rows(file), name)
+        return file
+
+    def _rows(self, file: int, start: int, end: int) -> Iterator[dict[str, Any]]:
+        for part in self._slices(file, start, end):
+            for first in range(0, part.num_rows, _BLOCK):
+                yield from rows(self._whole(part.slice(first, _BLOCK), file), self._fills)
+
+    def _slices(self, file: int, start: int, end: int) -> Iterator[Any]:
+        """The rows `start … end - 1` as parts of row groups; nothing is copied."""
+        while start < end:
+            group, first, after = self._index.group_of(file, start)
+            stop = min(end, after)
+            yield self._groups.table(file, group, stop - start).slice(start - first, stop - start)
+            start = stop
+
+    def _taken(self, file: int, groups: IndexArray, indices: IndexArray) -> Iterator[Any]:
+        """The rows `indices`, of which those of one row group stand together."""
+        ends = self._index.group_ends(file)
+        edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+        for at, after in pairwise(edges):
+            group = int(groups[at])
+            first = int(ends[group - 1]) if group else 0
+            yield self._groups.table(file, group, after - at).take(row_numbers(indices[at:after] - first))
+
+    def _columns(self, parts: list[Any], file: int) -> Columns:
+        import pyarrow as pa
+
+        table = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+        return numpy_columns(self._whole(table, file), self._fills)
+
+    def _whole(self, table: Any, file: int) -> Any:
+        """With the partition's columns, in the order that was asked for."""
+        if not self._keys:
+            return table
+        same = self._partition(file, table.num_rows)
+        for name in self._keys:
+            table = table.append_column(name, same.column(name))
+        return table.select(self.columns)
+
+    def _partition(self, file: int, count: int) -> Any:
+        """`count` rows of the partition's columns alone."""
+        import pyarrow as pa
+
+        values, columns = partition_of(self._index.names[file]), {}
+        for key, kind in self._keys.items():
+            value, same = values[key], pa.nulls(count, _arrow_type(kind))
+            columns[key] = same if value is None else pa.repeat(scalar(kind(value), same.type), count)
+        return pa.table(columns)
+
+    def __repr__(self) -> str:
+        total = sum(self._index.rows(file) for file in range(len(self._index)))
+        return f"<ParquetReader '{self._index.base}' files={len(self._index)} records={total}>"
+
+
+def _check_columns(columns: Sequence[str]) -> None:
+    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
+        raise InvalidArgument(f"columns={columns!r}: expected a list of different column names")
+
+
+def _arrow_type(kind: type) -> Any:
+    import pyarrow as pa
+
+    return pa.int64() if kind is int else pa.string()
+
+
+def _checked_fills(
+    fills: Mapping[str, Any] | None, schema: Any, keys: Mapping[str, type], columns: Sequence[str]
+) -> dict[str, Any]:
+    import pyarrow as pa
+
+    for name, value in (fills or {}).items():
+        if name not in columns:
+            raise InvalidArgument(
+                f"fill_nulls names {name!r}, which is not read; columns: {', '.join(columns)}"
+            )
+        kind = _arrow_type(keys[name]) if name in keys else schema.field(name).type
+        try:
+            scalar(value, kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            raise InvalidArgument(
+                f"fill_nulls[{name!r}] = {value!r} is no value of type {kind}: {exc}"
+            ) from exc
+    return dict(fills or {})

@@ -1,0 +1,1 @@
+"""RecordIO files of both dialects: read, written, converted to."""

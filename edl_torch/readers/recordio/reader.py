@@ -1,0 +1,185 @@
+"""RecordIO files, of both dialects and with all their compressors; each file is a source of its own.
+
+Reads a chunk whole, verifies its checksum once and keeps the last chunks. It must not know formats
+(`format.py`) or how an index is made.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.indexed import check_range
+from edl_torch.readers.recordio.cache import ChunkCache
+from edl_torch.readers.recordio.chunk import Chunk
+from edl_torch.readers.recordio.decode import Decode, decoder
+from edl_torch.readers.recordio.files import Data, files_of, holds_recordio
+from edl_torch.readers.recordio.index import Arrays, build_index, names_of
+from edl_torch.readers.recordio.open import OpenFiles
+from edl_torch.readers.recordio.scan import DataFile, check_dialect
+from edl_torch.readers.recordio.source import RecordIOSource, sources_of_index
+from edl_torch.shard import Task, TaskType
+
+DEFAULT_CACHE_BYTES = 64 << 20
+
+
+class RecordIODataReader(AbstractDataReader):
+    """Records are the bytes of RecordIO files; each file is a source, named by its path.
+
+    Files of pyrecordio ("python") and of wangkuiyi/recordio ("go") start alike: which one a file is, its
+    chain of headers and a checksum prove. Every chunk's checksum is verified when it is read. Records may
+    be empty, and so may chunks and files.
+
+    Args:
+        data: A file, a folder (all files in it and below, but names that begin with `.` or `_`), a glob, or a
+            list of these. Folders and globs are sorted by name.
+        dialect: "python" or "go" for files that shall not be asked.
+        decode: Makes something of a record's bytes: a function (it travels to loader workers), "text",
+            "json", "npy", "npz", or "module:function".
+        cache_bytes: How much of the last chunks each process keeps, decompressed; at least the last one.
+        index_dir: Where indexes of larger files are kept: a folder, or "beside" for beside the data; default
+            as `readers.shared.index_cache` says.
+
+    Raises DataFormatError, which names file, chunk and offset, for damaged, cut and other files, and
+    ReaderUnavailable where cramjam or google-crc32c is needed and not installed. Files must stay as they are:
+    a reader refuses one that changed since it was indexed.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        *,
+        dialect: str | None = None,
+        decode: Decode | str | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        index_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        check_dialect(dialect)
+        if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
+            raise InvalidArgument(f"cache_bytes={cache_bytes!r}: expected a number of bytes")
+        self.decode: Decode | None = decoder(decode)
+        self.cache_bytes = cache_bytes
+        self._arrays: Arrays = build_index(files_of(data), dialect, index_dir)
+        self._setup()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Import codecs now, by the first file: loader workers that are forked then have them."""
+        first = next(iter(self._by_name().values()))
+        with suppress(OSError, ReaderError):  # of a file that is gone already; who reads it is told
+            first.prepare(DataFile(first.name))  # not kept open: it may be another file when it is read
+
+    def _setup(self) -> None:
+        """What each process has of its own."""
+        self._sources: dict[str, RecordIOSource] | None = None
+        self._cache = ChunkCache(self.cache_bytes)
+        self._files = OpenFiles()
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the sources, in order."""
+        return list(names_of(self._arrays))
+
+    @property
+    def count(self) -> int:
+        """Number of records in all files."""
+        return sum(source.records for source in self._by_name().values())
+
+    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
+        """`{path: records}`, the same for every mode."""
+        return {name: source.records for name, source in self._by_name().items()}
+
+    def read_records(self, task: Task) -> Iterable[Any]:
+        """The records one by one. Raises ReaderError for another source or a range outside of it."""
+        source = self._source(task.shard_name)
+        check_range(task.start, task.end, 0, source.records, source.name)
+        records = chain.from_iterable(self._parts(source, task.start, task.end))
+        return records if self.decode is None else map(self.decode, records)
+
+    def read_record(self, name: str, index: int) -> Any:
+        """Record `index` of the file `name`. Raises ReaderError for another file or number."""
+        source = self._source(name)
+        if not 0 <= index < source.records:
+            check_range(index, index + 1, 0, source.records, name)
+        row = bisect_right(source.firsts, index) - 1
+        chunk = self._cache.get(source.row + row)
+        if chunk is None:
+            chunk = self._read(source, row)
+        record = chunk[index - source.firsts[row]]
+        return record if self.decode is None else self.decode(record)
+
+    @classmethod
+    def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Constructor arguments where `data` is a file, folder or glob that starts as RecordIO, else None."""
+        return {"data": data} if holds_recordio(data) else None
+
+    def _parts(self, source: RecordIOSource, start: int, end: int) -> Iterator[tuple[bytes, ...]]:
+        row = source.chunk_of(start)
+        while start < end:
+            run_end = source.run_end(row, end)
+            if start == source.firsts[row] and run_end > row:
+                yield from self._run(source, row, run_end)
+                row = run_end
+            else:
+                first = source.firsts[row]
+                chunk = self._chunk(source, row)
+                yield chunk.records(start - first, min(end - first, len(chunk)))
+                row += 1
+            start = source.firsts[row]
+
+    def _run(self, source: RecordIOSource, row: int, end: int) -> Iterator[tuple[bytes, ...]]:
+        """Whole chunks are not kept: whoever reads in sequence does not come back soon."""
+        try:
+            for after, records in source.read_run(self._file(source), row, end):
+                row = after
+                yield records
+            return
+        except DataFormatError:
+            pass
+        for number in range(row, end):  # which of them is damaged, after the records of those before it
+            chunk = self._chunk(source, number)
+            yield chunk.records(0, len(chunk))
+
+    def _chunk(self, source: RecordIOSource, row: int) -> Chunk:
+        kept = self._cache.get(source.row + row)
+        return self._read(source, row) if kept is None else kept
+
+    def _read(self, source: RecordIOSource, row: int) -> Chunk:
+        return self._cache.put(source.row + row, lambda: source.read_chunk(self._file(source), row))
+
+    def _file(self, source: RecordIOSource) -> DataFile:
+        return self._files.get(source.name, source.size, source.mtime_ns)
+
+    def _source(self, name: str) -> RecordIOSource:
+        try:
+            return (self._sources or self._by_name())[name]
+        except KeyError:
+            raise ReaderError(
+                f"RecordIODataReader has no file {name!r} among its {len(self._by_name()):,}: make it with "
+                "the same arguments in every trainer as where the dataset was registered"
+            ) from None
+
+    def _by_name(self) -> dict[str, RecordIOSource]:
+        if self._sources is None:
+            self._sources = {source.name: source for source in sources_of_index(self._arrays)}
+        return self._sources
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_sources", "_cache", "_files")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._setup()
+
+    def __repr__(self) -> str:
+        names = list(self._by_name())
+        first = f"{names[0]!r}{' …' if names[1:] else ''}"
+        return f"<RecordIODataReader {first} files={len(names)} records={self.count}>"

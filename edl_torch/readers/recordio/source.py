@@ -1,0 +1,114 @@
+"""One RecordIO file of a reader: its part of the index, and its chunks read and verified.
+
+It must not know what is kept or who asks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from edl_torch.errors import DataFormatError
+from edl_torch.readers.recordio.chunk import Chunk, Records, in_pieces, split
+from edl_torch.readers.recordio.format import DIALECTS, HEADER_BYTES, MAGIC, Buffer, Dialect, Header
+from edl_torch.readers.recordio.index import Arrays, names_of
+from edl_torch.readers.recordio.scan import DataFile, place
+
+_RUN_BYTES = 1 << 16  # chunks in sequence are read so many bytes at once
+_PAYLOAD_BYTES = 1 << 17  # and split when so much is decompressed: what stays in a processor's cache
+
+_DIALECTS: dict[int, Dialect] = {dialect.number: dialect for dialect in DIALECTS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordIOSource:
+    """`offsets` and `firsts` as in `recordio_scan.Chain`; `row` numbers the first chunk among all files'."""
+
+    name: str
+    records: int
+    row: int
+    offsets: memoryview
+    firsts: memoryview
+    dialect: Dialect
+    size: int
+    mtime_ns: int
+
+    def prepare(self, file: DataFile) -> None:
+        """Import what its first chunk needs."""
+        head = file.read(HEADER_BYTES, 0)
+        if len(head) == HEADER_BYTES:
+            self.dialect.prepare(Header(*self.dialect.words(head)).compressor)
+
+    def chunk_of(self, index: int) -> int:
+        """The chunk that record `index` is in."""
+        return bisect_right(self.firsts, index) - 1
+
+    def run_end(self, row: int, end: int) -> int:
+        """The chunk after the last of those that are read at once from `row` on, all before record `end`."""
+        before = bisect_right(self.firsts, end) - 1
+        near = bisect_right(self.offsets, self.offsets[row] + _RUN_BYTES) - 1
+        return min(before, max(near, row + 1))
+
+    def read_chunk(self, file: DataFile, row: int) -> Chunk:
+        """Chunk `row`. Raises DataFormatError, with file, chunk and offset."""
+        start, end = self.offsets[row], self.offsets[row + 1]
+        records = self.firsts[row + 1] - self.firsts[row]
+        data = file.read(end - start, start)
+        try:
+            return Chunk(self._payload(data, 0, end - start, records), records)
+        except DataFormatError as exc:
+            raise DataFormatError(f"{place(self.name, row, start)}: {exc}") from exc
+
+    def read_run(self, file: DataFile, row: int, end: int) -> Iterator[tuple[int, Records]]:
+        """Yield the records of the chunks `row … end - 1`, some at a time, and the chunk that follows them.
+
+        Raises DataFormatError, that does not say which chunk, when all records of those before are given.
+        """
+        offsets, firsts = self.offsets[row : end + 1].tolist(), self.firsts[row : end + 1].tolist()
+        start, first = offsets[0], firsts[0]
+        data = file.read(offsets[-1] - start, start)
+        payloads: list[Buffer] = []
+        ends: list[tuple[int, int]] = []
+        position = 0
+        for (at, after), (number, following) in zip(pairwise(offsets), pairwise(firsts), strict=True):
+            payload = self._payload(data, at - start, after - start, following - number)
+            position += len(payload)
+            payloads.append(payload)
+            ends.append((following - first, position))
+            row += 1
+            if position >= _PAYLOAD_BYTES or row == end:
+                joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+                for records in in_pieces(joined, split(joined, following - first, ends)):
+                    yield row, records
+                payloads, ends, position, first = [], [], 0, following
+
+    def _payload(self, data: bytes, position: int, end: int, records: int) -> Buffer:
+        if len(data) < end:
+            missing = end - len(data)
+            raise DataFormatError(f"the file ends {missing:,} bytes early: it was cut since it was indexed")
+        magic, said, checksum, compressor, body = self.dialect.words(data, position)
+        position += HEADER_BYTES
+        if magic != MAGIC or said != records or body != end - position:
+            raise DataFormatError("its header has changed since the file was indexed")
+        return self.dialect.payload(data, position, end, checksum, compressor)
+
+
+def sources_of_index(arrays: Arrays) -> Iterator[RecordIOSource]:
+    """The files, in order."""
+    rows = arrays["rows"].tolist()
+    offsets, firsts = arrays["offsets"].data, arrays["firsts"].data
+    each = zip(arrays["dialects"].tolist(), arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
+    for number, (name, (dialect, size, mtime_ns)) in enumerate(zip(names_of(arrays), each, strict=True)):
+        start, end = rows[number : number + 2]
+        yield RecordIOSource(
+            name=name,
+            records=firsts[end - 1],
+            row=start,
+            offsets=offsets[start:end],
+            firsts=firsts[start:end],
+            dialect=_DIALECTS[dialect],
+            size=size,
+            mtime_ns=mtime_ns,
+        )

@@ -1,0 +1,1 @@
+"""Arrays and files that all processes of a machine share."""

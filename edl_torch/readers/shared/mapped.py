@@ -1,0 +1,173 @@
+"""Numpy arrays in one file, memory-mapped: all processes of a machine share one copy of a reader's index.
+
+The file is a line of JSON (what it is, then name, dtype, shape and offset of each array), padding and the
+arrays, each aligned to 64 bytes. It must not know what the arrays mean or where the file should live.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from edl_torch.errors import DataFormatError, SourceChanged
+from edl_torch.readers.shared.whole_file import whole_file
+
+Array = npt.NDArray[Any]
+
+_MAGIC = "edl_torch arrays 1"
+_ALIGNMENT = 64
+_LONGEST_HEADER = 1 << 20
+
+
+class MappedArrays(Mapping[str, Array]):
+    """Read-only arrays by name, mapped when the first is asked for; pickles as its path.
+
+    One made by `spill` has no path that others could open: a process that is being started inherits the file,
+    any other pickle holds the arrays themselves.
+
+    Args:
+        path: A file that `write_arrays` made.
+        expected: The header that it must have, if any: a copy that maps the file later than its original
+            shall not take the index of other data for its own.
+
+    Raises, at the first access, DataFormatError for another file, SourceChanged for the index of other data,
+    and FileNotFoundError for none.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], expected: Mapping[str, Any] | None = None) -> None:
+        self.path = os.fspath(path)
+        self._expected = expected
+        self._opened: tuple[dict[str, Any], dict[str, Array]] | None = None
+        self._label = ""
+        self._descriptor: int | None = None
+
+    @classmethod
+    def spill(cls, arrays: Mapping[str, Array], *, label: str = "arrays") -> MappedArrays:
+        """Put arrays into a temporary file without a name, in the folder that `TMPDIR` says.
+
+        It goes with the last process that maps it, even if all of them are killed. Raises OSError where there
+        is no room.
+        """
+        with tempfile.TemporaryFile(prefix=f"edl_torch-{label}-") as file:
+            _write(file, arrays, {})
+            file.flush()
+            return cls._of_descriptor(os.dup(file.fileno()), label)
+
+    @classmethod
+    def _of_descriptor(cls, descriptor: int, label: str) -> MappedArrays:
+        mapped = cls(f"<temporary {label}>")
+        mapped._label, mapped._descriptor = label, descriptor
+        weakref.finalize(mapped, os.close, descriptor)
+        mapped._opened = _map(descriptor, mapped.path)
+        return mapped
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """What the writer noted beside the arrays."""
+        return self._open()[0]
+
+    def __getitem__(self, name: str) -> Array:
+        return self._open()[1][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._open()[1])
+
+    def __len__(self) -> int:
+        return len(self._open()[1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._descriptor is None:
+            return type(self), (self.path, self._expected)
+        if get_spawning_popen() is None:
+            return _spilled, (dict(self), self._label)
+        return _inherited, (DupFd(self._descriptor), self._label)
+
+    def __repr__(self) -> str:
+        return f"<MappedArrays {self.path!r}>"
+
+    def _open(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        if self._opened is None:
+            with open(self.path, "rb") as file:
+                header, arrays = _map(file.fileno(), self.path)
+            if self._expected is not None and header != self._expected:
+                raise SourceChanged(
+                    f"the index '{self.path}' was made of other data than this reader's: the data has "
+                    "changed meanwhile; start the job again"
+                )
+            self._opened = header, arrays
+        return self._opened
+
+
+def write_arrays(
+    path: str | os.PathLike[str], arrays: Mapping[str, Array], header: Mapping[str, Any] | None = None
+) -> None:
+    """Write a file for `MappedArrays`, whole or not at all: readers of the path see the old file or the new.
+
+    Raises OSError of the file system (no space, no permission) and leaves no part of a file.
+    """
+    with whole_file(Path(path)) as file:
+        _write(file, arrays, dict(header or {}))
+
+
+def _write(file: BinaryIO, arrays: Mapping[str, Array], header: dict[str, Any]) -> None:
+    rows, position = [], 0
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise TypeError(f"array {name!r} holds Python objects, which cannot be mapped")
+        rows.append([name, array.dtype.str, list(array.shape), position])
+        position = _aligned(position + array.nbytes)
+    described = {"what": _MAGIC, "header": header, "arrays": rows, "bytes": position}
+    file.write(json.dumps(described).encode() + b"\n")
+    for array in arrays.values():
+        file.write(bytes(_aligned(file.tell()) - file.tell()))
+        file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    file.write(bytes(_aligned(file.tell()) - file.tell()))
+
+
+def _spilled(arrays: Mapping[str, Array], label: str) -> MappedArrays:
+    return MappedArrays.spill(arrays, label=label)
+
+
+def _inherited(duplicate: Any, label: str) -> MappedArrays:
+    return MappedArrays._of_descriptor(duplicate.detach(), label)
+
+
+def _map(descriptor: int, path: str) -> tuple[dict[str, Any], dict[str, Array]]:
+    # No read, no seek: processes that inherit a descriptor have one position between them.
+    size = os.fstat(descriptor).st_size
+    whole = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b""
+    header_bytes = whole.find(b"\n", 0, _LONGEST_HEADER) + 1
+    described = _described(whole[:header_bytes], path)
+    start = _aligned(header_bytes)
+    if size < start + described["bytes"]:
+        raise DataFormatError(f"the index '{path}' is cut short: remove it, it is built again")
+    arrays = {
+        name: np.ndarray(tuple(shape), dtype=dtype, buffer=whole, offset=start + offset)
+        for name, dtype, shape, offset in described["arrays"]
+    }
+    return described["header"], arrays
+
+
+def _described(line: bytes, path: str) -> dict[str, Any]:
+    try:
+        described = json.loads(line)
+    except ValueError:
+        described = None
+    if not isinstance(described, dict) or described.get("what") != _MAGIC:
+        raise DataFormatError(f"'{path}' is no index of this version: remove it, it is built again")
+    return described
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,271 @@
+"""CSV files of any size: records by row, batches by column.
+
+It holds no record: rows are found through an index in a memory-mapped file. It must not know how a field
+becomes a value.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.indexed import check_range
+from edl_torch.readers.text.csv_columns import arrow_columns, columns_of
+from edl_torch.readers.text.csv_layout import (
+    Header,
+    checked_fills,
+    chosen_columns,
+    column_names,
+    has_heading,
+    inferred,
+)
+from edl_torch.readers.text.csv_rows import CsvDialect, CsvLayout, RowParser
+from edl_torch.readers.text.row_index import CHUNK_BYTES
+from edl_torch.readers.text.sources import (
+    Gathered,
+    Paths,
+    SourceFiles,
+    TextSource,
+    find_files,
+    has_suffix,
+    in_blocks,
+    is_made_of,
+    open_source,
+    source_named,
+)
+from edl_torch.shard import IndexArray, Task, TaskType
+
+SUFFIXES = (".csv", ".tsv")
+_HEAD = 100  # records that a heading is told by
+_SAMPLE = 1000  # records that types are inferred from, spread over all files
+_MANIFEST_ONLY = {"root", "classes", "has_header"}
+
+
+class CsvReader(AbstractDataReader):
+    """Records `{column: value}` of CSV files; batches `{column: array}` through pyarrow.
+
+    Each file is a source, named by its path as given. Its rows are indexed once, in parallel, and the index
+    is kept; gzip files are unpacked once beside it. Fields may be quoted and hold line ends and doubled
+    quotes; lines end in LF, CRLF or CR; a byte order mark and a missing last line end do not matter; lines
+    without anything are no records.
+
+    Args:
+        data: A file, a folder with `.csv` or `.tsv` files (or these and `.gz`), a glob, or a list of those.
+        columns: The columns that records have, in this order; default all.
+        dtypes: Types by column (`csv_types.py` has the table). Those of other columns are inferred from up
+            to 1000 records spread over all files, the same ones in every process: `reader.dtypes` has them.
+        header: Whether each file begins with a heading. "auto" tells by numbers below it, and raises where
+            it cannot.
+        names: Column names instead of the heading's; files without either have f0, f1, …
+        delimiter: One ASCII character. Default: a tab for `.tsv`, else a comma.
+        quote_char: What quotes fields; None where quotes mean nothing.
+        encoding: UTF-8, or another in which line ends and the delimiter are bytes of their own.
+        null_values: Fields that mean "no value" in columns of other types than str: NaN in floating-point
+            ones, what `fill_nulls` says, else the record is bad.
+        fill_nulls: What stands for no value, by column.
+        as_tuples: Records are tuples of values, batches tuples of arrays.
+        index_dir: Where indexes are kept; see `edl_torch.readers.shared.index_cache.cached_index`.
+        chunk_bytes: The piece of a file that one thread indexes at a time.
+
+    Raises DataFormatError, naming the file, for data that cannot be used; InvalidArgument for options; in
+    reading, BadRecord with file, line and reason for a record of another width, with a value of another
+    type, or that is not text, DataFormatError when a file changes, and from `read_batch` ReaderUnavailable
+    without pyarrow.
+    """
+
+    def __init__(
+        self,
+        data: Paths,
+        columns: Sequence[str] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        *,
+        header: Header = "auto",
+        names: Sequence[str] | None = None,
+        delimiter: str | None = None,
+        quote_char: str | None = '"',
+        encoding: str = "utf-8",
+        null_values: Sequence[str] = ("",),
+        fill_nulls: Mapping[str, Any] | None = None,
+        as_tuples: bool = False,
+        index_dir: str | os.PathLike[str] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        super().__init__()
+        if isinstance(null_values, str):
+            raise InvalidArgument(f"null_values={null_values!r} is one string: pass a sequence of strings")
+        if header not in (True, False, "auto"):
+            raise InvalidArgument(f"header={header!r}: expected True, False or 'auto'")
+        paths = find_files(data, SUFFIXES)
+        delimiter = _delimiter(paths) if delimiter is None else delimiter
+        self._dialect = CsvDialect(delimiter=delimiter, quote_char=quote_char, encoding=encoding)
+        rules = self._dialect.rules
+        self._sources = {
+            path: open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes) for path in paths
+        }
+        self._files = SourceFiles(self._sources.values())
+        self._heading = header is True
+        nulls = frozenset(null_values)
+        all_names = self._find_heading(header, names, nulls)
+        wanted, types = chosen_columns(all_names, columns, dtypes, paths[0])
+        missing = [name for name in wanted if name not in types]
+        if missing:
+            types |= inferred(self._sample(), all_names, missing, nulls)
+        self._layout = CsvLayout(
+            names=all_names,
+            columns=tuple((name, types[name]) for name in wanted),
+            nulls=nulls,
+            fill_nulls=checked_fills(fill_nulls, {name: types[name] for name in wanted}),
+            as_tuples=as_tuples,
+        )
+        self._parser = RowParser(self._dialect, self._layout)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a record."""
+        return tuple(name for name, _ in self._layout.columns)
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The type of each column, as given or inferred: `dtypes=` for another reader of data like this."""
+        return {name: kind.name for name, kind in self._layout.columns}
+
+    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
+        """A source for each file, the same ones for every mode."""
+        return {name: self._count(source) for name, source in self._sources.items()}
+
+    def read_records(self, task: Task) -> Iterator[Any]:
+        """Yield the rows. Raises ReaderError for another source or a range outside of it."""
+        source = self._source(task.shard_name, task.start, task.end)
+        skips = self._skips
+        for start, block in in_blocks(self._files, source, task.start + skips, task.end + skips):
+            yield from self._records(source, start, block)
+
+    def read_record(self, name: str, index: int) -> Any:
+        """Row `index`. Raises ReaderError for another source or a number outside of it."""
+        number = int(index)
+        source = self._source(name, number, number + 1)
+        number += self._skips
+        return self._parse(source, number, self._files.read(source, *source.index.span(number)))
+
+    def read_batch(self, name: str, indices: IndexArray) -> Any:
+        """Rows as `{column: array}` (a tuple of arrays with `as_tuples`), str columns as objects."""
+        numbers = np.asarray(indices, dtype=np.int64)
+        if len(numbers):
+            self._source(name, int(numbers.min()), int(numbers.max()) + 1)
+        source = self._source(name, 0, 0)
+        numbers = numbers + self._skips
+        gathered = self._files.gather(source, numbers)
+        batch = arrow_columns(gathered.joined(), len(gathered), self._dialect, self._layout)
+        if batch is None:
+            batch = self._parse_all(source, numbers, gathered.rows())
+        return tuple(batch.values()) if self._layout.as_tuples else batch
+
+    @classmethod
+    def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Constructor arguments for a `.csv` or `.tsv` file (or with `.gz`), or a folder of nothing else."""
+        if given.keys() & _MANIFEST_ONLY:
+            return None
+        return {"data": data} if is_made_of(data, SUFFIXES) else None
+
+    @property
+    def _skips(self) -> int:
+        return int(self._heading)
+
+    def _count(self, source: TextSource) -> int:
+        return max(source.index.count - self._skips, 0)
+
+    def _source(self, name: str, start: int, end: int) -> TextSource:
+        source = source_named(name, self._sources, type(self).__name__)
+        check_range(start, end, 0, self._count(source), name)
+        return source
+
+    def _records(self, source: TextSource, start: int, block: Gathered) -> Iterator[Any]:
+        """By Arrow if it is there and nothing is wrong; it and the parser of rows agree."""
+        try:
+            columns = arrow_columns(block.joined(), len(block), self._dialect, self._layout)
+        except ReaderUnavailable:
+            columns = None
+        if columns is None:
+            for number, row in enumerate(block.rows(), start):
+                yield self._parse(source, number, row)
+            return
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            yield values if self._layout.as_tuples else dict(zip(columns, values, strict=True))
+
+    def _parse(self, source: TextSource, number: int, row: bytes) -> Any:
+        try:
+            return self._parser.parse(row)
+        except ValueError as exc:
+            raise BadRecord(f"{self._files.line(source, number)} {exc}") from exc
+
+    def _parse_all(self, source: TextSource, numbers: IndexArray, rows: list[bytes]) -> dict[str, Any]:
+        parsed = [
+            self._parse(source, number, row) for number, row in zip(numbers.tolist(), rows, strict=True)
+        ]
+        if self._layout.as_tuples:
+            parsed = [dict(zip(self.columns, values, strict=True)) for values in parsed]
+        return columns_of(parsed, self._layout)
+
+    def _find_heading(
+        self, header: Header, names: Sequence[str] | None, nulls: frozenset[str]
+    ) -> tuple[str, ...]:
+        """Settle whether files have a heading, by the first that has records; all must have the same."""
+        filled = [source for source in self._sources.values() if source.index.count]
+        if not filled:
+            raise DataFormatError(f"{', '.join(map(repr, list(self._sources)[:3]))}: there is no record")
+        head = [self._first_fields(filled[0])]
+        if header == "auto":
+            rest = self._files.gather(filled[0], np.arange(1, min(_HEAD, filled[0].index.count)))
+            head += [self._dialect.fields(row, "replace") for row in rest.rows()]
+        if header == "auto":
+            self._heading = has_heading(head, nulls, filled[0].name)
+        if self._heading:
+            for source in filled[1:]:
+                if (found := self._first_fields(source)) != head[0]:
+                    raise DataFormatError(
+                        f"'{source.name}' begins with {found[:20]} and '{filled[0].name}' with "
+                        f"{head[0][:20]}: files of one reader have the same heading; or pass header=False "
+                        "and names="
+                    )
+        if not any(map(self._count, filled)):
+            raise DataFormatError(f"'{filled[0].name}' has a heading and no record")
+        return column_names(head[0], self._heading, names, filled[0].name)
+
+    def _sample(self) -> Iterator[list[str]]:
+        counts = np.array([self._count(source) for source in self._sources.values()])
+        ends = np.cumsum(counts)
+        chosen = np.unique(np.linspace(0, ends[-1] - 1, _SAMPLE).astype(np.int64))
+        files = np.searchsorted(ends, chosen, side="right")
+        sources = list(self._sources.values())
+        for file in np.unique(files).tolist():
+            numbers = chosen[files == file] - (ends[file] - counts[file]) + self._skips
+            for row in self._files.gather(sources[file], numbers).rows():
+                yield self._dialect.fields(row, "replace")
+
+    def _first_fields(self, source: TextSource) -> list[str]:
+        row = self._files.read(source, *source.index.span(0))
+        try:
+            return self._dialect.fields(row)
+        except UnicodeDecodeError as exc:
+            raise DataFormatError(
+                f"{self._files.line(source, 0)} is not {self._dialect.encoding}: {exc.reason}; name the "
+                "file's own encoding with encoding="
+            ) from exc
+
+    def __repr__(self) -> str:
+        records = sum(map(self._count, self._sources.values()))
+        return f"<CsvReader files={len(self._sources)} records={records} columns={len(self._layout.columns)}>"
+
+
+def _delimiter(paths: list[str]) -> str:
+    kinds = {has_suffix(path, (".tsv",)) for path in paths}
+    if len(kinds) > 1:
+        raise InvalidArgument(
+            "some of the files are .tsv and some are not: read them by two readers, or pass delimiter="
+        )
+    return "\t" if kinds == {True} else ","

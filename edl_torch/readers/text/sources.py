@@ -1,0 +1,264 @@
+"""The text files of a reader: found by path, folder, glob or list, indexed, and read by byte range.
+
+It must not know what a record means.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, SourceChanged
+from edl_torch.readers.shared.index_cache import FileStamp, cached_index
+from edl_torch.readers.text.row_index import CHUNK_BYTES, RowIndex, build_row_index, read_range
+from edl_torch.readers.text.row_scan import Positions, RowRules
+from edl_torch.readers.text.unpacked import is_packed, unpacked_copy
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_KIND = "rows1"
+_OPEN_AT_ONCE = 64
+_GAP_BYTES = 16 << 10  # what lies between two wanted records is read too if it is less
+_BLOCK_ROWS, _BLOCK_BYTES = 4096, 1 << 20  # what a run of records is read in
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive",
+    b"BZh": "packed with bzip2",
+    b"\xfd7zXZ": "packed with xz",
+    b"\x28\xb5\x2f\xfd": "packed with zstd",
+    b"PAR1": "a Parquet file",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
+
+def find_files(data: Paths, suffixes: tuple[str, ...]) -> list[str]:
+    """The files that `data` names: a file, a folder (its files with these suffixes), a glob, a list of those.
+
+    Files of a folder or glob come sorted; names that begin with `.` or `_` (as `_SUCCESS`) do not count.
+    Raises DataFormatError for what is not there, for a folder or glob without such a file, and for a file
+    named twice.
+    """
+    if isinstance(data, str | os.PathLike):
+        found = _named_by(os.fspath(data), suffixes)
+    else:
+        found = [path for entry in data for path in _named_by(os.fspath(entry), suffixes)]
+    if not found:
+        raise InvalidArgument("the list of data files is empty")
+    if len(set(found)) < len(found):
+        twice, _ = Counter(found).most_common(1)[0]
+        raise DataFormatError(f"the file '{twice}' is named twice: its records would be read twice")
+    return found
+
+
+def _named_by(path: str, suffixes: tuple[str, ...]) -> list[str]:
+    if os.path.isdir(path):
+        found = folder_files(path, suffixes)
+        expected = f"a name that ends in {', '.join(suffixes)} (others can be named by a glob)"
+    elif os.path.exists(path):
+        return [path]
+    elif glob.has_magic(path):
+        found = sorted(name for name in glob.glob(path, recursive=True) if _counts(name))
+        expected = "a file that matches it"
+    else:
+        raise DataFormatError(f"the data file '{path}' does not exist; check the path")
+    if not found:
+        raise DataFormatError(f"'{path}' has no data file: expected {expected}")
+    return found
+
+
+def folder_files(folder: str, suffixes: tuple[str, ...]) -> list[str]:
+    """The files directly in a folder with these suffixes, or these and `.gz`, sorted."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as exc:
+        raise DataFormatError(f"the folder '{folder}' cannot be listed: {exc.strerror}") from exc
+    paths = (os.path.join(folder, name) for name in names if has_suffix(name, suffixes))
+    return [path for path in paths if _counts(path)]
+
+
+def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file's name ends in one of the suffixes, or in one and `.gz`."""
+    return name.lower().removesuffix(".gz").endswith(suffixes)
+
+
+def is_made_of(data: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a path is a file with one of the suffixes, or a folder or glob of nothing else."""
+    if not os.path.isdir(data):
+        named = [data] if os.path.exists(data) else glob.glob(data, recursive=True)
+        return bool(named) and all(os.path.isfile(path) and has_suffix(path, suffixes) for path in named)
+    visible = [name for name in os.listdir(data) if not name.startswith((".", "_"))]
+    return bool(visible) and len(folder_files(data, suffixes)) == len(visible)
+
+
+def _counts(path: str) -> bool:
+    return not os.path.basename(path).startswith((".", "_")) and os.path.isfile(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSource:
+    """One file: the name it was given, its records, and the file that is read (of a packed one, its copy)."""
+
+    name: str
+    index: RowIndex
+    stamp: FileStamp
+
+
+def open_source(
+    name: str,
+    rules: RowRules,
+    *,
+    index_dir: str | os.PathLike[str] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    binary: bool = False,
+) -> TextSource:
+    """Index a file, or find its index.
+
+    Raises DataFormatError, with the name, for a file that cannot be used.
+    """
+    if not os.path.isfile(name):
+        what = "is a folder" if os.path.isdir(name) else "is no regular file"
+        raise DataFormatError(f"'{name}' {what}: expected a text file")
+    try:
+        stamp = FileStamp.of(name)
+        if is_packed(name):
+            stamp = unpacked_copy(stamp, index_dir)
+        if not binary:
+            _refuse_foreign(name, stamp.path)
+        arrays = cached_index(
+            stamp,
+            _KIND,
+            lambda: build_row_index(stamp.path, rules, chunk_bytes=chunk_bytes),
+            options=f"{rules.quote} {rules.delimiter} {rules.cr_ends_line} {rules.keeps_empty}",
+            index_dir=index_dir,
+        )
+    except OSError as exc:
+        raise DataFormatError(f"'{name}' cannot be read: {exc.strerror}; check its permissions") from exc
+    return TextSource(name=name, index=RowIndex(arrays), stamp=stamp)
+
+
+def _refuse_foreign(name: str, path: str) -> None:
+    with open(path, "rb") as file:
+        head = file.read(1 << 16)
+    for magic, what in _FOREIGN.items():
+        if head.startswith(magic):
+            raise DataFormatError(
+                f"'{name}' is {what}, not plain text: convert it to UTF-8 text (or .gz) first"
+            )
+    if b"\0" in head:
+        raise DataFormatError(
+            f"'{name}' is no text: it has a NUL byte at byte {head.index(0)} (a binary file, or UTF-16 or "
+            "UTF-32: convert it to UTF-8 first)"
+        )
+
+
+class Gathered:
+    """Records as places in some bytes; `in_order` where these are the records one after the other."""
+
+    __slots__ = ("_data", "_ends", "_in_order", "_starts")
+
+    def __init__(self, data: bytes, starts: Positions, ends: Positions, *, in_order: bool) -> None:
+        self._data, self._starts, self._ends, self._in_order = data, starts, ends, in_order
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def rows(self) -> list[bytes]:
+        """Each record's bytes with its line end; a file's last line may have none."""
+        return list(map(self._data.__getitem__, map(slice, self._starts.tolist(), self._ends.tolist())))
+
+    def joined(self) -> bytes:
+        """All of them in one piece, with blank lines between."""
+        return self._data if self._in_order else b"\n".join(self.rows())
+
+
+class SourceFiles:
+    """Reads byte ranges; files are opened on first use in each process, the last ones stay open."""
+
+    def __init__(self, sources: Iterable[TextSource]) -> None:
+        self._sources = {source.name: source for source in sources}
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+
+    def read(self, source: TextSource, start: int, end: int) -> bytes:
+        """Bytes `start … end - 1`. Raises SourceChanged if the file is not the one that was indexed."""
+        file = self._open.get(source.name)
+        if file is None:
+            file = self._open[source.name] = _OpenFile(source.stamp)
+            if len(self._open) > _OPEN_AT_ONCE:
+                self._open.popitem(last=False)
+        return file.read(start, end)
+
+    def line(self, source: TextSource, number: int) -> str:
+        """Where a record is, for messages: file and line."""
+        line = source.index.line(number, lambda start, end: self.read(source, start, end))
+        return f"'{source.name}' line {line}"
+
+    def gather(self, source: TextSource, numbers: Positions) -> Gathered:
+        """Records in the order asked for, read in as few ranges as is sensible."""
+        starts, ends = source.index.spans(numbers)
+        if not len(numbers) or (starts[1:] == ends[:-1]).all():
+            begin, end = (int(starts[0]), int(ends[-1])) if len(numbers) else (0, 0)
+            return Gathered(self.read(source, begin, end), starts - begin, ends - begin, in_order=True)
+        order = np.argsort(starts, kind="stable")
+        first, after = starts[order], ends[order]
+        group_begins = np.concatenate(([True], first[1:] - after[:-1] > _GAP_BYTES))
+        begins = first[group_begins]
+        finishes = after[np.append(np.flatnonzero(group_begins)[1:] - 1, len(order) - 1)]
+        pieces = [self.read(source, *span) for span in zip(begins.tolist(), finishes.tolist(), strict=True)]
+        shifts = begins - np.concatenate(([0], np.cumsum(finishes - begins)[:-1]))
+        shift = np.empty_like(starts)
+        shift[order] = shifts[np.cumsum(group_begins) - 1]
+        return Gathered(b"".join(pieces), starts - shift, ends - shift, in_order=False)
+
+    def __reduce__(self) -> tuple[type[SourceFiles], tuple[list[TextSource]]]:
+        return type(self), (list(self._sources.values()),)
+
+
+class _OpenFile:
+    """A file as it was indexed; closed when nobody has it any more."""
+
+    __slots__ = ("__weakref__", "_descriptor", "_stamp")
+
+    def __init__(self, stamp: FileStamp) -> None:
+        stamp.check()
+        try:
+            self._descriptor = os.open(stamp.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise DataFormatError(f"'{stamp.path}' cannot be read: {exc.strerror}") from exc
+        self._stamp = stamp
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, start: int, end: int) -> bytes:
+        now = os.fstat(self._descriptor)
+        if (now.st_size, now.st_mtime_ns) != (self._stamp.size, self._stamp.mtime_ns):
+            self._stamp.check()
+            raise SourceChanged(f"'{self._stamp.path}' was replaced while it was read: start the job again")
+        return read_range(self._descriptor, start, end)
+
+
+def in_blocks(files: SourceFiles, source: TextSource, start: int, end: int) -> Iterator[tuple[int, Gathered]]:
+    """Yield `(number of the first, records)` for a run of records, some of them at a time."""
+    while start < end:
+        numbers = np.arange(start, min(start + _BLOCK_ROWS, end))
+        ends = source.index.spans(numbers)[1]
+        most = source.index.span(start)[0] + _BLOCK_BYTES
+        fits = max(int(np.searchsorted(ends, most, side="right")), 1)
+        yield start, files.gather(source, numbers[:fits])
+        start += fits
+
+
+def source_named(name: str, sources: Mapping[str, TextSource], reader: str) -> TextSource:
+    """Raises ReaderError for a source that the reader does not have."""
+    try:
+        return sources[name]
+    except KeyError:
+        known = ", ".join(map(repr, list(sources)[:3])) + (", …" if len(sources) > 3 else "")
+        raise ReaderError(
+            f"{reader} reads {known}, not {name!r}: make the reader with the same arguments in every "
+            "trainer as where the dataset was registered"
+        ) from None
