@@ -96,11 +96,8 @@ def test_recovery_benchmark_measures_every_death_in_every_round(tmp_path: Path) 
 def test_makespan_benchmark_runs_every_race_and_counts_every_batch(tmp_path: Path) -> None:
     printed, body = run("makespan.py", tmp_path)
     found = body["findings"]
-    assert [(one["race"]["workers"], len(one["race"]["steps_s"]), one["first"]) for one in found] == [
-        (workers, trainers, first)
-        for workers, trainers in ((0, 4), (2, 4), (0, 12))
-        for first in (True, False)
-    ]
+    kinds = [(one["race"]["workers"], len(one["race"]["steps_s"]), one["first"]) for one in found]
+    assert kinds == [(workers, 2, first) for workers in (0, 2) for first in (True, False)]
     for one in found:
         assert one["race"]["title"] in printed
         assert all(epoch["makespan_s"] > 0 < epoch["ideal_s"] for epoch in one["epochs"])
