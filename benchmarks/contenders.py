@@ -51,6 +51,7 @@ class Elastic:
         shuffle: bool = False,
         columnar: bool = False,
         seeded: bool = True,
+        collate: Callable[[list[Any]], Any] | None = None,
         method: str | None = None,
     ) -> None:
         self.service = DataShardService(
@@ -69,7 +70,7 @@ class Elastic:
             )
         )
         size: dict[str, Any] = {"batch_size": None} if columnar else {}
-        self._loader = ElasticDataLoader(dataset, **size, **_started(workers, method))
+        self._loader = ElasticDataLoader(dataset, collate_fn=collate, **size, **_started(workers, method))
 
     def __call__(self) -> int:
         return sum(map(records_of, self._loader))

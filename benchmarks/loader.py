@@ -21,12 +21,14 @@ from contenders import BareDecoding, Elastic, MapStyle, PilFolder, Plain, Reader
 from harness import Contest, Result, measure, parser, print_result, results_as_json, write_json
 from pictures import find_pictures
 from records import RepeatedImages, TinyRows, ToTensor
+from torch.utils.data import default_collate
 
 from edl_torch import LocalMaster, MasterClient
 from edl_torch.client.port import MasterPort
 from edl_torch.readers.images.decode import EXTENSIONS
 
 ELASTIC, UNSEEDED, GRPC, PLAIN = "elastic", "elastic, unseeded", "elastic over grpc", "plain DataLoader"
+SAME_COLLATE = "elastic, torch's collate"
 BARE, PIL = "bare decode + resize", "PIL image folder"
 COLUMNS, COLUMNS_GRPC, ROWS = "elastic, columnar", "elastic, columnar over grpc", "map-style per record"
 
@@ -159,10 +161,13 @@ def tiny(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) -> 
         title=f"tiny records in batches of {sizes.row_batch}, {workers} workers",
         contenders={
             ELASTIC: opened(stack, Elastic(reader, master=LocalMaster(), **shape)),
+            SAME_COLLATE: opened(
+                stack, Elastic(reader, master=LocalMaster(), collate=default_collate, **shape)
+            ),
             GRPC: opened(stack, Elastic(reader, master=client, **shape)),
             PLAIN: Plain(reader, **shape),
         },
-        ratios=[(ELASTIC, PLAIN, SAME), (GRPC, PLAIN, SAME)],
+        ratios=[(ELASTIC, PLAIN, SAME), (SAME_COLLATE, PLAIN, SAME), (GRPC, PLAIN, SAME)],
     )
 
 

@@ -258,7 +258,7 @@ def run_master(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableState | None) -> None:
     from edl_torch.cli_data import described
     from edl_torch.master.elasticdl_desk import DeskOptions
-    from edl_torch.master.server import serve, write_address_file
+    from edl_torch.master.server import allow_connections, serve, write_address_file
     from edl_torch.rpc.address import HostPort
 
     for registration in described(options):
@@ -272,6 +272,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             write_address_file(options.address_file, address)
         print(f"ready on {address}", flush=True)
 
+    allow_connections()
     gc.collect()
     gc.freeze()  # what is here stays: a full collection that looks at it would hold answers back for 14 ms
     make_commits = None if state is None else state.group_commit

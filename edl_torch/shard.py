@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from itertools import repeat
 from typing import overload
 
 import numpy as np
@@ -102,10 +103,8 @@ class Indices(Sequence[tuple[str, int]]):
     def __iter__(self) -> Iterator[tuple[str, int]]:
         if self.sources is None:
             name = self.names[0] if self.names else ""
-            return ((name, index) for index in self.numbers.tolist())
-        names = self.names
-        pairs = zip(self.sources.tolist(), self.numbers.tolist(), strict=True)
-        return ((names[source], index) for source, index in pairs)
+            return zip(repeat(name), self.numbers.tolist(), strict=False)
+        return zip(map(self.names.__getitem__, self.sources.tolist()), self.numbers.tolist(), strict=True)
 
     def __repr__(self) -> str:
         return f"<Indices n={len(self)} of {len(self.names)} source(s)>"

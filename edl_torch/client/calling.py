@@ -48,7 +48,8 @@ class Caller:
         """Repeat for `master_timeout_s`, with pauses of at most a second; then raise MasterUnavailable."""
         give_up_at = time.monotonic() + self.timeout_s
         first: MasterUnavailable | None = None
-        for pause_s in backoff():
+        pauses = backoff()
+        while True:
             left_s = give_up_at - time.monotonic()
             timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(attempt_s, left_s))
             try:
@@ -59,11 +60,11 @@ class Caller:
                 if first is None and self._explain is not None:
                     self._explain(left_s)
                 first = first or error
+                pause_s = next(pauses)
                 if time.monotonic() + pause_s >= give_up_at:
                     raise self.unavailable(first) from error
                 log.debug("%s; trying again", error)
             self.pause(pause_s)
-        raise AssertionError("backoff never ends")
 
     def attempt(
         self, rpc: Callable[..., Any], request: Any, timeout_s: float, *, wait_for_ready: bool = False

@@ -116,7 +116,8 @@ class ElasticPasses:
             raise AccountingError(
                 f"{self._book.batch_records} record(s) of {self._dataset!r} were handed out after the "
                 f"last optimizer.step() and nothing else is left: step on them at the end of an epoch, or "
-                f"call service.report_batch_done() if they count as trained on"
+                f"call service.report_batch_done() if they count as trained on, as after a step that a "
+                f"GradScaler may skip"
             )
 
     def close(self, number: int) -> None:

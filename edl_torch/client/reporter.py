@@ -14,7 +14,7 @@ from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, ReportAnswer, ReportCall
-from edl_torch.errors import EdlError, MasterUnavailable, SessionLost, StaleLease
+from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, SessionLost, StaleLease
 
 log = logging.getLogger("edl_torch.client")
 
@@ -312,7 +312,7 @@ class Reporter:
         deadline = self._threads.clock() + timeout_s
         try:
             self.flush(timeout_s)
-        except (MasterUnavailable, StaleLease):
+        except (MasterUnavailable, ServiceClosed, StaleLease):
             log.debug("the last report of session %s was not answered", self._session, exc_info=True)
         finally:
             with self._changed:

@@ -238,7 +238,12 @@ class DataShardService:
             )
         number = self.session.steps.attach()
         passes = self._session.elastic
-        self._hooks.append(register(lambda *_: passes.stepped(number)))
+
+        def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+            if not _makes_state(optimizer, named):
+                passes.stepped(number)
+
+        self._hooks.append(register(stepped))
 
     # Checkpoints ----------------------------------------------------------------------------------------
 
@@ -332,6 +337,16 @@ def _choose_master(given: MasterPort | None, master_timeout_s: float | None, *, 
             f"proven from the log"
         )
     return master
+
+
+def _makes_state(optimizer: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a step was one of `torch.distributed.checkpoint.state_dict`, which trains nothing.
+
+    It steps an optimizer that has neither state nor gradients, with rates of 0, to see what state it makes. A
+    step of the loop's own that looks the same is counted with the next one.
+    """
+    asked = "closure" in named and named["closure"] is None
+    return asked and not any(group.get("lr") for group in optimizer.param_groups)
 
 
 def _close_at_exit(service: weakref.ref[DataShardService]) -> None:

@@ -25,7 +25,7 @@ from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.client.tickets import Book
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
-from edl_torch.errors import MasterUnavailable, StaleLease
+from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -296,7 +296,8 @@ class Session:
         self._broken.close()
         try:
             self._let_go(deadline)
-        except (MasterUnavailable, StaleLease):  # what nobody hears of is taken back when the session is over
+        except (MasterUnavailable, ServiceClosed, StaleLease):
+            # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)
         finally:
             self._audit.close()

@@ -216,9 +216,7 @@ class ShardLedger:
             epoch = self._lending.open_pass(batch_size)
         if epoch == NEW_PASS:
             return epoch, PassState.FINISHED if self.finished else PassState.OPEN, ()
-        wish = Wish(
-            session=session, epoch=epoch, count=count, batch_size=batch_size, ahead=ahead and not drained
-        )
+        wish = Wish(session, epoch, count, batch_size, ahead and not drained)
         grants = tuple(self._lending.grants(wish, self.leased_records))
         if grants:
             self.loans.lent(session, grants[0].task)

@@ -17,7 +17,7 @@ from edl_torch.core.todo import Todo, Waiting
 FAR = 64  # shards: who has more than so many to come is lent whole ones
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Wish:
     """A session asks for up to `count` slices of a pass over `epoch`; `ahead` of its need, or not."""
 

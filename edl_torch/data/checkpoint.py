@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from edl_torch.client.peers import together
 from edl_torch.client.service import DataShardService
-from edl_torch.errors import CheckpointError
+from edl_torch.errors import CheckpointError, InvalidArgument
 
 _NAME = re.compile(r"\d{8}")
 _PARTIAL = ".partial"
@@ -58,7 +58,9 @@ def save_checkpoint(
 
     Returns the folder, `directory/00000001` and so on. Raises CheckpointError where it cannot be written, or
     where others have saved one since this job loaded or saved its last; earlier ones are then untouched.
+    InvalidArgument for several ranks that do not all step together.
     """
+    _check_ranks(service)
     folder = Path(directory)
     data = service.state_dict()
     last = service.session.checkpoints.get(str(folder))
@@ -74,7 +76,7 @@ def save_checkpoint(
                 no_dist=alone,
             )
     except (OSError, CheckpointException) as exc:
-        raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {exc}") from exc
+        raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {_why(exc)}") from exc
     _on_first(service, lambda: _finish(partial, folder / name, keep))
     service.session.checkpoints[str(folder)] = name
     return folder / name
@@ -90,8 +92,10 @@ def load_checkpoint(
 
     All ranks call it before the first pass, after the synchronous loader is made; their number need not be
     that of the job that saved. Returns what was saved as `extra`; None where there was no checkpoint. Raises
-    CheckpointError for one that cannot be read, TokenError for one of another dataset.
+    CheckpointError for one that cannot be read, TokenError for one of another dataset, InvalidArgument for
+    several ranks that do not all step together.
     """
+    _check_ranks(service)
     name = _on_first(service, lambda: _newest(Path(directory)))
     service.session.checkpoints[str(Path(directory))] = name
     if not name:
@@ -106,7 +110,7 @@ def load_checkpoint(
             load(whole := state | beside, checkpoint_id=folder, no_dist=alone)
     except (OSError, CheckpointException) as exc:
         raise CheckpointError(
-            f"the checkpoint '{folder}' cannot be read: {exc}. Remove it to go on from the one before"
+            f"the checkpoint '{folder}' cannot be read: {_why(exc)}. Remove it to go on from the one before"
         ) from exc
     set_state_dict(*(model, optimizer), model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     service.load_state_dict(whole["data"])
@@ -120,14 +124,39 @@ def _on_first(service: DataShardService, ask: Callable[[], str]) -> str:
     return ask() if lockstep is None else together(lockstep.peers, lambda: None, ask)
 
 
+def _check_ranks(service: DataShardService) -> None:
+    """All ranks of the job write one checkpoint, and must agree where."""
+    lockstep = service.session.position.lockstep
+    agreeing = 1 if lockstep is None else lockstep.peers.size
+    ranks = 1 if _alone() else dist.get_world_size()
+    if 1 < ranks != agreeing:
+        raise InvalidArgument(
+            f"this job has {ranks} ranks, and {agreeing} of them step(s) with this service: make the loader "
+            "first, with synchronous=True and over all ranks. Ranks with models of their own, and "
+            "model-parallel ones, save by torch.save or torch.distributed.checkpoint, and with them "
+            "service.state_dict()"
+        )
+
+
+def _alone() -> bool:
+    return not (dist.is_available() and dist.is_initialized())
+
+
 @contextmanager
 def _alone_or_not() -> Iterator[bool]:
     """Whether this process saves alone; torch warns of that, though it was asked for."""
-    alone = not (dist.is_available() and dist.is_initialized())
+    alone = _alone()
     with warnings.catch_warnings():
         if alone:
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield alone
+
+
+def _why(error: OSError | CheckpointException) -> str:
+    """In a line; torch has the traceback of each rank in it."""
+    if isinstance(error, OSError):
+        return str(error)
+    return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in sorted(error.failures.items()))
 
 
 def _pickled(extra: dict[str, Any]) -> bytes:

@@ -20,7 +20,8 @@ from edl_torch.client.tickets import Tally
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
-from edl_torch.data.reading import Run, SampleReader
+from edl_torch.data.orphans import end_with_trainer
+from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads
@@ -102,6 +103,8 @@ class ShardedDataset(IterableDataset[Any]):
         tally.clear()
         if feed is not None and feed.columnar:
             return self._batches(link, plan, tally)
+        if feed is not None and feed.list_size:
+            return self._lists(link, plan, tally, feed.list_size)
         return self._samples(link, plan, tally)
 
     def _connect(self) -> Link:
@@ -113,6 +116,8 @@ class ShardedDataset(IterableDataset[Any]):
             # All workers of one DataLoader iterator have the same seed but for their number.
             stream = f"process {pid}" if info is None else f"worker {info.id}"
             run = "" if info is None else str(info.seed - info.id)
+            if info is not None:
+                end_with_trainer()
             self._link = pid, SocketLink(self._handle, stream, run)
         return self._link[1]
 
@@ -120,13 +125,26 @@ class ShardedDataset(IterableDataset[Any]):
         reader = SampleReader(self.reader, self._to_samples)
 
         def read(grant: Grant) -> Iterator[Any]:
-            def on_bad(position: int, error: ReaderError) -> Run:
-                self._bad(link, grant, position, error)
-                return tally.start(grant.task, position + 1)
-
-            return reader.samples(plan, grant, tally.start(grant.task, grant.slice.skip), on_bad)
+            run = tally.start(grant.task, grant.slice.skip)
+            return reader.samples(plan, grant, run, self._on_bad(link, grant, tally))
 
         return chain.from_iterable(map(read, iter(link.next, None)))
+
+    def _lists(self, link: Link, plan: Plan, tally: Tally, size: int) -> Iterator[list[Any]]:
+        reader = SampleReader(self.reader, self._to_samples)
+        samples = SampleList(size)
+        for grant in iter(link.next, None):
+            run = tally.start(grant.task, grant.slice.skip)
+            yield from reader.lists(samples, plan, grant, run, self._on_bad(link, grant, tally))
+        if samples.missing < size:
+            yield samples.take()
+
+    def _on_bad(self, link: Link, grant: Grant, tally: Tally) -> OnBadInRun:
+        def on_bad(position: int, error: ReaderError) -> Run:
+            self._bad(link, grant, position, error)
+            return tally.start(grant.task, position + 1)
+
+        return on_bad
 
     def _batches(self, link: Link, plan: Plan, tally: Tally) -> Iterator[Any]:
         for grant in iter(link.next, None):
@@ -170,14 +188,23 @@ class ShardedDataset(IterableDataset[Any]):
         """Whether the reader can read many records into one columnar batch."""
         return has_batch_reads(self.reader)
 
+    @property
+    def makes_lists(self) -> bool:
+        """Whether an iteration may yield samples by the list: not where a subclass does something to each."""
+        return type(self).__iter__ is ShardedDataset.__iter__
+
 
 class Feed:
-    """What an `ElasticDataLoader` binds to its dataset for a pass; pickled with it to loader workers."""
+    """What an `ElasticDataLoader` binds to its dataset for a pass; pickled with it to loader workers.
 
-    __slots__ = ("columnar", "generators", "tally")
+    The iteration yields lists of `list_size` samples; where that is 0, samples one by one.
+    """
 
-    def __init__(self, *, columnar: bool) -> None:
+    __slots__ = ("columnar", "generators", "list_size", "tally")
+
+    def __init__(self, *, columnar: bool, list_size: int) -> None:
         self.columnar = columnar
+        self.list_size = list_size
         self.generators = Generators(after_each=False)
         self.tally = Tally()
 

@@ -214,13 +214,14 @@ class ElasticDataLoader(DataLoader[Any]):
         """Begin to read what the session has leases for; the inner loader never drops a partial batch."""
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
         if self._inner is None:
-            self._feed = Feed(columnar=self._columnar)
-            batched = self.batch_size is not None
+            size = self.batch_size
+            list_size = 0 if size is None or not dataset.makes_lists else size
+            self._feed = Feed(columnar=self._columnar, list_size=list_size)
             collate = TicketedCollate(
-                self._user_collate(), self._feed.tally, self._feed.generators, batched=batched
+                self._user_collate(), self._feed.tally, self._feed.generators, batched=size is not None
             )
             arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
-            self._inner = DataLoader(dataset, batch_size=self.batch_size, **arguments)
+            self._inner = DataLoader(dataset, batch_size=None if list_size else size, **arguments)
         dataset.bind(self._feed)
         try:
             return iter(self._inner)

@@ -6,7 +6,8 @@ Votes never wait behind the model's collectives, and need no accelerator. It mus
 from __future__ import annotations
 
 import hashlib
-import pickle
+import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,11 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.serialization import default_restore_location
 
 from edl_torch.client.peers import Ballot
 from edl_torch.data.fresh_names import fresh_name
 from edl_torch.errors import InvalidArgument, PeerFailed
+from edl_torch.rpc.route import address_towards
 
 TIMEOUT_S = 1800.0  # as torch's own default for gloo: a rank may decode, or wait for its master, for long
 
@@ -59,15 +62,17 @@ class ProcessGroupPeers:
         return self._broadcast(text.encode(), 0).decode()
 
     def lend(self, batch: Any) -> Any:
-        """A batch of the lowest rank that gives one (None is none), on every rank. It travels as a pickle
-        between the ranks, as in torch's own collectives for objects."""
+        """A batch of the lowest rank that gives one (None is none), on every rank, and on its accelerator.
+
+        It travels as a pickle between the ranks, as in torch's own collectives for objects.
+        """
         lowest = torch.tensor([self.size if batch is None else self.rank], dtype=torch.int64)
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         with _peers_alive():
             self._gloo.allreduce([lowest], options).wait()
         source = int(lowest)
-        return pickle.loads(self._broadcast(pickle.dumps(batch) if source == self.rank else b"", source))
+        return _unpickled(self._broadcast(_pickled(batch) if source == self.rank else b"", source))
 
     def _broadcast(self, data: bytes, source: int) -> bytes:
         options = dist.BroadcastOptions()
@@ -93,9 +98,52 @@ def _connect(ranks: list[int], rank: int, timeout_s: float) -> Any:
     store = _get_default_store()
     with _peers_alive():
         name = fresh_name(store, where, rank, len(ranks), timeout_s)
-        return dist.ProcessGroupGloo(
-            PrefixStore(f"{where}/{name}", store), rank, len(ranks), timedelta(seconds=timeout_s)
-        )
+        return _gloo(PrefixStore(f"{where}/{name}", store), rank, len(ranks), timedelta(seconds=timeout_s))
+
+
+def _gloo(store: PrefixStore, rank: int, size: int, timeout: timedelta) -> Any:
+    here = _own_address(store)
+    if here is None:
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=here)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _own_address(store: Store) -> str | None:
+    """The address that leads to the store, where all ranks meet; None: as gloo has it.
+
+    gloo takes that of this host's name, which is often 127.0.1.1. Jobs over nccl need gloo for nothing else,
+    and so have not chosen an interface for it.
+    """
+    env = os.environ
+    on_one_host = "WORLD_SIZE" in env and env["WORLD_SIZE"] == env.get("LOCAL_WORLD_SIZE")
+    if on_one_host or env.get("GLOO_SOCKET_IFNAME"):
+        return None
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):  # type: ignore[attr-defined]
+        return None
+    try:
+        return str(address_towards(store.host, store.port))
+    except OSError:
+        return None
+
+
+def _pickled(batch: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(batch, file)
+    return file.getvalue()
+
+
+def _unpickled(batch: bytes) -> Any:
+    return torch.load(io.BytesIO(batch), map_location=_of_this_rank, weights_only=False)
+
+
+def _of_this_rank(storage: Any, location: str) -> Any:
+    """Where the lender's storage was on cuda:3, this rank's is on the cuda device that it has chosen."""
+    return default_restore_location(storage, location.partition(":")[0])  # type: ignore[no-untyped-call]
 
 
 class _Vote:

@@ -1,4 +1,4 @@
-"""Reads one leased slice through a reader, sample by sample, and counts how far it came.
+"""Reads leased slices through a reader, sample by sample or by the list, and counts how far it came.
 
 It names the record when reading fails; what becomes of the failure is decided by `on_bad`.
 """
@@ -36,6 +36,33 @@ class OnBadInRun(Protocol):
     def __call__(self, position: int, error: ReaderError) -> Run: ...
 
 
+class SampleList:
+    """The samples of the batch that is being read, `size` when it is whole. One lease after another adds to
+    it."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._samples: list[Any] = []
+
+    @property
+    def missing(self) -> int:
+        """How many it has room for."""
+        return self._size - len(self._samples)
+
+    def draw(self, samples: Iterator[Any], run: Run, stop: int) -> None:
+        """Add samples up to position `stop`, or as many as come; `run` is kept at the next one."""
+        before = run[2] - len(self._samples)
+        try:
+            self._samples.extend(islice(samples, stop - run[2]))  # an error leaves what came before it
+        finally:
+            run[2] = before + len(self._samples)
+
+    def take(self) -> list[Any]:
+        """The samples; the next list begins. They are kept nowhere else: they would outlive their batch."""
+        samples, self._samples = self._samples, []
+        return samples
+
+
 class SampleReader:
     """A reader, and how its records become samples: `to_samples(plan, slice, records of the slice)`."""
 
@@ -49,9 +76,8 @@ class SampleReader:
         source = self._source(plan, grant)
         cut = grant.slice
         while (position := run[2]) < cut.stop:
-            rest = replace(cut, skip=position, limit=cut.stop - position)
             try:
-                samples = iter(self._to_samples(plan, rest, source(rest)))
+                samples = self._rest(plan, cut, position, source)
                 # All that Python does for one record. No name holds the sample: it would outlive its batch.
                 for run[2] in range(position + 1, cut.stop + 1):
                     yield next(samples)
@@ -60,8 +86,40 @@ class SampleReader:
                 error: Exception = too_few(self._reader, cut.stop - run[2] + 1)
             except Exception as exc:  # noqa: BLE001  a reader is the user's code: whatever it raises is named
                 error = exc
-            failed = run[2] = max(position, run[2] - 1)
-            run = on_bad(failed, name_record(error, *plan.locate(cut.epoch, cut.shard, failed)))
+            run[2] = max(position, run[2] - 1)
+            run = on_bad(run[2], self._named(error, plan, cut, run[2]))
+
+    def lists(
+        self, samples: SampleList, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun
+    ) -> Iterator[list[Any]]:
+        """As `samples`, but add to a list and yield it when it is full. For a record no Python runs but the
+        reader's and the transform's."""
+        source = self._source(plan, grant)
+        cut = grant.slice
+        while run[2] < cut.stop:
+            try:
+                rest = self._rest(plan, cut, run[2], source)
+                while run[2] < cut.stop:
+                    wanted = run[2] + min(samples.missing, cut.stop - run[2])
+                    samples.draw(rest, run, wanted)
+                    if run[2] < wanted:
+                        raise StopIteration  # as `next` would have
+                    if not samples.missing:
+                        yield samples.take()
+                return
+            except StopIteration:
+                error: Exception = too_few(self._reader, cut.stop - run[2])
+            except Exception as exc:  # noqa: BLE001  as above
+                error = exc
+            run = on_bad(run[2], self._named(error, plan, cut, run[2]))
+
+    def _rest(self, plan: Plan, cut: Slice, position: int, source: Source) -> Iterator[Any]:
+        """The samples of a slice from `position` on."""
+        rest = replace(cut, skip=position, limit=cut.stop - position)
+        return iter(self._to_samples(plan, rest, source(rest)))
+
+    def _named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
+        return name_record(error, *plan.locate(cut.epoch, cut.shard, position))
 
     def _source(self, plan: Plan, grant: Grant) -> Source:
         if plan.order is Shuffle.NONE:

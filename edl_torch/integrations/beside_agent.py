@@ -8,28 +8,24 @@ from __future__ import annotations
 import ipaddress
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
 
 from edl_torch.errors import MasterStartError
 from edl_torch.integrations.job import Job
 from edl_torch.integrations.notice import Notice, answers
 from edl_torch.integrations.own_door import OwnDoor
-from edl_torch.rpc.address import Address, HostPort, is_loopback_name, plain_ip
+from edl_torch.rpc.address import Address, HostPort
+from edl_torch.rpc.route import Source, address_towards
 
 START_S = 50.0
 LOOK_S = 0.02
 LOG_END = 2000  # characters of the log that are shown
-ELSEWHERE = "192.0.2.1"  # for documentation (RFC 5737): beyond every network of one's own
-
-Source = Callable[[str, int], Address]
 
 
 class BesideAgent:
@@ -139,23 +135,7 @@ def _host(job: Job, *, open_anyway: bool) -> Address:
 
 def _this_side(job: Job, source: Source | None = None) -> Address:
     """This machine's address on its way to the job's store; nothing is sent."""
-    source = source or _source
     try:
-        found = source(job.host, job.port)
+        return address_towards(job.host, job.port, source)
     except OSError as exc:
         raise MasterStartError(f"there is no way to MASTER_ADDR={job.host}: {exc}") from exc
-    if not found.is_loopback or is_loopback_name(job.host):
-        return found
-    # The node of the store itself, which /etc/hosts often calls 127.0.1.1: what do others know it by?
-    try:
-        return source(ELSEWHERE, job.port)
-    except OSError:  # there are no others
-        return found
-
-
-def _source(host: str, port: int) -> Address:
-    """The address from which this machine would speak to that one."""
-    row = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with closing(socket.socket(row[0], row[1], row[2])) as probe:
-        probe.connect(row[4])
-        return plain_ip(str(probe.getsockname()[0]))

@@ -29,6 +29,7 @@ from edl_torch.master.with_process import until_gone
 from edl_torch.rpc.credentials import AccessToken, Credentials
 
 START_S = 60.0  # from a worker's claim to start the master until the others try it
+START_TOGETHER_S = 1800.0  # ranks may make their processes ready at unequal speed
 NODES_S = 10.0  # how long a word from each node is waited for
 STORE_S = 300.0
 KILL_S = 30.0  # what torchrun itself gives a worker after SIGTERM
@@ -61,20 +62,25 @@ def _credentials(notice: Notice) -> Credentials:
     return replace(given, token=AccessToken(notice.token.encode()), insecure=True)
 
 
-def init_process_group(backend: str | None = None, *, timeout_s: float = 1800.0, **arguments: Any) -> None:
+def init_process_group(
+    backend: str | None = None, *, timeout_s: float | None = None, **arguments: Any
+) -> None:
     """As `torch.distributed.init_process_group(backend, …)`, right after a restart too.
 
     torchrun's agents may keep the job's store over restarts, with the addresses of workers that are gone.
     Here each incarnation has names of its own. Elsewhere than under such agents it is torch's own function.
+    Without `timeout_s` ranks wait for each other at the start for half an hour, and then as torch has it
+    for that backend.
     """
-    timeout = timedelta(seconds=timeout_s)
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     if "TORCHELASTIC_RUN_ID" not in os.environ or not (job := Job.from_env()).agents_store:
         dist.init_process_group(backend, timeout=timeout, **arguments)
         return
     _end_with(job.agent)
     _warn_of_store(job)
     store = _store(job.host, job.port, is_master=False)
-    name = fresh_name(store, f"edl_torch/{job.run_id}/workers", job.rank, job.world_size, timeout_s)
+    patience_s = START_TOGETHER_S if timeout_s is None else timeout_s
+    name = fresh_name(store, f"edl_torch/{job.run_id}/workers", job.rank, job.world_size, patience_s)
     dist.init_process_group(
         backend,
         store=PrefixStore(f"edl_torch/{job.run_id}/{name}", store),

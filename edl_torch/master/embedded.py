@@ -65,8 +65,9 @@ class LocalMaster:
             try:
                 return action(self._dispatcher, self._clock())
             finally:
-                if self._dispatcher.version != self._version:
-                    self._version = self._dispatcher.version
+                version = self._dispatcher.version
+                if version != self._version:
+                    self._version = version
                     self._changed.notify_all()
 
     def register(self, call: RegisterCall) -> RegisterAnswer:

@@ -14,6 +14,8 @@ from grpc_health.v1 import health_pb2 as pb
 
 SERVICE = "grpc.health.v1.Health"
 
+MOST_WATCHERS = 64  # whoever watches needs no token, and each costs memory for as long as he likes
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -26,6 +28,7 @@ class Health:
     def __init__(self, *services: str) -> None:
         self._services = frozenset((*services, ""))
         self._stopped = asyncio.Event()
+        self._watchers = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Answer at this server."""
@@ -56,6 +59,17 @@ class Health:
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
         """How it is now, and again when it stops."""
+        if self._watchers >= MOST_WATCHERS:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHERS} watch already: ask by Check"
+            )
+        self._watchers += 1
+        try:
+            await self._tell(request, context)
+        finally:
+            self._watchers -= 1
+
+    async def _tell(self, request: pb.HealthCheckRequest, context: Context) -> None:
         known = request.service in self._services
         serving = self.serving  # as told first: it may change while that is on its way
         await context.write(self._answer() if known else _answer("SERVICE_UNKNOWN"))

@@ -37,6 +37,7 @@ log = logging.getLogger("edl_torch.master")
 
 MESSAGE_BYTES = 64 << 20
 DRAIN_S = 5.0
+FILES = 1 << 17  # a file for each trainer of `core.limits`, and some
 
 
 class MasterServer:
@@ -203,6 +204,22 @@ async def _drain_until_signal(server: MasterServer, signals: asyncio.Queue[int])
         await server.stop()
     again.cancel()
     await asyncio.gather(drained, again, return_exceptions=True)
+
+
+def allow_connections() -> None:
+    """Let this process have as many files as the system lets it: each trainer's connection is one.
+
+    Many systems give 1024 to who does not ask for more.
+    """
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    if least != resource.RLIM_INFINITY and least < wanted:
+        with contextlib.suppress(OSError, ValueError):  # more than the system has
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def server_options(lease_timeout_s: float) -> list[tuple[str, int]]:

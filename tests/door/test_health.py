@@ -14,7 +14,7 @@ from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError
 from edl_torch.master.commits import GroupCommit
-from edl_torch.master.health import SERVICE, Health
+from edl_torch.master.health import MOST_WATCHERS, SERVICE, Health
 from edl_torch.testing.wait import wait_until
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = (
@@ -130,6 +130,27 @@ def test_watching_does_not_hold_up_the_end(start, probe):
     ended.start()
     ended.join(9)  # far less than the grace
     assert not ended.is_alive()
+
+
+def test_strangers_who_watch_are_bounded_and_make_room_when_they_go(start, probe):
+    asks = probe(start())
+    streams = [asks.watch() for _ in range(MOST_WATCHERS)]
+    assert {next(stream).status for stream in streams} == {SERVING}
+    with pytest.raises(grpc.RpcError) as caught:
+        next(asks.watch())
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert asks.check() == SERVING
+    streams.pop().cancel()
+
+    def watched():
+        stream = asks.watch()
+        try:
+            streams.append(stream)
+            return next(stream).status == SERVING
+        except grpc.RpcError:
+            return False
+
+    wait_until(watched, timeout_s=10)
 
 
 def test_health_is_told_without_token_over_tls(start, certificates, token):

@@ -1,7 +1,9 @@
-"""The ranks of gloo jobs, for `test_process_group.py`: train with DDP or FSDP2 and compare each window's
-gradients with those of one process over the same union of batches. Each rank writes JSON to a file.
+"""The ranks of jobs, for `test_process_group.py`: train with DDP or FSDP2 and compare each window's gradients
+with those of one process over the same union of batches. Each rank writes JSON to a file.
 
-The ranks are forked, so that torch is imported once for all of them.
+The ranks are forked, so that torch is imported once for all of them. With `--device cuda` all that a model
+does goes over nccl, which takes no tensor of the processor's. With `--elsewhere` models are on the processor,
+but the default group and the loader's take no tensor of its either.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -68,8 +71,9 @@ def worst_difference(
 ) -> float:
     """How far `found` is from the gradients of the mean over `records`, relative to their norm."""
     rows = [reader.read_record("", index) for index in records]
-    x = torch.from_numpy(np.stack([row[1] for row in rows]))
-    y = torch.tensor([row[2] for row in rows], dtype=torch.float64)
+    device = next(model.parameters()).device
+    x = torch.from_numpy(np.stack([row[1] for row in rows])).to(device)
+    y = torch.tensor([row[2] for row in rows], dtype=torch.float64, device=device)
     model.zero_grad()
     loss_of(model, x, y).backward()
     wanted = [parameter.grad for parameter in model.parameters()]
@@ -78,28 +82,34 @@ def worst_difference(
 
 def wrap(model: nn.Module, kind: str, group: dist.ProcessGroup) -> nn.Module:
     if kind == "fsdp2":
-        mesh = dist.device_mesh.DeviceMesh.from_group(group, "cpu")
+        mesh = dist.device_mesh.DeviceMesh.from_group(group, next(model.parameters()).device.type)
         return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
     return DistributedDataParallel(model, process_group=group)
 
 
-def train(options: argparse.Namespace, size: int, group: dist.ProcessGroup) -> dict[str, Any]:
-    """One job of the first `size` ranks; what it found."""
-    rank = dist.get_rank()
+def train(
+    options: argparse.Namespace, size: int, group: dist.ProcessGroup, loaders: dist.ProcessGroup
+) -> dict[str, Any]:
+    """One job of the first `size` ranks; what it found. The loader gets a group of its own."""
+    rank, device = dist.get_rank(), options.device
     reader = VectorReader(options.records)
-    model = wrap(new_model(), options.wrap, group)
+    model = wrap(new_model().to(device), options.wrap, group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    scaler = torch.amp.GradScaler("cpu", enabled=options.amp)
+    scaler = torch.amp.GradScaler(device, enabled=options.amp)
     service = DataShardService(
         3, reader=reader, dataset_name=f"size{size}", num_epochs=2, records_per_shard=7, shuffle_shards=True
     )
     worst, steps, trained = 0.0, 0, list[int]()
     window: list[int] = []
-    compare = partial(update, model, optimizer, scaler, reference=new_model(), reader=reader, group=group)
+    compare = partial(update, model, optimizer, scaler, reader=reader, group=group)
+    compare = partial(compare, reference=new_model().to(device))
     with service:
         service.attach(optimizer)
         loader = ElasticDataLoader(
-            ShardedDataset(service, reader, shuffle=True), synchronous=True, process_group=group
+            ShardedDataset(service, reader, shuffle=True),
+            synchronous=True,
+            process_group=loaders,
+            pin_memory=device == "cuda",
         )
         service.load_state_dict(None)
         while not service.finished:
@@ -109,6 +119,7 @@ def train(options: argparse.Namespace, size: int, group: dist.ProcessGroup) -> d
                 steps += 1
                 closes = steps % options.accumulate == 0
                 hold = nullcontext if closes or options.wrap != "ddp" else model.no_sync
+                x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
                 with hold():
                     scaler.scale(loader.weigh(loss_of(model, x, y))).backward()
                 window += index.tolist() if loader.weight else []
@@ -150,6 +161,8 @@ def update(
     worst = worst_difference(reference, reader, [n for part in union for n in part], found)
     scaler.step(optimizer)
     scaler.update()
+    if scaler.is_enabled():
+        loader.service.report_batch_done()  # a step may have been skipped
     optimizer.zero_grad()
     with torch.no_grad():
         for mine, theirs in zip(reference.parameters(), model.parameters(), strict=True):
@@ -167,6 +180,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--slow_s", type=float, default=0.0)
     parser.add_argument("--wrap", choices=["ddp", "fsdp2"], default="ddp")
     parser.add_argument("--amp", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--elsewhere", action="store_true")
     options = parser.parse_args(arguments)
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=run_rank, args=(options, rank)) for rank in range(options.world)]
@@ -184,17 +199,27 @@ def main(arguments: list[str]) -> None:
 def run_rank(options: argparse.Namespace, rank: int) -> None:
     """Train the jobs of 1, 2, … ranks that this one belongs to."""
     torch.set_num_threads(1)
+    backend = "nccl" if options.device == "cuda" else "gloo"
+    if options.device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.Backend.register_backend("elsewhere", elsewhere, devices=["meta"])
+    default = "elsewhere" if options.elsewhere else backend
     dist.init_process_group(
-        "gloo", init_method=f"file://{options.store}", rank=rank, world_size=options.world
+        default, init_method=f"file://{options.store}", rank=rank, world_size=options.world
     )
     jobs: list[Callable[[], dict[str, Any]]] = []
     for size in range(1, options.world + 1):
-        group = dist.new_group(list(range(size)))
+        groups = [dist.new_group(list(range(size)), backend=which) for which in (backend, default)]
         if rank < size:
-            jobs.append(lambda size=size, group=group: train(options, size, group))
+            jobs.append(partial(train, options, size, *groups))
     Path(f"{options.store}.{rank}").write_text(json.dumps([job() for job in jobs]))
-    dist.barrier()
+    dist.barrier(groups[0])
     dist.destroy_process_group()
+
+
+def elsewhere(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    """A backend that takes no tensor of the processor's, as nccl takes none."""
+    return FakeProcessGroup._create_internal(rank, size)
 
 
 if __name__ == "__main__":

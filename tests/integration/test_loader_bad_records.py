@@ -26,6 +26,7 @@ from loader_kit import (
 )
 from torch.utils.data import DataLoader, get_worker_info
 
+from edl_torch import DataShardService, ShardedDataset
 from edl_torch.errors import AccountingError, BadRecord, LoaderWorkerDied, TooManyBadRecords
 from edl_torch.testing import FakeMaster
 
@@ -189,8 +190,6 @@ def test_a_reader_that_yields_too_many_is_read_as_far_as_asked() -> None:
 
 
 def test_a_dataset_that_drops_samples_by_itself_is_an_accounting_error() -> None:
-    from edl_torch import DataShardService, ShardedDataset
-
     class Filtering(ShardedDataset):
         def __iter__(self) -> Iterator[Any]:
             return (sample for sample in super().__iter__() if sample != 2)
@@ -201,6 +200,30 @@ def test_a_dataset_that_drops_samples_by_itself_is_an_accounting_error() -> None
         pytest.raises(AccountingError, match="4 samples was drawn from 5 positions"),
     ):
         take(iter(elastic(Filtering(service, reader))), 2)
+
+
+class OneByOne(ShardedDataset):
+    """A user's dataset that does something to each sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (sample + 0 for sample in super().__iter__())
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_quarantine_under_an_iteration_of_the_users_own_is_exact(bad: set[int]) -> None:
+    fake = FakeMaster()
+    reader = Torn(bad)
+    with DataShardService(
+        4, fake.connect(), reader=reader, records_per_shard=6, max_bad_records=10
+    ) as service:
+        loader = elastic(OneByOne(service, reader, on_bad_record="quarantine"))
+        seen = take(iter(loader), 2)
+        assert acknowledged(fake, service) == once(flat(seen[:1]))
+        seen = seen[:1] + take(iter(loader), 100)
+        assert sorted(flat(seen)) == [r for r in all_records() if r not in bad]
+        assert quarantined(fake, service) == once(bad)
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

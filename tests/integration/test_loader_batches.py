@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import operator
+import sys
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +28,7 @@ from loader_kit import (
 )
 from torch.utils.data import DataLoader
 
-from edl_torch import ElasticDataLoader
+from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
 from edl_torch.testing import FakeMaster
 
 
@@ -202,3 +207,71 @@ def test_the_context_may_be_an_object() -> None:
             dataset, num_workers=1, multiprocessing_context=multiprocessing.get_context("fork")
         )
         assert sorted(flat(take(iter(loader), 100))) == all_records()
+
+
+class Sample:
+    """Something that a weak reference can be made of."""
+
+
+class SampleReader(NumberReader):
+    """Makes each sample anew and keeps none."""
+
+    def read_records(self, task: Any) -> Iterator[Any]:
+        return (Sample() for _ in range(task.start, task.end))
+
+
+def test_samples_do_not_outlive_their_batch() -> None:
+    def refer(samples: list[Sample]) -> list[weakref.ref[Sample]]:
+        return [weakref.ref(sample) for sample in samples]
+
+    with trainer(FakeMaster(), SampleReader({"a": 10}), records_per_shard=5) as (_, dataset):
+        batches = 0
+        for references in elastic(dataset, collate_fn=refer):
+            assert all(reference() is None for reference in references)
+            batches += 1
+        assert batches == 3
+
+
+class RangeReader(NumberReader):
+    """Runs no Python for a record."""
+
+    def read_records(self, task: Any) -> Any:
+        return range(task.start, task.end)
+
+
+class ComparingReader(RangeReader):
+    """Nor where each is read by itself."""
+
+    read_record = staticmethod(operator.is_)
+
+
+def calls_of_an_epoch(batch_size: int, *, shuffle: bool) -> int:
+    """How many Python functions are called for 16 batches in 4 shards."""
+    reader = ComparingReader({"a": 16 * batch_size}) if shuffle else RangeReader({"a": 16 * batch_size})
+    calls = 0
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    with DataShardService(
+        batch_size, LocalMaster(), reader, records_per_shard=4 * batch_size, num_epochs=0
+    ) as service:
+        loader = ElasticDataLoader(ShardedDataset(service, reader, shuffle), collate_fn=len)
+        assert list(loader) == [batch_size] * 16  # what is made once is made by now
+        gc.collect()
+        gc.disable()  # it may call whatever waits for the end of somebody else's object
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            for _ in loader:
+                pass
+        finally:
+            sys.setprofile(before)
+            gc.enable()
+    return calls
+
+
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
+def test_a_record_costs_no_python_beside_reading_it(shuffle: bool) -> None:
+    assert calls_of_an_epoch(40, shuffle=shuffle) == calls_of_an_epoch(400, shuffle=shuffle)

@@ -273,3 +273,33 @@ def test_a_failed_batch_is_the_one_in_hand_even_when_others_were_read_ahead() ->
         assert take(iter(elastic(dataset)), 1) == []
         assert service.finished
     fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_last_step_that_a_scaler_skips_counts_where_the_loop_says_so(reported: bool) -> None:
+    """Its gradients overflowed: the scaler takes no step, and there is no batch left for another one."""
+    fake = FakeMaster()
+    weight = torch.nn.Parameter(torch.ones(()))
+    sgd = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    with trainer(fake) as (service, dataset):
+        service.attach(sgd)
+
+        def train() -> None:
+            seen = 0
+            while not service.finished:
+                for batch in elastic(dataset):
+                    seen += len(numbers(batch))
+                    sgd.zero_grad()
+                    scaler.scale(weight * (torch.inf if seen == len(all_records()) else 1.0)).backward()
+                    scaler.step(sgd)
+                    scaler.update()
+                    if reported:
+                        service.report_batch_done()
+
+        if reported:
+            train()
+            assert acknowledged(fake, service) == once(all_records())
+        else:
+            with pytest.raises(AccountingError, match="GradScaler"):
+                train()

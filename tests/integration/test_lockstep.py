@@ -13,8 +13,9 @@ from loader_kit import UNEVEN, ColumnReader, NumberReader, PickingReader, all_re
 from lockstep_kit import Failed, Rank, run_ranks
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.client.peers import Ballot
 from edl_torch.errors import BadRecord, InvalidArgument, PeerFailed, StaleLease
-from edl_torch.testing import FakeMaster, ThreadPeers
+from edl_torch.testing import FakeMaster, ThreadPeers, wait_until
 
 EPOCHS = 2
 
@@ -45,6 +46,26 @@ def test_all_ranks_take_the_same_steps_and_each_record_counts_once(size: int, in
     assert len(same_steps(ranks)) == EPOCHS
     assert trained(ranks) == each(EPOCHS)
     fake.outcomes["training"].check_complete(EPOCHS)
+
+
+def test_the_vote_on_a_step_is_cast_before_the_step_ahead_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ballots: list[Ballot] = []
+    cast = ThreadPeers.vote
+
+    def counting(peers: ThreadPeers, ballot: Ballot) -> Any:
+        ballots.append(ballot)
+        return cast(peers, ballot)
+
+    monkeypatch.setattr(ThreadPeers, "vote", counting)
+    known: list[int] = []
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        known.extend(sum(ballot.batches for ballot in ballots) for _ in rank.one_pass())
+
+    (rank,) = run_ranks(FakeMaster(), 1, work, UNEVEN)
+    (steps,) = rank.seen.steps
+    assert known == [*range(2, steps + 1), steps]
 
 
 def test_ranks_without_a_batch_get_a_real_one_that_does_not_count() -> None:
@@ -124,6 +145,26 @@ class BrokenReader(NumberReader):
 def test_a_bad_record_on_one_rank_ends_the_job_on_all() -> None:
     with pytest.raises(Failed) as failed:
         run_ranks(FakeMaster(), 3, Rank.train, BrokenReader(UNEVEN))
+    kinds = Counter(type(error) for error in failed.value.errors.values())
+    assert kinds == {BadRecord: 1, PeerFailed: 2}
+
+
+def test_a_rank_that_cannot_go_on_says_so_before_it_is_gone() -> None:
+    """Its process may take long to end, and a collective of the model's would wait for it."""
+    told: list[int] = []
+
+    def work(rank: Rank) -> None:
+        try:
+            rank.train()
+        except PeerFailed:
+            told.append(rank.peers.rank)
+            raise
+        except BadRecord:
+            wait_until(lambda: len(told) == 2, timeout_s=10)
+            raise
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 3, work, BrokenReader(UNEVEN))
     kinds = Counter(type(error) for error in failed.value.errors.values())
     assert kinds == {BadRecord: 1, PeerFailed: 2}
 

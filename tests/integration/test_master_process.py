@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 from master_kit import EDL, MakeMaster
@@ -92,6 +94,18 @@ def test_sigterm_answers_who_waits_and_ends_with_0(start_master):
     assert master.process.wait(10) == 0
     waiting.join(5)
     assert answers[0].nothing_yet
+
+
+def test_trainers_are_not_bounded_by_what_a_process_is_given_unasked(make_master):
+    """A connection is a file, and many systems give a process few before it asks for more."""
+    master, few = make_master(), 100
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    master.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, most)))
+    host, _, port = master.address.rpartition(":")
+    with ExitStack() as connections:
+        for _ in range(few):
+            connections.enter_context(socket.create_connection((host, int(port)), 10))
+        assert master.client(master_timeout_s=5).status().trainers == ()
 
 
 def test_second_signal_is_not_waited_for(start_master):

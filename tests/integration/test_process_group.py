@@ -1,4 +1,4 @@
-"""Real ranks over gloo: the gradients are those of one process over the same records."""
+"""Real ranks over gloo, and over nccl where there is a GPU: gradients are those of one process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from master_kit import MasterProcess
+
+from edl_torch.data.process_group import ProcessGroupPeers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -49,16 +54,55 @@ def run(master: str, tmp_path: Path, world: int, *arguments: str) -> dict[int, l
     [
         (4, ["--slow_s", "0.01"]),
         (4, ["--accumulate", "3", "--amp"]),
-        (2, ["--wrap", "fsdp2", "--accumulate", "2"]),
+        (2, ["--wrap", "fsdp2", "--accumulate", "2", "--amp"]),
+        (2, ["--elsewhere"]),
     ],
-    ids=["ddp", "ddp-accumulate-amp", "fsdp2"],
+    ids=["ddp", "ddp-accumulate-amp", "fsdp2-accumulate-amp", "default-group-without-cpu"],
 )
 def test_gradients_are_those_of_one_process(
     master: str, tmp_path: Path, world: int, arguments: list[str]
 ) -> None:
+    check(master, tmp_path, world, arguments)
+
+
+@pytest.mark.skipif(not (torch.cuda.is_available() and dist.is_nccl_available()), reason="no GPU with nccl")
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+def test_so_they_are_over_nccl(master: str, tmp_path: Path, world: int, wrap: str) -> None:
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"{world} ranks need as many GPUs")
+    check(master, tmp_path, world, ["--device", "cuda", "--wrap", wrap, "--accumulate", "2", "--amp"])
+
+
+def check(master: str, tmp_path: Path, world: int, arguments: list[str]) -> None:
     for size, jobs in run(master, tmp_path, world, *arguments).items():
         assert len(jobs) == size
         assert len({job["steps"] for job in jobs}) == 1
         assert max(float(str(job["worst"])) for job in jobs) < 1e-6
         counts = Counter(number for job in jobs for number in job["trained"])  # type: ignore[attr-defined]
         assert counts == Counter(dict.fromkeys(range(RECORDS), EPOCHS))
+
+
+@pytest.fixture
+def alone() -> Iterator[ProcessGroupPeers]:
+    """The only rank of a job."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ProcessGroupPeers()
+    dist.destroy_process_group()
+
+
+def test_a_batch_that_is_lent_comes_to_the_borrowers_own_accelerator(
+    alone: ProcessGroupPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: list[str] = []
+
+    def take(storage: Any, location: str) -> Any:
+        where.append(location)
+        return storage
+
+    kind = (0, lambda storage: "accelerator:3", take)
+    monkeypatch.setattr(torch.serialization, "_package_registry", [kind])
+    lent = alone.lend({"x": torch.arange(3), "name": "a"})
+    assert lent["name"] == "a"
+    assert torch.equal(lent["x"], torch.arange(3))
+    assert where == ["accelerator"]

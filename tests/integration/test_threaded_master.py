@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl_torch import MasterClient
+from edl_torch import DataShardService, MasterClient
 from edl_torch.client.following import FollowingChannel
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.errors import AccessDenied, MasterStartError
@@ -90,3 +90,18 @@ def test_after_stop_its_journal_and_its_port_are_free(tmp_path: Path) -> None:
     first = ThreadedMaster(LOOPBACK, state=tmp_path)
     first.stop()
     ThreadedMaster(first.address, state=tmp_path).stop()
+
+
+def test_a_service_closes_after_its_client(tmp_path: Path) -> None:
+    """As at the end of a program that closes neither: what was lent is taken back, and nothing is raised."""
+    master = ThreadedMaster(LOOPBACK, state=tmp_path)
+    try:
+        client = MasterClient(master.address)
+        service = DataShardService(batch_size=2, dataset_size=8, master_client=client)
+        assert service.fetch_shard() is not None
+        client.close()
+        service.close()
+        with closing(MasterClient(master.address)) as watcher:
+            wait_until(lambda: watcher.status().datasets[0].leases == 0)
+    finally:
+        master.stop()

@@ -48,6 +48,10 @@ def test_an_agent_is_killed_and_another_one_joins(
 
     victim.kill()
     wait_until(lambda: not alive(orphan), timeout_s=20)
+    if with_master:
+        wait_until(
+            lambda: "draining" in victim.master_log, timeout_s=20, what="the master ends with its agent"
+        )
     wait_until(lambda: cluster.most_steps(2) > SAVE_EVERY, timeout_s=60)
 
     before = cluster.pids()

@@ -17,6 +17,8 @@ from edl_torch.testing import wait_until
 sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))
 from network_hosts import Host, Network, why_not
 
+PEERS = Path(__file__).with_name("peers_process.py")
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -55,6 +57,33 @@ def test_a_job_of_two_nodes_has_a_master_that_strangers_cannot_use(network: Netw
             print(f"--- {agent.name}\n{agent.log[-6000:]}")
     weights = json.loads((tmp_path / "weights.json").read_text())
     assert [[-round(weight) for weight in epoch] for epoch in weights] == [[1] * RECORDS] * EPOCHS
+
+
+def test_ranks_over_another_backend_than_gloo_find_each_other_by_the_way_to_the_store(
+    network: Network,
+) -> None:
+    """The name of both hosts leads to 127.0.0.1, where gloo alone would look for the other one."""
+    ranks = [
+        subprocess.Popen(
+            [
+                *network[host].prefix,
+                sys.executable,
+                "-W",
+                "ignore",
+                str(PEERS),
+                str(rank),
+                network["a"].address,
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, host in enumerate("ab")
+    ]
+    try:
+        assert [rank.communicate(timeout=90)[0] for rank in ranks] == ["said by rank 0\n"] * 2
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 def status(host: Host, address: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -25,9 +25,9 @@ ARROWS: dict[str, set[str]] = {
     "checking": {"errors", "shard", "core", "readers"},
     "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"}
     | {"integrations.torchrun"},
-    "data": {"errors", "shard", "core", "client", "readers"},
+    "data": {"errors", "shard", "core", "client", "readers", "rpc.route"},
     "integrations": {"errors", "shard", "core", "client", "readers", "data"}
-    | {"rpc.address", "rpc.credentials", "master.with_process", "master.threaded"},
+    | {"rpc.address", "rpc.credentials", "rpc.route", "master.with_process", "master.threaded"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
     | {"cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},

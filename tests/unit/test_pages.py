@@ -1,20 +1,27 @@
 """The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
 
 Pages that need data, a service or a framework have tests of their own: those of readers of files in
-`integration/test_file_readers.py`, MaxCompute and TensorFlow. Blocks of torchrun, Ray and synchronous ranks
-show places in a program, with `...` for the rest of it.
+`integration/test_file_readers.py`, MaxCompute and TensorFlow. Blocks of torchrun and Ray show places in a
+program, with `...` for the rest of it.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
+import socket
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from edl_torch.cli import build_parser
+from edl_torch.readers import ImageFolderReader
 from edl_torch.testing.images import write_image_folder
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +56,50 @@ def test_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.
         exec(compile(blocks(page)[number], f"{page}, block {number}", "exec"), module.__dict__)
 
 
+@pytest.fixture
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a launcher tells the only rank of a job; its process group ends with the test."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_the_loop_of_synchronous_ranks_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_rank: None
+) -> None:
+    """With what the page leaves to the reader."""
+    write_image_folder(tmp_path / "photos", ("cat", "dog"), per_class=7)
+    monkeypatch.chdir(tmp_path)
+    model = Pixels()
+    given = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+        "criterion": torch.nn.functional.cross_entropy,
+        "reader": ImageFolderReader("photos"),
+    }
+    (block,) = blocks("docs/synchronous.md")
+    exec(compile(block, "docs/synchronous.md", "exec"), given)
+    assert given["service"].finished
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    given["service"].close()
+
+
+class Pixels(torch.nn.Linear):
+    """A model of small pictures."""
+
+    def __init__(self) -> None:
+        super().__init__(3 * 24 * 32, 2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images.float().flatten(1))
+
+
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", page.read_text(encoding="utf-8")):
@@ -59,6 +110,37 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert file.exists(), target
         if heading:
             assert heading in headings(file), target
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_the_options_that_they_are_given(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    given = re.findall(r"^\$ .*?\b(edl-torch [a-z].*)$", text, re.M) + re.findall(
+        r"`(edl-torch [a-z][^`]*)`", text
+    )
+    for command in given:
+        _, *arguments = shlex.split(re.sub(r"\s*(&|#.*|>.*)$", "", command))
+        try:
+            build_parser().parse_args(arguments)
+        except SystemExit:
+            said = capsys.readouterr().err
+            assert "unrecognized" not in said, command
+            assert "invalid" not in said, command
+
+
+def test_variables_of_the_pages_are_read_somewhere() -> None:
+    def variables(*files: Path) -> set[str]:
+        return {
+            name for file in files for name in re.findall(r"\bEDL_[A-Z_]+[A-Z]\b", file.read_text("utf-8"))
+        }
+
+    of_tests = {"EDL_CHAOS_SEEDS", "EDL_SIMULATION_SEEDS"}
+    code = variables(*ROOT.glob("edl_torch/**/*.py"))
+    deploy = [file for file in ROOT.glob("deploy/**/*") if file.is_file()]
+    made_by_kubernetes = {"EDL_MASTER_PORT"}
+    assert variables(*LINKING, *deploy) - code == made_by_kubernetes | of_tests
 
 
 def headings(page: Path) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
-from edl_torch.errors import CheckpointError, TokenError
+from edl_torch.errors import CheckpointError, InvalidArgument, TokenError
 from edl_torch.testing import FakeMaster
 
 
@@ -121,6 +125,22 @@ def test_what_was_half_written_is_ignored_and_removed(tmp_path: Path, new_job: N
     assert sorted(os.listdir(tmp_path)) == ["00000001", "00000002"]
 
 
+def test_a_checkpoint_counts_only_when_it_is_on_the_disk(
+    tmp_path: Path, new_job: NewJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    job = new_job()
+    first = job.save(tmp_path)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match=r"00000002.*rank 0: .*No space left on device$"):
+            job.save(tmp_path)
+    assert [entry for entry in os.listdir(tmp_path) if "." not in entry] == [first.name]
+    assert new_job().load(tmp_path) == {}
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, new_job: NewJob) -> None:
     (tmp_path / "file").write_text("")
     job = new_job()
@@ -175,3 +195,45 @@ def test_who_saves_at_the_same_time_does_not_overwrite(
         first.save(tmp_path)
     assert os.listdir(tmp_path) == ["00000001"]
     assert new_job().load(tmp_path) == {}
+
+
+@pytest.mark.parametrize("whose", ["ours", "torch's"])
+def test_a_look_at_an_optimizer_without_state_counts_nothing_as_trained_on(
+    tmp_path: Path, whose: str
+) -> None:
+    """torch steps such an optimizer, to see what state it makes."""
+    reader, fake, model = Numbers(), FakeMaster(), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DataShardService(4, fake, reader=reader, records_per_shard=4) as service:
+        service.attach(optimizer)
+        loader = ElasticDataLoader(ShardedDataset(service, reader))
+        for batch in loader:
+            if whose == "ours":
+                save_checkpoint(tmp_path, model, optimizer, service)
+            else:
+                get_state_dict(model, optimizer)
+            service.session.flush()
+            assert fake.dataset_status("training").acknowledged == 0
+            model(batch.float()[:, None]).sum().backward()
+            optimizer.step()
+            service.session.flush()
+            assert fake.dataset_status("training").acknowledged == 4
+            break
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """As if there were another rank."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ranks_that_would_not_agree_on_a_checkpoint_are_refused(
+    tmp_path: Path, new_job: NewJob, two_ranks: None
+) -> None:
+    job = new_job()
+    for act in (job.load, job.save):
+        with pytest.raises(InvalidArgument, match="2 ranks, and 1 of them"):
+            act(tmp_path)
+    assert os.listdir(tmp_path) == []

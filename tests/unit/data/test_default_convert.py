@@ -47,6 +47,64 @@ def test_batches_are_as_torch_makes_them(name):
     assert records_equal(ours, torchs)
 
 
+KINDS = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16", "l", "q"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("other", KINDS)
+def test_arrays_of_any_two_kinds_become_what_torch_makes_of_them(kind: str, other: str) -> None:
+    samples = [np.array([1, 0]).astype(kind), np.array([3, 200]).astype(other)]
+    try:
+        torchs = default_collate(samples)
+    except RuntimeError:  # of kinds that torch cannot bring together
+        return
+    assert records_equal(to_batch(samples), torchs)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [np.array(1.5), np.zeros((0, 3)), np.zeros((2, 0, 1)), np.arange(6.0).reshape(2, 3).T, np.zeros(1 << 17)],
+    ids=["scalar", "empty", "empty inside", "transposed", "large"],
+)
+def test_arrays_of_any_shape_become_what_torch_makes_of_them(sample: Any) -> None:
+    ours, torchs = to_batch([sample, sample + 1]), default_collate([sample, sample + 1])
+    assert records_equal(ours, torchs)
+    assert ours.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [np.zeros(2), np.zeros(3)],
+        [np.zeros((2, 1)), np.zeros((1, 2))],
+        [np.zeros(2), np.zeros((2, 1))],
+        [np.zeros(2, ">f4"), np.zeros(2, ">f4")],
+        [np.array(["a"]), np.array(["b"])],
+        [np.array([None]), np.array([None])],
+        [np.array(["2024-02-29"], "M8[D]")],
+    ],
+    ids=["lengths", "shapes", "dimensions", "big-endian", "text", "objects", "dates"],
+)
+def test_what_torch_refuses_to_collate_is_refused_in_its_words(samples: list[Any]) -> None:
+    with pytest.raises((RuntimeError, TypeError, ValueError)) as torchs:
+        default_collate(samples)
+    with pytest.raises(type(torchs.value)) as ours:
+        to_batch(samples)
+    assert str(ours.value) == str(torchs.value)
+
+
+def test_arrays_beside_something_else_are_left_to_torch() -> None:
+    masked = np.ma.masked_array([1.0, 2.0], [True, False])  # type: ignore[no-untyped-call]
+    for samples in ([masked, np.ones(2)], [np.ones(2), masked], [np.array(1.5), 2.1]):
+        assert records_equal(to_batch(samples), default_collate(samples))
+
+
+def test_a_batch_of_arrays_owns_its_memory() -> None:
+    array = np.zeros(3)
+    to_batch([array])[0, 1] = 5
+    assert array[1] == 0
+
+
 def test_small_batches_take_no_shared_memory_in_a_worker():
     for size, shared in ((4, False), (IN_MESSAGE_BYTES, True)):
         loader = DataLoader(
@@ -68,7 +126,9 @@ def test_a_users_own_entry_in_torchs_table_is_kept(monkeypatch):
 
     monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: "own")
     monkeypatch.setitem(collate.default_collate_fn_map, complex, lambda batch, *, collate_fn_map: sum(batch))
+    monkeypatch.setitem(collate.default_collate_fn_map, np.ndarray, lambda batch, *, collate_fn_map: "array")
     assert to_batch([torch.ones(2)]) == "own"
+    assert to_batch([np.ones(2)]) == "array"
     assert to_batch([1j, 2j]) == 3j
 
 

@@ -33,7 +33,9 @@ def test_a_rank_is_killed_and_the_job_goes_on(tmp_path: Path, capsys: pytest.Cap
     data, output = tmp_path / "data", tmp_path / "output"
     generate.generate(data, generate.Recipe(images=60, val=4, size=32))
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2"),
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:3", "--nproc-per-node=2"),
+        *("--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-id=coco", "--rdzv-endpoint=localhost:0"),
+        *("--rdzv-conf", "last_call_timeout=1"),
         *("--monitor-interval=0.1", "--log-dir", str(tmp_path / "logs"), str(TRAIN)),
         *("--images", str(data / "images/train"), "--annotations", str(data / "captions_train.json")),
         *("--val-images", str(data / "images/val"), "--val-annotations", str(data / "captions_val.json")),

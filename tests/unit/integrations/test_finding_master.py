@@ -173,3 +173,15 @@ def test_a_loopback_master_that_another_node_kept_is_not_looked_for_here(machine
     store_of_claims.set("node/1", theirs.text)
     with pytest.raises(MasterStartError, match="of another node only"):
         find(store, machines, replace(JOB, nodes=2))
+
+
+@pytest.mark.parametrize(("given", "passed"), [(None, None), (7.0, timedelta(seconds=7))])
+def test_without_a_time_limit_each_backend_has_torchs_own(
+    monkeypatch: pytest.MonkeyPatch, given: float | None, passed: timedelta | None
+) -> None:
+    """That of nccl is shorter than gloo's."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **named: calls.append(named))
+    torchrun.init_process_group("nccl", timeout_s=given)
+    assert calls == [{"timeout": passed}]

@@ -1,0 +1,36 @@
+"""By which address a rank's votes go: the way to the store, where nobody has chosen another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch.distributed as dist
+
+from edl_torch.data.process_group import _own_address
+
+
+@pytest.mark.parametrize(
+    ("environment", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, None),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, None),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "127.0.0.1"),
+        ({"WORLD_SIZE": "4"}, "127.0.0.1"),
+    ],
+    ids=["unknown", "chosen", "one host", "two hosts", "no torchrun"],
+)
+def test_it_leads_to_the_store(
+    environment: Mapping[str, str], host: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert _own_address(dist.PrefixStore("a", dist.PrefixStore("b", store))) == host
+
+
+def test_a_store_that_is_no_place_leads_nowhere() -> None:
+    assert _own_address(dist.HashStore()) is None
