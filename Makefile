@@ -76,6 +76,7 @@ bench: $(STAMP)  ## the benchmarks, each with a table and JSON under runs/
 	$(BIN)/python benchmarks/loader.py --json runs/loader.json
 	$(BIN)/python benchmarks/dispatch.py --json runs/dispatch.json
 	$(BIN)/python benchmarks/recovery.py --json runs/recovery.json
+	$(BIN)/python benchmarks/makespan.py --json runs/makespan.json
 	$(BIN)/python benchmarks/scale.py --json runs/scale.json
 	$(BIN)/python benchmarks/synchronous.py --json runs/synchronous.json
 	$(BIN)/python benchmarks/readers.py --json runs/readers.json

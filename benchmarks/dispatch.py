@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -26,6 +26,7 @@ from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
+    Grant,
     LeaseCall,
     RegisterCall,
     Registration,
@@ -37,13 +38,17 @@ from edl_torch.shard import Source
 
 SIZES = (10**3, 10**6, 10**9, 10**12)
 HUGE = SIZES[-1]
+BILLION = 10**9
 A_CALL = 100
 SHARD = 256
+BATCH = 32
+LEASES_HELD = 10
 TRAINERS = 4  # that ask for a hundred at a time
 CLIENTS = 64  # that make single calls
 OFFERED = 1000.0  # single calls a second, of all clients together
 
 GOAL_MS, GOAL_MB = 50.0, 100.0
+GOAL_TOKEN_KB, GOAL_RESTORE_MS = 64.0, 100.0
 GOAL_OVER_GRPC, GOAL_WITH_JOURNAL = 50_000.0, 25_000.0
 GOAL_P99_MS = 10.0
 GOAL_HALF, GOAL_OF_ECHO = 0.5, 0.8
@@ -56,7 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = made.parse_args(arguments)
     rounds, calls, seconds = (2, 4, 0.2) if options.quick else (15, 60, 0.8)
     findings = []
-    stages = (sizes(rounds), in_process(rounds, calls), over_grpc(rounds, seconds, options.state_dir))
+    stages = (
+        sizes(rounds),
+        tokens(rounds),
+        in_process(rounds, calls),
+        over_grpc(rounds, seconds, options.state_dir),
+    )
     for finding in chain(others("before"), *stages, others("after")):
         print(finding, flush=True)
         findings.append(finding.as_json())
@@ -91,6 +101,22 @@ def _register_and_lease(size: int) -> None:
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="benchmark"))
     trainer = Trainer(master, "huge", 0, size)
     trainer.exchange()
+
+
+def tokens(rounds: int) -> Iterator[Finding]:
+    """A token in the middle of an epoch: each trainer has trained on one batch of each of its leases."""
+    master = LocalMaster(dispatcher=Dispatcher(ledger_id="benchmark"))
+    for number in range(CLIENTS):
+        Trainer(master, "token", number, BILLION).begin(LEASES_HELD)
+    token = master.snapshot("token")
+    times = [_timed(partial(_restore, master, token)) * 1e3 for _ in range(rounds)]
+    what = f"token of {BILLION:,} records, {CLIENTS} trainers with {LEASES_HELD} leases each"
+    yield Finding(what=what, value=len(token.encode()) / 1024, unit="KB", most=GOAL_TOKEN_KB)
+    yield Finding(what="  to restore it", value=statistics.median(times), unit="ms", most=GOAL_RESTORE_MS)
+
+
+def _restore(master: LocalMaster, token: str) -> None:
+    master.restore("token", token)
 
 
 def in_process(rounds: int, calls: int) -> Iterator[Finding]:
@@ -205,7 +231,7 @@ class Trainer:
         )
         answer = master.register(
             RegisterCall(
-                session=self._session, worker_id=str(number), batch_size=32, registration=registration
+                session=self._session, worker_id=str(number), batch_size=BATCH, registration=registration
             )
         )
         self._lineage = answer.lineage
@@ -217,28 +243,38 @@ class Trainer:
 
     def exchange(self) -> None:
         """One call that leases, one that acknowledges."""
-        self._request += 1
-        leases = self._master.lease(
-            LeaseCall(
-                session=self._session,
-                dataset=self._dataset,
-                lineage=self._lineage,
-                request=self._request,
-                epoch=NEW_PASS if self._request == 1 else 0,
-                count=A_CALL,
-            )
-        )
-        done = tuple(
+        self._acknowledge(
             Acknowledgement(task=grant.task, attempt=grant.attempt, upto=grant.slice.stop)
-            for grant in leases.grants
+            for grant in self._lease(A_CALL)
         )
+
+    def begin(self, count: int) -> None:
+        """Lease so many slices, and train on the first batch of each."""
+        self._acknowledge(
+            Acknowledgement(task=grant.task, attempt=grant.attempt, upto=grant.slice.skip + BATCH)
+            for grant in self._lease(count)
+        )
+
+    def _lease(self, count: int) -> tuple[Grant, ...]:
+        self._request += 1
+        call = LeaseCall(
+            session=self._session,
+            dataset=self._dataset,
+            lineage=self._lineage,
+            request=self._request,
+            epoch=NEW_PASS if self._request == 1 else 0,
+            count=count,
+        )
+        return self._master.lease(call).grants
+
+    def _acknowledge(self, done: Iterable[Acknowledgement]) -> None:
         self._master.report(
             ReportCall(
                 session=self._session,
                 dataset=self._dataset,
                 lineage=self._lineage,
                 request=self._request,
-                acknowledgements=done,
+                acknowledgements=tuple(done),
             )
         )
 

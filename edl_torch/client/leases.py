@@ -290,6 +290,7 @@ class LeaseSource:
                 epoch=self._epoch,
                 count=max(1, len(self._streams) - len(self._ready)) if self._ahead else 1,
                 drained=drained,
+                ahead=self._mode is Mode.ELASTIC and not drained,
             )
         unwanted: list[Grant] = []
         try:

@@ -79,6 +79,7 @@ class LeaseCall:
     """Ask for up to `count` leases of `epoch`. `request` numbers the call; a repeat is answered alike.
 
     `drained` says that every batch of this pass was handed to the loop: the trainer waits for the verdict.
+    `ahead` says that it would read ahead: while it holds batches, what others come to sooner is theirs.
     `ledger` and `member` are those that the registration named; a call of others is refused ('' and 0 are not
     compared).
     """
@@ -90,6 +91,7 @@ class LeaseCall:
     epoch: int
     count: int
     drained: bool = False
+    ahead: bool = False
     ledger: str = ""
     member: int = 0
 

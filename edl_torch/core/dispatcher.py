@@ -267,11 +267,11 @@ class Dispatcher:
         if call.drained or not self._holds(member):
             member.progressed = now  # its loop waits for the master
         epoch, state, grants = ledger.lease(
-            call.session, epoch=call.epoch, count=call.count, drained=call.drained
+            call.session, epoch=call.epoch, count=call.count, drained=call.drained, ahead=call.ahead
         )
         hungry = self._hungry.setdefault(call.dataset, {})
         hungry.pop(call.session, None)
-        if not grants and state is PassState.OPEN:
+        if not grants and state is PassState.OPEN and not ledger.waiting_in(epoch):
             hungry[call.session] = now
         return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants)
 

@@ -25,7 +25,7 @@ from edl_torch.core.checking import check_report, new_failures
 from edl_torch.core.head import Head
 from edl_torch.core.identity import identity
 from edl_torch.core.lease import Lease, pass_over
-from edl_torch.core.lending import Lending
+from edl_torch.core.lending import Lending, Wish
 from edl_torch.core.loans import Loans
 from edl_torch.core.news import News
 from edl_torch.core.participants import Participants
@@ -112,6 +112,10 @@ class ShardLedger:
         """Records of the epochs begun that wait to be lent, crumbs included."""
         return self._todo.records
 
+    def waiting_in(self, epoch: int) -> bool:
+        """Whether there is something to be lent to a pass over `epoch`, crumbs apart."""
+        return self._todo.waiting(epoch) > 0
+
     @property
     def leased_records(self) -> int:
         """Records on loan that have no outcome yet: those before the cursor that are nowhere else."""
@@ -187,7 +191,7 @@ class ShardLedger:
     # Lending --------------------------------------------------------------------------------------------
 
     def lease(
-        self, session: str, *, epoch: int, count: int, drained: bool = False
+        self, session: str, *, epoch: int, count: int, drained: bool = False, ahead: bool = False
     ) -> tuple[int, PassState, tuple[Grant, ...]]:
         """Lend up to `count` slices of a pass over `epoch` (NEW_PASS: of the pass that begins now).
 
@@ -209,7 +213,8 @@ class ShardLedger:
             epoch = self._lending.open_pass(batch_size)
         if epoch == NEW_PASS:
             return epoch, PassState.FINISHED if self.finished else PassState.OPEN, ()
-        grants = tuple(self._lending.grants(session, epoch, count, batch_size))
+        wish = Wish(session, epoch, count, batch_size, ahead and not drained)
+        grants = tuple(self._lending.grants(wish, self.leased_records))
         if grants:
             self.loans.lent(session, grants[0].task)
             self._mark("head")
@@ -255,6 +260,7 @@ class ShardLedger:
             return
         lease.check_acknowledgement(upto)
         self.acknowledged += upto - lease.done
+        self.participants.paces.trained(session, upto - lease.done)
         if lease.holes:
             self.acknowledged -= lease.pass_holes(upto)
         lease.done = upto

@@ -52,6 +52,11 @@ class Loans:
         """Whether the session has ended this lease itself since its last report."""
         return self._ended.get(session, {}).get(task) == attempt
 
+    @property
+    def holders(self) -> int:
+        """Sessions that have a live lease."""
+        return len(self._held)
+
     def holds(self, session: str) -> bool:
         """Whether the session has a live lease."""
         return session in self._held

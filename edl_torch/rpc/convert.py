@@ -147,6 +147,7 @@ def lease_call_to_wire(value: calls.LeaseCall, wait_s: float = 0.0) -> pb.LeaseR
         epoch=value.epoch,
         count=value.count,
         drained=value.drained,
+        ahead=value.ahead,
         wait_s=wait_s,
     )
 
@@ -162,6 +163,7 @@ def lease_call_from_wire(message: pb.LeaseRequest) -> calls.LeaseCall:
         epoch=message.epoch,
         count=message.count,
         drained=message.drained,
+        ahead=message.ahead,
     )
 
 

@@ -181,7 +181,7 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "epoch", "count", "drained", "wait_s", "member")
+    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "epoch", "count", "drained", "wait_s", "member", "ahead")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +192,7 @@ class LeaseRequest(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
@@ -202,7 +203,8 @@ class LeaseRequest(_message.Message):
     drained: bool
     wait_s: float
     member: int
-    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., drained: bool = ..., wait_s: _Optional[float] = ..., member: _Optional[int] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., drained: bool = ..., wait_s: _Optional[float] = ..., member: _Optional[int] = ..., ahead: bool = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("task", "attempt", "epoch", "shard", "skip", "limit", "bundle")

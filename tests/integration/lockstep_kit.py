@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch._dynamo  # noqa: F401  else the first optimizer does, for seconds, while the other ranks wait
 from loader_kit import NumberReader, numbers
 
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset

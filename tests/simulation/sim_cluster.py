@@ -130,7 +130,8 @@ class Cluster:
                 trainer.process.kill()
         self.model.finished(self.master.ledger)
         doubled = self.model.trained_records - self.model.done
-        allowed = self.options.job.batch * self.excuses
+        excuses = self.excuses + sum(trainer.breaks for trainer in self.trainers)
+        allowed = self.options.job.batch * excuses
         if not self.counts["restore"] and doubled > allowed:
             raise BrokenPromise(f"{doubled} records were trained twice; {self.counts} excuse {allowed}")
         return Result(

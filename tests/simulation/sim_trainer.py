@@ -56,6 +56,29 @@ class Job:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What one trainer is like: seconds for a step, give or take the part `jitter`, and to read a batch; its
+    loader workers and how long one takes to start; batches for one step of its optimizer (0: it has none)."""
+
+    step_s: float
+    jitter: float = 0.0
+    workers: int = 0
+    accumulates: int = 0
+    read_s: float = 0.0
+    start_s: float = 0.0
+
+
+def any_pace(job: Job, chance: random.Random) -> Pace:
+    """One in twenty is slow."""
+    slow = chance.random() < 0.05
+    return Pace(
+        step_s=job.step_s * chance.uniform(0.5, 1.5) * (4 if slow else 1),
+        workers=chance.choice((0, 0, 0, 0, 0, 0, 0, 1, 2)),
+        accumulates=chance.choice((0, 0, 0, 0, 1, 2, 3)),
+    )
+
+
 class Trainer:
     """One life of a trainer. `token` is restored first: a text, None for the beginning, or False for none."""
 
@@ -70,22 +93,22 @@ class Trainer:
         model: Model,
         token: str | bool | None = False,
         on_end: Callable[[Trainer], None],
+        pace: Pace | None = None,
     ) -> None:
         self.number = number
         self.session = f"s{number}"
         self.hang_s = 0.0  # of the next step
         self.leave = False
         self.breaks = 0
+        self.inner_passes = 0
+        self.batches_read = 0
         self.ended = False
         self.process = Process(hub)
         self.port = SimPort(self.process, network, master, f"t{number}")
         self._job, self._hub, self._model, self._token = job, hub, model, token
         self._on_end = on_end
         chance = self._chance = random.Random(job.seed * 1_000_003 + number)
-        slow = chance.random() < 0.05
-        self._step_s = job.step_s * chance.uniform(0.5, 1.5) * (4 if slow else 1)
-        self._workers = chance.choice((0, 0, 0, 0, 0, 0, 0, 1, 2))
-        self._accumulates = chance.choice((0, 0, 0, 0, 1, 2, 3))
+        self._pace = pace or any_pace(job, chance)
         self._in_loop: list[Ticket] = []  # handed, not stepped on
         self.process.start(self._main)
 
@@ -109,7 +132,7 @@ class Trainer:
     def _live(self, session: Session) -> None:
         if self._token is not False:
             session.position.restore(self._token or None)  # type: ignore[arg-type]
-        self._optimizer = session.steps.attach() if self._accumulates else -1
+        self._optimizer = session.steps.attach() if self._pace.accumulates else -1
         session.plan()
         while not self.leave:
             session.flush()
@@ -124,9 +147,9 @@ class Trainer:
             for ticket in self._batches(session, number):
                 self._model.handed(self.session, ticket)
                 self._in_loop.append(ticket)
-                self._hub.sleep(self._step_s + self.hang_s)
+                self._hub.sleep(self._step_takes_s() + self.hang_s)
                 self.hang_s = 0.0
-                if len(self._in_loop) >= self._accumulates:
+                if len(self._in_loop) >= self._pace.accumulates:
                     self._step(session)
                 if self._job.saves and self._chance.random() < self._job.saves:
                     self._save(session)
@@ -141,6 +164,10 @@ class Trainer:
             if passes.is_open(number):
                 self._break(session, number)
 
+    def _step_takes_s(self) -> float:
+        jitter = self._pace.jitter
+        return self._pace.step_s * (self._chance.uniform(1 - jitter, 1 + jitter) if jitter else 1)
+
     def _break(self, session: Session, number: int) -> None:
         """What was not stepped on is taken from the batch in hand only; a later step may cover the others."""
         session.elastic.close(number)
@@ -153,7 +180,7 @@ class Trainer:
         for ticket in self._in_loop:
             self._model.trained(ticket)
         self._in_loop.clear()
-        if self._accumulates:
+        if self._pace.accumulates:
             session.elastic.stepped(self._optimizer)
 
     def _save(self, session: Session) -> None:
@@ -184,18 +211,21 @@ class Trainer:
     # What a `DataLoader` does -----------------------------------------------------------------------------
 
     def _read(self, session: Session) -> Iterator[Ticket]:
-        if not self._workers:
+        self.inner_passes += 1
+        if not self._pace.workers:
             return self._tickets(session, "main")
         return self._from_workers(session)
 
     def _from_workers(self, session: Session) -> Iterator[Ticket]:
         """Batches of each worker in turn; workers read ahead."""
         news = SimThreads(self.process, "").condition()
-        queues: list[deque[Ticket | EdlError | None]] = [deque() for _ in range(self._workers)]
+        queues: list[deque[Ticket | EdlError | None]] = [deque() for _ in range(self._pace.workers)]
 
         def work(worker: int) -> None:
             queue = queues[worker]
             last: EdlError | None = None
+            if self._pace.start_s:
+                self._hub.sleep(self._pace.start_s)
             try:
                 for ticket in self._tickets(session, f"worker {worker}"):
                     with news:
@@ -208,9 +238,9 @@ class Trainer:
                 queue.append(last)
                 news.notify_all()
 
-        for worker in range(self._workers):
+        for worker in range(self._pace.workers):
             self.process.start(lambda worker=worker: work(worker))  # type: ignore[misc]
-        reading = list(range(self._workers))
+        reading = list(range(self._pace.workers))
         while reading:
             for worker in tuple(reading):
                 with news:
@@ -240,10 +270,16 @@ class Trainer:
                     session.fail_record(grant.task, bad, "bad")
                     run = tally.start(grant.task, bad + 1)
                 elif not missing:
-                    yield tally.take()
+                    yield self._read_batch(tally)
                     missing = wanted
         if missing < wanted:
-            yield tally.take()
+            yield self._read_batch(tally)
+
+    def _read_batch(self, tally: Tally) -> Ticket:
+        self.batches_read += 1
+        if self._pace.read_s:
+            self._hub.sleep(self._pace.read_s)
+        return tally.take()
 
     def _first_bad(self, grant: Grant, first: int, stop: int) -> int:
         """The first position from `first` on that cannot be read; the same for whoever reads it."""

@@ -66,8 +66,9 @@ def test_loader_benchmark_decodes_the_pictures_that_it_is_given(tmp_path: Path) 
 
 def test_dispatch_benchmark_meets_the_targets_for_a_huge_dataset(tmp_path: Path) -> None:
     printed, body = run("dispatch.py", tmp_path)
-    huge = [finding for finding in body["findings"] if finding["most"] is not None][:2]
-    assert [finding["unit"] for finding in huge] == ["ms", "MB"]
+    huge = [finding for finding in body["findings"] if finding["most"] is not None][:4]
+    assert [finding["unit"] for finding in huge] == ["ms", "MB", "KB", "ms"]
+    assert "token of 1,000,000,000 records, 64 trainers" in huge[2]["what"]
     assert all(finding["met"] for finding in huge)
     assert "over grpc" in printed
     assert "with journal / without" in printed
@@ -90,6 +91,18 @@ def test_recovery_benchmark_measures_every_death_in_every_round(tmp_path: Path) 
     assert killed["min"] > 0.9  # the grace
     assert min(stopped["min"], vanished["min"]) > 0.9  # two thirds of the timeout
     assert ready["min"] < answered["min"] < confirmed["min"]
+
+
+def test_makespan_benchmark_runs_every_race_and_counts_every_batch(tmp_path: Path) -> None:
+    printed, body = run("makespan.py", tmp_path)
+    found = body["findings"]
+    kinds = [(one["race"]["workers"], len(one["race"]["steps_s"]), one["first"]) for one in found]
+    assert kinds == [(workers, 2, first) for workers in (0, 2) for first in (True, False)]
+    for one in found:
+        assert one["race"]["title"] in printed
+        assert all(epoch["makespan_s"] > 0 < epoch["ideal_s"] for epoch in one["epochs"])
+        assert one["over_steps"] > 1
+        assert (one["met"] is None) == (one["race"]["goal"] is None)
 
 
 def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path) -> None:

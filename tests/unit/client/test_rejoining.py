@@ -11,10 +11,12 @@ import pytest
 
 from edl_torch import DataShardService
 from edl_torch.client.confirming import Confirmer
+from edl_torch.client.description import Description
 from edl_torch.client.handle import DirectLink
 from edl_torch.client.leases import LeaseSource, Mode
 from edl_torch.client.membership import Membership
 from edl_torch.client.session import Session
+from edl_torch.client.threads import Condition, SystemThreads, Thread
 from edl_torch.core.calls import (
     HeldLease,
     LeaseAnswer,
@@ -34,8 +36,8 @@ TIMEOUT_S = 30.0
 class Meddler:
     """A connection to the fake master: `after_lease` and `after_register` happen before an answer arrives."""
 
-    def __init__(self, fake: FakeMaster) -> None:
-        self._connection = fake.connect()
+    def __init__(self, fake: FakeMaster, *, in_process: bool = True) -> None:
+        self._connection = fake.connect(in_process=in_process)
         self.lease_calls: list[LeaseCall] = []
         self.lease_answers: list[LeaseAnswer] = []
         self.reports: list[ReportCall] = []
@@ -200,3 +202,65 @@ def test_what_is_forgotten_and_what_comes_next_are_not_mixed(fake: FakeMaster) -
     source.follow(Membership(ledger="fake", lineage=1, member=2), forget)
     other.join(10.0)
     assert came_in.is_set()
+
+
+class TellingCondition(threading.Condition):
+    """Calls `on_exit`, once, when its lock was let go."""
+
+    on_exit: Callable[[], object] | None = None
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        told, self.on_exit = self.on_exit, None
+        if told is not None:
+            told()
+
+
+class NoThread:
+    """A thread whose turn never comes."""
+
+    def start(self) -> None:
+        pass
+
+    def join(self, timeout_s: float) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return False
+
+
+class ToldThreads(SystemThreads):
+    """No threads: a test does in their place what it wants to be done, and when."""
+
+    def condition(self) -> Condition:
+        return TellingCondition()
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        return NoThread()
+
+
+def test_what_becomes_of_the_new_members_first_lease_is_told(fake: FakeMaster) -> None:
+    """The reporter throws away what the old member had to say before anybody may ask as the new one: a lease
+    that is given back in between, and of which the master never hears, is on loan for ever."""
+    meddler: Any = Meddler(fake, in_process=False)
+    description = Description(name="training", batch_size=4, dataset_size=RECORDS, records_per_shard=SHARD)
+    session = Session(meddler, description, 0, threads=ToldThreads())
+    begin(session)
+    give_up_all(fake)
+
+    def lease_and_give_back() -> None:
+        """As the fetching thread does that gets its turn at once, while another trainer waits."""
+        assert session._leases.look_for_more()
+        session._leases.yield_to_others()
+
+    def arm() -> None:
+        session._leases._changed.on_exit = lease_and_give_back  # type: ignore[attr-defined]
+
+    meddler.after_register = arm
+    session.elastic.batch_requested()
+    session.flush()  # the report finds out
+    meddler.after_register = lambda: None
+    assert [call.member for call in meddler.lease_calls][-1] == 2
+    session.flush()
+    assert fake.dataset_status("training").leases == 0
+    session.close()

@@ -137,16 +137,19 @@ class LedgerBesideModel(RuleBasedStateMachine):
     def _a_lease(self, data: st.DataObject) -> ModelLease:
         return self.live[data.draw(st.sampled_from(sorted(self.live)), label="task")]
 
-    def _lease(self, name: str, asked: int, count: int, drained: bool) -> None:
+    def _lease(self, name: str, asked: int, count: int, drained: bool, ahead: bool = False) -> None:
         before = self.ledger.snapshot()
         crumbs_before = self._in(CRUMB)
         was_over = asked != NEW_PASS and asked < before.epoch
-        epoch, state, grants = self.ledger.lease(name, epoch=asked, count=count, drained=drained)
+        holds = any(lease.session == name for lease in self.live.values())
+        epoch, state, grants = self.ledger.lease(name, epoch=asked, count=count, drained=drained, ahead=ahead)
         note(f"-> epoch {epoch} {state} {grants}")
         if drained:
             self.handed |= {task for task, lease in self.live.items() if lease.session == name}
         self._settle_drops()
         self._check_grants(name, epoch, grants, before, crumbs_before)
+        if not grants and not (ahead and not drained and holds and len(self.sizes) > 1):
+            assert not self.ledger.waiting_in(epoch), "who has nothing to go on with is not refused"
         bundle = [g for g in grants if g.bundle]
         assert len(grants) - len(bundle) <= count
         assert len({g.task for g in grants} | set(self.live)) == len(grants) + len(self.live), (

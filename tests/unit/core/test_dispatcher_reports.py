@@ -55,6 +55,20 @@ def test_leases_are_asked_back_only_from_those_who_hold_some(dispatcher: Dispatc
     assert dispatcher.asked_back("training", 60.0) == ()
 
 
+def test_who_is_refused_what_others_come_to_sooner_calls_nothing_back(
+    dispatcher: Dispatcher, a: Trainer
+) -> None:
+    b = Trainer(dispatcher, "b")
+    b.register()
+    b.lease()
+    assert len(a.lease(ahead=True).grants) == 1
+    while a.lease(ahead=True).grants:
+        pass
+    assert dispatcher.dataset_status("training").todo > 0
+    assert dispatcher.asked_back("training", 0.0) == ()
+    assert not b.report(Acknowledgement(task=1, attempt=1, upto=1)).wanted
+
+
 def test_too_many_bad_records_fail_every_later_lease(dispatcher: Dispatcher, a: Trainer) -> None:
     (grant,) = a.lease().grants
     a.report(Failure(task=grant.task, attempt=1, position=0, reason="bad"))

@@ -46,11 +46,17 @@ class LedgerMachine(LedgerBesideModel):
         self._join(data.draw(st.sampled_from(sorted(self.sizes))), size)
 
     @precondition(lambda self: self.sizes)
-    @rule(data=st.data(), count=st.integers(1, 4), old=st.booleans(), drained=st.booleans())
-    def lease(self, data: st.DataObject, count: int, old: bool, drained: bool) -> None:
+    @rule(
+        data=st.data(),
+        count=st.integers(1, 4),
+        old=st.booleans(),
+        drained=st.booleans(),
+        ahead=st.booleans(),
+    )
+    def lease(self, data: st.DataObject, count: int, old: bool, drained: bool, ahead: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.sizes)), label="session")
         epoch = data.draw(st.integers(0, self.ledger.epoch), label="epoch") if old else NEW_PASS
-        self._lease(name, epoch, count, drained)
+        self._lease(name, epoch, count, drained, ahead)
 
     @precondition(lambda self: self.sizes)
     @rule(data=st.data(), count=st.integers(1, 4))

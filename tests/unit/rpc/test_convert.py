@@ -156,6 +156,7 @@ ROUND_TRIPS = {
             epoch=INT,
             count=INT,
             drained=FLAG,
+            ahead=FLAG,
         ),
         convert.lease_call_to_wire,
         pb.LeaseRequest,
