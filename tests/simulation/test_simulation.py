@@ -28,6 +28,7 @@ from sim_network import Weather
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.tickets import Ticket
+from edl_torch.core import dispatcher
 from edl_torch.core.changes import Changes, Mark
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.lease import Lease
@@ -149,7 +150,7 @@ def broken_return(patch: pytest.MonkeyPatch) -> None:
 
 def broken_replay(patch: pytest.MonkeyPatch) -> None:
     """A repeated request is a new one."""
-    patch.setattr(Dispatcher, "_answered", lambda self, call: None)
+    patch.setattr(dispatcher, "_answered", lambda call, member: None)
 
 
 def broken_lineage(patch: pytest.MonkeyPatch) -> None:
