@@ -155,7 +155,7 @@ def begun():
     )
     for session in ("s", "t"):
         dispatcher.register(
-            RegisterCall(session=session, worker_id="w", batch_size=2, registration=registration), 0.0
+            RegisterCall(session=session, worker_id="w", batch_size=6, registration=registration), 0.0
         )
         call = LeaseCall(session=session, dataset="d", lineage=1, request=1, epoch=NEW_PASS, count=2)
         grants = dispatcher.lease(call, 0.0).grants

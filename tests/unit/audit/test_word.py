@@ -74,20 +74,22 @@ def test_a_job_whose_last_report_was_not_heard_is_not_proven(tmp_path, heard):
     assert by_journal(job, unfinished=True).open == (0 if heard else BATCH)
 
 
-def test_what_one_had_acknowledged_unanswered_and_another_trained_on_again_is_doubled(job):
-    victim, other = job.trainers
-    job.fetch(victim)
-    job.cut_off(0, heard=True)
-    task, (grant, _, _) = next(iter(victim.held.items()))
-    other.log.granted(replace(grant, task=1000))
-    done = replace(grant.slice, limit=BATCH)
-    other.held[1000] = [replace(grant, task=1000), done.skip, done.stop]
-    job.tell = lambda *_: []  # a master that accepts it by mistake
-    job.train(other)
-    job.keep()
-    assert job.ledger.lease_of(task).done == done.stop
-    assert by_journal(job, unfinished=True).doubled == BATCH
-    assert by_logs(job, unfinished=True).doubled == 0
+def test_what_one_had_acknowledged_unanswered_and_another_trained_on_again_is_doubled(tmp_path):
+    with closing(KeptJob(tmp_path, trainers=1)) as job:  # who is alone is lent more than a batch
+        (victim,) = job.trainers
+        job.fetch(victim)
+        other = job.new_trainer()
+        job.cut_off(0, heard=True)
+        task, (grant, _, _) = next(iter(victim.held.items()))
+        other.log.granted(replace(grant, task=1000))
+        done = replace(grant.slice, limit=BATCH)
+        other.held[1000] = [replace(grant, task=1000), done.skip, done.stop]
+        job.tell = lambda *_: []  # a master that accepts it by mistake
+        job.train(other)
+        job.keep()
+        assert job.ledger.lease_of(task).done == done.stop
+        assert by_journal(job, unfinished=True).doubled == BATCH
+        assert by_logs(job, unfinished=True).doubled == 0
 
 
 def test_what_the_master_forgot_is_called_so_and_not_lost_as_well(job):
@@ -100,7 +102,7 @@ def test_what_the_master_forgot_is_called_so_and_not_lost_as_well(job):
 
 
 def test_bad_records_and_crumbs_are_settled_too(tmp_path):
-    job = KeptJob(tmp_path)
+    job = KeptJob(tmp_path, trainers=1)
     job.fetch(job.trainers[0])
     job.quarantine(job.trainers[0])
     job.cut_off(0, heard=True)
