@@ -32,7 +32,7 @@ from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
 from edl_torch.core.news import News
 from edl_torch.core.quarantine import token_bytes
-from edl_torch.core.registration import new_spec, option_differences, reconcile
+from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
@@ -113,8 +113,7 @@ class Dispatcher:
 
     def register(self, call: RegisterCall, now: float) -> RegisterAnswer:
         """Join a dataset; the first description of it makes it."""
-        if call.batch_size < 1:
-            raise InvalidArgument(f"batch_size must be 1 or more, not {call.batch_size}")
+        check_batch_size(call.batch_size)
         name = call.registration.name
         self.limits.check_register(
             call,

@@ -31,6 +31,7 @@ from edl_torch.core.lease import Lease
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.quarantine import row_of
+from edl_torch.core.registration import check_batch_size
 from edl_torch.core.todo import Waiting
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
@@ -236,6 +237,9 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
     strangers = {session for session, _ in of_it["leases"]} - set(of_it["member"])
     if strangers:  # nobody would ever take their leases back
         raise ValueError(f"leases of sessions that take no part: {sorted(strangers)}")
+    batch_sizes = {session: size for session, (size,) in of_it["member"].items()}
+    for size in batch_sizes.values():
+        check_batch_size(size)
     (head,) = of_it["head"].values()
     lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle = head
     ledger.resume(
@@ -250,7 +254,7 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
         leases=(_lease_from(session, row) for (session, _), rows in of_it["leases"].items() for row in rows),
         waiting={number: _waiting_from(row) for number, row in of_it["waiting"].items()},
         quarantine=(_bad_from(row) for _, row in sorted(of_it["bad"].items())),
-        batch_sizes={session: batch_size for session, (batch_size,) in of_it["member"].items()},
+        batch_sizes=batch_sizes,
         closed={
             session: {int(task): int(attempt) for task, attempt in closed}
             for session, (_, closed) in of_it["report"].items()

@@ -7,12 +7,19 @@ from typing import Any
 
 from edl_torch.core.calls import Registration
 from edl_torch.core.identity import differences, identity
+from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.spec import validate_spec
-from edl_torch.errors import DatasetConflict, UnknownDataset
+from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.shard import DatasetSpec
 
 BATCHES_PER_SHARD = 8
 _OPTIONS = ("task_type", "num_epochs", "epoch_barrier", "max_bad_records")
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raise InvalidArgument for one that no dataset could fill."""
+    if not 1 <= batch_size <= MAX_SIZE:
+        raise InvalidArgument(f"batch_size must be 1 or more, and {MAX_SIZE} at most, not {batch_size}")
 
 
 def new_spec(registration: Registration, batch_size: int) -> DatasetSpec:

@@ -32,7 +32,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.token import Token
-from edl_torch.errors import EdlError, TokenError, TooManyBadRecords
+from edl_torch.errors import EdlError, InvalidArgument, TokenError, TooManyBadRecords
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import Source
 
@@ -205,6 +205,7 @@ def goes_on(dispatcher):
 
 CRASHES = {  # what `fuzz.py state` has found, as base64
     "a token with counts at the end of all numbers was taken": "oy41NTU1NTWz1NTU1NTU1F1B1NX/urq6urqC",
+    "a batch size in a journal that is no float": "bGwz/////wgyJf8IJc2bj2yyYGxsXA==",
 }
 
 
@@ -226,6 +227,18 @@ def test_a_token_with_more_outcomes_than_records_is_refused(count, value):
     with pytest.raises(TokenError, match="records lie before the cursor"):
         dispatcher.restore("d", json.dumps(token))
     assert persistence.dump(dispatcher) == before
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2**62 + 1, 10**400])
+def test_a_batch_size_that_no_dataset_could_fill_is_refused(batch_size):
+    rows = persistence.dump(begun()) | {("member", "d", "s"): (batch_size,)}
+    with pytest.raises(InvalidArgument, match="batch_size must be 1 or more, and"):
+        persistence.load(rows, ledger_id="x", now=0.0)
+    call = RegisterCall(
+        session="u", worker_id="w", batch_size=batch_size, registration=Registration(name="d")
+    )
+    with pytest.raises(InvalidArgument, match="batch_size must be 1 or more, and"):
+        begun().register(call, 0.0)
 
 
 def test_nothing_of_a_request_is_evaluated_unpickled_or_used_as_a_path(tmp_path):
