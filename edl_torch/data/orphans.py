@@ -12,18 +12,19 @@ import os
 import threading
 import time
 
-LOOK_S = 2.0
+from edl_torch.master.with_process import until_gone
+
 PATIENCE_S = 8.0  # for an end of its own: torch looks every 5 s
 
 
 def end_with_trainer() -> None:
-    """End this process, at the latest some seconds after its parent."""
-    trainer, parent = multiprocessing.parent_process(), os.getppid()
+    """End this process, a loader worker, at the latest some seconds after its trainer."""
+    trainer = multiprocessing.parent_process()  # under forkserver too
+    if trainer is None or trainer.pid is None:
+        return
 
-    def watch() -> None:
-        # Both: it may be gone before this began, and workers forked later hold its other sign of life.
-        while os.getppid() == parent and (trainer is None or trainer.is_alive()):
-            time.sleep(LOOK_S)
+    def watch(pid: int = trainer.pid) -> None:
+        until_gone(pid)  # `trainer.is_alive()` would not tell: workers forked later hold that sign of life
         time.sleep(PATIENCE_S)
         os._exit(1)
 

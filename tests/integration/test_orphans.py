@@ -19,7 +19,7 @@ from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.data import orphans
 from edl_torch.readers import MapDatasetReader
 
-orphans.LOOK_S, orphans.PATIENCE_S = 0.1, float(sys.argv[1])
+orphans.PATIENCE_S = float(sys.argv[1])
 
 class Large:
     def __len__(self): return 64

@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "checking": {"errors", "shard", "core", "readers"},
     "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"}
     | {"integrations.torchrun"},
-    "data": {"errors", "shard", "core", "client", "readers", "rpc.route"},
+    "data": {"errors", "shard", "core", "client", "readers", "rpc.route", "master.with_process"},
     "integrations": {"errors", "shard", "core", "client", "readers", "data"}
     | {"rpc.address", "rpc.credentials", "rpc.route", "master.with_process", "master.threaded"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
