@@ -33,7 +33,6 @@ log = logging.getLogger("edl_torch.master")
 DEFAULT_ADDRESS = "127.0.0.1:50001"
 STATUS_TIMEOUT_S = 5.0
 INTERRUPTED = 130
-_READER_HELP = "what reads the data: a kind (csv, text, voc, …) or a class of yours as module:Class"
 SWITCH_S = 0.0005  # between threads of a master with a journal
 
 
@@ -97,37 +96,19 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     # For what starts a master beside itself: see integrations/beside_agent.py.
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _add_door(parser)
-    _option(
-        parser,
-        "--lease_timeout_s",
-        type=_seconds,
-        default=30.0,
-        metavar="S",
-        help="a trainer silent for so long is dead (default: 30)",
-    )
-    _option(
-        parser,
-        "--grace_s",
-        type=_seconds,
-        default=1.0,
-        metavar="S",
-        help="time to come back after a broken connection (default: 1)",
-    )
-    _option(
+    _duration(parser, "--lease_timeout_s", 30.0, "a trainer silent for so long is dead (default: 30)")
+    _duration(parser, "--grace_s", 1.0, "time to come back after a broken connection (default: 1)")
+    _duration(
         parser,
         "--progress_timeout_s",
-        type=_seconds,
-        default=0.0,
-        metavar="S",
-        help="a trainer that lives but does not train for so long loses its leases (default: never)",
+        0.0,
+        "a trainer that lives but does not train for so long loses its leases (default: never)",
     )
-    _option(
+    _duration(
         parser,
         "--elasticdl_task_timeout_s",
-        type=_seconds,
-        default=300.0,
-        metavar="S",
-        help="a task of an ElasticDL client that is silent for so long is handed out again (default: 300)",
+        300.0,
+        "a task of an ElasticDL client that is silent for so long is handed out again (default: 300)",
     )
     data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
     for kind in ("training", "validation", "prediction"):
@@ -152,8 +133,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
     _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
     _option(data, "--max_bad_records", type=int, default=0, metavar="N", help="may be bad before a job fails")
-    _option(data, "--custom_data_reader", metavar="READER", help=_READER_HELP)
-    _option(data, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
+    _add_reader(data)
 
 
 def _add_door(parser: argparse.ArgumentParser) -> None:
@@ -230,8 +210,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
     _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
     _option(parser, "--max_chunk_bytes", type=int, default=1 << 18, metavar="N", help="records in a chunk")
-    _option(parser, "--custom_data_reader", metavar="READER", help=_READER_HELP)
-    _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
+    _add_reader(parser)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -244,8 +223,17 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--sample_count", type=int, default=12, metavar="N", help="so many (default: 12)")
     _option(parser, "--list", type=int, default=20, metavar="N", help="findings of each kind to name (20)")
     _option(parser, "--json", action="store_true", help="print JSON")
-    _option(parser, "--custom_data_reader", metavar="READER", help=_READER_HELP)
+    _add_reader(parser)
+
+
+def _add_reader(parser: argparse._ActionsContainer) -> None:
+    what = "what reads the data: a kind (csv, text, voc, …) or a class of yours as module:Class"
+    _option(parser, "--custom_data_reader", metavar="READER", help=what)
     _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
+
+
+def _duration(parser: argparse.ArgumentParser, name: str, default: float, what: str) -> None:
+    _option(parser, name, type=_seconds, default=default, metavar="S", help=what)
 
 
 def _option(parser: argparse._ActionsContainer, name: str, **settings: object) -> None:
