@@ -92,7 +92,7 @@ class Lending:
 
     def _room(self, wish: Wish, leased: int) -> Room | None:
         """None while the end is far off, or for who is alone."""
-        if not self._tail_applies() or len(self._participants) == 1:
+        if not self._tail_applies or len(self._participants) == 1:
             return None
         paces = self._participants.paces
         share = paces.share(wish.session, self._todo.waiting(wish.epoch) + leased)
@@ -109,10 +109,11 @@ class Lending:
 
     def _limit(self, epoch: int, batch_size: int) -> int:
         """Guided tail: the waiting records over twice the trainers, in whole batches, at least one."""
-        if not self._tail_applies():
+        if not self._tail_applies:
             return max(batch_size, self._todo.plan.spec.records_per_shard)
         return self._share(self._todo.waiting(epoch), batch_size)
 
+    @property
     def _tail_applies(self) -> bool:
         todo, spec = self._todo, self._todo.plan.spec
         return spec.epoch_barrier or todo.past_end or todo.cursor_epoch + 1 == spec.num_epochs

@@ -157,8 +157,8 @@ def in_own_words(error: Exception) -> Exception | None:
 
     torch brings it with the worker's whole traceback for a message: that stays in the error that it leads to.
     """
+    if not isinstance(error, EdlError):
+        return None
     kind = type(error)
     text, found, said = str(error).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
-    return (
-        kind(said.strip()) if found and isinstance(error, EdlError) and text.startswith("Caught ") else None
-    )
+    return kind(said.strip()) if found and text.startswith("Caught ") else None
