@@ -17,7 +17,6 @@ from sim_trainer import Job, Trainer
 
 from edl_torch.core.calls import Acknowledgement, Registration, ReportCall
 from edl_torch.core.plan import Plan
-from edl_torch.shard import DatasetSpec, Source
 
 STUCK_S = 900.0  # without an outcome: longer than any fault, and than a job with a dead master waits
 LOOK_S = 10.0
@@ -78,14 +77,7 @@ class Cluster:
         self.options = options
         self.hub = Hub()
         self.chance = random.Random(options.seed)
-        spec = DatasetSpec(
-            name=DATASET,
-            sources=(Source(name="", count=job.size),),
-            records_per_shard=job.records_per_shard,
-            shuffle_shards=job.shuffle_shards,
-            seed=job.seed,
-            num_epochs=job.epochs,
-        )
+        spec = job.spec()
         self.model = Model(Plan(spec), job.batch)
         self.master = SimMaster(
             self.hub,

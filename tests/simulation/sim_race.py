@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim_hub import Hub
-from sim_master import DATASET, SimMaster
+from sim_master import SimMaster
 from sim_model import Model
 from sim_network import Network, Weather
 from sim_trainer import Job, Pace, Trainer
 
 from edl_torch.core.plan import Plan
-from edl_torch.shard import DatasetSpec, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +32,7 @@ class Finish:
 def race(job: Job, paces: Sequence[Pace], seed: int = 0) -> Finish:
     """From the first trainer's start until the last record's outcome."""
     hub = Hub()
-    spec = DatasetSpec(
-        name=DATASET,
-        sources=(Source(name="", count=job.size),),
-        records_per_shard=job.records_per_shard,
-        shuffle_shards=job.shuffle_shards,
-        seed=job.seed,
-        num_epochs=job.epochs,
-    )
+    spec = job.spec()
     model = Model(Plan(spec), job.batch)
     master = SimMaster(hub, model, lease_timeout_s=30.0, grace_s=1.0, progress_timeout_s=0.0)
     network = Network(hub, random.Random(seed), Weather())

@@ -22,6 +22,7 @@ from edl_torch.client.session import Session
 from edl_torch.client.tickets import Tally, Ticket, ticket_size
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, EdlError, InvalidArgument
+from edl_torch.shard import DatasetSpec, Source
 
 PREFETCH = 2  # batches of a loader worker
 
@@ -41,6 +42,17 @@ class Job:
     breaks: float = 0.0  # how likely it is that a loop breaks after a batch
     saves: float = 0.0  # how likely it is that it takes a token
     step_s: float = 0.5
+
+    def spec(self) -> DatasetSpec:
+        """As a master has it."""
+        return DatasetSpec(
+            name=DATASET,
+            sources=(Source(name="", count=self.size),),
+            records_per_shard=self.records_per_shard,
+            shuffle_shards=self.shuffle_shards,
+            seed=self.seed,
+            num_epochs=self.epochs,
+        )
 
     def description(self) -> Description:
         """As a service describes it."""
