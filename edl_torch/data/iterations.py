@@ -1,7 +1,7 @@
 """Iterations over plain DataLoaders: which one a loader worker serves, and how many batches it has delivered.
 
-torch tells neither. Seeds repeat from one iteration to the next, and process ids do not group workers. But the
-iterator is on the stack while it starts a worker, and it counts the batches that it hands out.
+torch tells neither. Seeds repeat from one iteration to the next, and process ids do not group workers. But
+the iterator is on the stack while it starts a worker, and it counts the batches that it hands out.
 This must not know what a pass is, nor what a report proves.
 """
 
@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from edl_torch.client.deliveries import Deliveries, DeliveredBatches
+from edl_torch.client.deliveries import DeliveredBatches, Deliveries
 
 _OF_TORCH = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 
@@ -31,14 +31,11 @@ class Iteration(DeliveredBatches):
 
     def __init__(self, iterator: _BaseDataLoaderIter, loader: DataLoader[Any] | None, number: int) -> None:
         state = vars(iterator)
-        batched = state["_auto_collation"]
-        super().__init__(
-            getattr(state["_index_sampler"], "batch_size", 0) if batched else 1, drop_last=state["_drop_last"]
-        )
+        known = type(iterator) in _OF_TORCH
+        super().__init__(_batch_size(state) if known else 0, drop_last=known and state["_drop_last"])
         self.number = number
         self.run = f"{os.getpid()}:{number}"
-        known = type(iterator) in _OF_TORCH and self.batch_size > 0
-        self.counts_records = known and _yields_records(state["_dataset"])
+        self.counts_records = self.batch_size > 0 and _yields_records(state["_dataset"])
         self._loader = None if loader is None else weakref.ref(loader)
         self._state: dict[str, Any] = state
         self._iterator = weakref.ref(iterator, self._forget)
@@ -49,7 +46,7 @@ class Iteration(DeliveredBatches):
     @property
     def batches(self) -> int:
         """Batches delivered, in the present round where workers are persistent."""
-        delivered: int = self._state["_num_yielded"]
+        delivered: int = self._state.get("_num_yielded", 0)
         return delivered
 
     @property
@@ -59,13 +56,18 @@ class Iteration(DeliveredBatches):
 
     def _forget(self, _: object) -> None:
         """The iterator is gone: let go of what it had in its queues."""
-        self._state = {"_num_yielded": self._state["_num_yielded"]}
+        self._state = {"_num_yielded": self._state.get("_num_yielded", 0)}
 
     def renew_workers(self) -> None:
         """Let the loader start new workers the next time: torch would wait for the dead one each time."""
         loader = None if self._loader is None else self._loader()
         if loader is not None and loader._iterator is self._iterator():
             loader._iterator = None
+
+
+def _batch_size(state: dict[str, Any]) -> int:
+    """Samples in a whole batch; 0 where a loader of another make decides."""
+    return int(getattr(state["_index_sampler"], "batch_size", 0)) if state["_auto_collation"] else 1
 
 
 def _yields_records(dataset: object) -> bool:

@@ -63,7 +63,7 @@ class LocalMaster:
         """Let the dispatcher act at the present time, and wake the calls that wait. Raises ServiceClosed."""
         if os.getpid() != self._pid:
             raise ServiceClosed(
-                "an embedded master cannot be used in a forked child, which has a copy that nobody else sees: "
+                "an embedded master cannot be used in a forked child, which has a copy that nobody sees: "
                 "several processes need a master of their own, `edl-torch master`"
             )
         with self._changed:

@@ -1,4 +1,4 @@
-"""A forked child has a copy of its trainer, embedded master included: it cannot train everything once more."""
+"""A forked child has a copy of its trainer, embedded master included: it cannot train everything again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def in_child(use: Callable[[Trainer], object], trainer: Trainer) -> str:
             result = repr(use(trainer))
         except ServiceClosed as error:
             result = f"ServiceClosed: {error}"
-        except BaseException:
+        except Exception:  # noqa: BLE001  the top of a process
             result = traceback.format_exc()
         os.write(write, result.encode())
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Reports of plain loops are bounded by what the loop was given: what exceeds it is refused, never counted."""
+"""Reports of plain loops are bounded by what the loop was given: what exceeds it is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def told(fake: FakeMaster, service: DataShardService) -> set[int]:
     return {record for _, record in acknowledged(fake, service)}
 
 
-# Another batch size than the service's ----------------------------------------------------------------------
+# Another batch size than the service's --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
@@ -44,7 +44,9 @@ def test_a_default_report_of_another_batch_size_is_refused_at_once(
         loop = iter(DataLoader(dataset, batch_size, num_workers=num_workers))
         next(loop)
         loaded = batch_size or 1
-        with pytest.raises(InvalidArgument, match=rf"batch_size, 10 record.* batches have {loaded}: .*len\(batch\)"):
+        with pytest.raises(
+            InvalidArgument, match=rf"batch_size, 10 record.* batches have {loaded}: .*len\(batch\)"
+        ):
             service.report_batch_done()
         assert told(fake, service) == set()
 
@@ -70,7 +72,7 @@ def test_reports_of_each_batchs_size_are_right_for_any_batch_size(
             assert service.finished
 
 
-# Reports that were made too often, or say too much ------------------------------------------------------------
+# Reports that were made too often, or say too much --------------------------------------------------------
 
 
 @pytest.mark.parametrize("explicit", [False, True])
@@ -83,7 +85,9 @@ def test_a_report_made_twice_for_one_batch_is_refused(num_workers: int, explicit
         for batch in DataLoader(dataset, SIZE, num_workers=num_workers):
             trained += numbers(batch)
             service.report_batch_done(size)
-            with pytest.raises(AccountingError, match=r"reported as trained on, and .* delivered.*ElasticDataLoader"):
+            with pytest.raises(
+                AccountingError, match=r"reported as trained on, and .* delivered.*ElasticDataLoader"
+            ):
                 service.report_batch_done(size)
             assert told(fake, service) <= set(trained)
         assert service.finished  # what was refused changed nothing
@@ -107,7 +111,7 @@ def test_the_remainder_that_drop_last_withholds_cannot_be_reported(num_workers: 
     with trainer(fake, {"a": 25}, batch_size=SIZE, records_per_shard=20) as (service, dataset):
         for _ in DataLoader(dataset, SIZE, num_workers=num_workers, drop_last=True):
             service.report_batch_done()
-        with pytest.raises(AccountingError, match="10 record.* of the 20 delivered in this pass 0"):
+        with pytest.raises(AccountingError, match=r"10 record.* of the 20 delivered in this pass 0"):
             service.report_batch_done()
         assert told(fake, service) == set(range(20))
 
@@ -142,7 +146,7 @@ def test_a_report_for_a_batch_of_the_pass_before_does_not_count_in_the_next_one(
         assert told(fake, service) <= set(trained)
 
 
-# Without a DataLoader, or with something between -------------------------------------------------------------
+# Without a DataLoader, or with something between ----------------------------------------------------------
 
 
 def test_samples_drawn_one_by_one_bound_the_reports() -> None:
@@ -152,7 +156,7 @@ def test_samples_drawn_one_by_one_bound_the_reports() -> None:
         for number in dataset:
             trained.append(number)
             if len(trained) % SIZE == 5:
-                with pytest.raises(AccountingError, match="of the 5|of the 15|of the 25 delivered"):
+                with pytest.raises(AccountingError, match=r"of the 5|of the 15|of the 25 delivered"):
                     service.report_batch_done()
             elif len(trained) % SIZE == 0:
                 service.report_batch_done()
@@ -205,17 +209,21 @@ def test_a_dataset_of_the_users_own_may_too(num_workers: int) -> None:
     fake.outcomes["training"].check_complete(1)
 
 
-# Loops over shards --------------------------------------------------------------------------------------------
+# Loops over shards ----------------------------------------------------------------------------------------
 
 
 def test_more_than_was_fetched_cannot_be_reported() -> None:
     fake = FakeMaster()
     with trainer(fake, COUNTS, batch_size=SIZE, records_per_shard=25) as (service, _):
         service.fetch_shard()
-        with pytest.raises(AccountingError, match=r"26 record\(s\) are reported .* of the 25 delivered .* 25 are"):
+        with pytest.raises(
+            AccountingError, match=r"26 record\(s\) are reported .* of the 25 delivered .* 25 are"
+        ):
             service.report_batch_done(26)
         for _ in range(3):
             service.report_batch_done()
-        with pytest.raises(AccountingError, match=r"10 record\(s\) are reported .* pass 0 are not reported yet"):
+        with pytest.raises(
+            AccountingError, match=r"10 record\(s\) are reported .* pass 0 are not reported yet"
+        ):
             service.report_batch_done()
         assert told(fake, service) == set(range(25))

@@ -1,4 +1,4 @@
-"""Iterations over plain DataLoaders are told apart: whatever seeds repeat, whoever comes late, and after kills."""
+"""Iterations over plain DataLoaders are told apart: when seeds repeat, workers come late, or are killed."""
 
 from __future__ import annotations
 
