@@ -43,7 +43,7 @@ def read_plain(trainer: Trainer) -> object:
 
 
 def ask_master(trainer: Trainer) -> object:
-    return trainer.master.dataset_status("training").finished
+    return trainer.master.status()
 
 
 USES: list[Callable[[Trainer], object]] = [
