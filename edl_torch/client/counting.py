@@ -1,7 +1,8 @@
 """What a plain DataLoader's reports prove: a batch does not say where it came from, so only records that
 must have been consumed under any order of workers count as trained on.
 
-Arithmetic only. With one stream of records it is exact; with more it is late, never early.
+Arithmetic only. With one stream of records it is exact; with more it is late, never early. A report of more
+than was delivered is refused.
 """
 
 from __future__ import annotations
@@ -9,8 +10,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from edl_torch.client.deliveries import Deliveries, GrantedRecords
 from edl_torch.core.calls import Grant
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import AccountingError, InvalidArgument
+
+_REMEDY = (
+    "report each batch once, with report_batch_done(batch_size=len(batch)) where its size is not the "
+    "service's batch_size, or use ElasticDataLoader"
+)
 
 
 @dataclass(slots=True)
@@ -27,6 +34,7 @@ class _Stream:
     def __init__(self) -> None:
         self.granted = 0  # samples: quarantined records are none
         self.counted = 0
+        self.ended = False
         self._runs: deque[_Run] = deque()
 
     def grant(self, grant: Grant) -> None:
@@ -64,10 +72,14 @@ class _Stream:
 
 
 class StreamCounts:
-    """The counts of one pass: H_w records granted to worker w, k batches or r records reported."""
+    """The counts of one pass: H_w records granted to worker w, k batches or r records reported.
 
-    def __init__(self, batch_size: int) -> None:
+    `deliveries` bounds the reports; without it, what was granted does.
+    """
+
+    def __init__(self, batch_size: int, deliveries: Deliveries | None = None) -> None:
         self._batch_size = batch_size
+        self._deliveries = deliveries or GrantedRecords()
         self._streams: dict[str, _Stream] = {}
         self._default_reports = 0
         self._explicit_reports = 0
@@ -95,6 +107,15 @@ class StreamCounts:
         """A worker drew a lease."""
         self._streams.setdefault(stream, _Stream()).grant(grant)
 
+    def lose_sight(self) -> None:
+        """What is delivered cannot be seen any more: only what was granted is known."""
+        self._deliveries = GrantedRecords()
+
+    def end(self, stream: str) -> None:
+        """A worker has read all that it will get in this pass."""
+        if stream in self._streams:
+            self._streams[stream].ended = True
+
     def fail(self, task: int, position: int) -> None:
         """A record went to quarantine: it will not be in a batch."""
         for stream in self._streams.values():
@@ -103,26 +124,63 @@ class StreamCounts:
     def report(self, batch_size: int | None) -> list[tuple[int, int, int]]:
         """One batch was trained on, of the default size or of `batch_size` records.
 
-        Returns runs (task, position, position after) that are proved by it.
+        Returns runs (task, position, position after) that are proved by it. Raises AccountingError where that
+        is more than was delivered, InvalidArgument where sizes disagree; the counts are then as before.
         """
+        self._check_kind(batch_size)
+        size = self._checked_size(batch_size)
         self._count(batch_size)
         passed = []
         for stream in self._streams.values():
-            if self.exact:
-                # What exceeds the records granted is a partial batch's, not credit for the records to come.
-                proved = stream.counted + (self._batch_size if batch_size is None else batch_size)
-            else:
-                proved = self._proved(stream)
+            proved = stream.counted + size if self.exact else self._proved(stream)
             passed += stream.count_up_to(min(stream.granted, max(stream.counted, proved)))
         return passed
 
-    def _count(self, batch_size: int | None) -> None:
+    def _check_kind(self, batch_size: int | None) -> None:
         other_kind = self._explicit_reports if batch_size is None else self._default_reports
         if other_kind and not self.exact:
             raise InvalidArgument(
                 "with several loader workers give report_batch_done() a batch_size always or never; "
                 "ElasticDataLoader needs no reports"
             )
+        loaded = self._deliveries.batch_size
+        if batch_size is None and loaded not in (0, self._batch_size):
+            raise InvalidArgument(
+                f"report_batch_done() without a size stands for the service's batch_size, {self._batch_size} "
+                f"record(s), and the DataLoader's batches have {loaded}: give both the same, call "
+                f"report_batch_done(batch_size=len(batch)), or use ElasticDataLoader"
+            )
+
+    def _checked_size(self, batch_size: int | None) -> int:
+        """The records that a report stands for: the default one of a short last batch fewer than others."""
+        if batch_size is None and not self.exact:
+            self._check_batches()
+            return self._batch_size
+        streams = self._streams.values()
+        _, delivered = self._deliveries.records(streams)
+        reported = sum(stream.counted for stream in streams) if self.exact else self._explicit_records
+        size = self._batch_size if batch_size is None else batch_size
+        left = delivered - reported
+        if batch_size is None and 0 < left < size and self._deliveries.may_end_short(streams):
+            return left
+        if size > left:
+            raise AccountingError(
+                f"{size} record(s) are reported as trained on, and of the {delivered} delivered in this pass "
+                f"{left} are not reported yet: {_REMEDY}"
+            )
+        return size
+
+    def _check_batches(self) -> None:
+        delivered = self._deliveries.batches
+        if delivered is None:
+            delivered = sum(map(self._batches_of, self._streams.values()))
+        if self._default_reports >= delivered:
+            raise AccountingError(
+                f"{self._default_reports + 1} batch(es) are reported as trained on, and {delivered} were "
+                f"delivered in this pass: {_REMEDY}"
+            )
+
+    def _count(self, batch_size: int | None) -> None:
         if batch_size is None:
             self._default_reports += 1
         else:
@@ -132,7 +190,8 @@ class StreamCounts:
     def _proved(self, stream: _Stream) -> int:
         others = [other for other in self._streams.values() if other is not stream]
         if self._explicit_reports:
-            return self._explicit_records - sum(other.granted for other in others)
+            delivered, _ = self._deliveries.records(self._streams.values())  # at least
+            return min(self._explicit_records, delivered) - sum(other.granted for other in others)
         return self._batch_size * (self._default_reports - sum(self._batches_of(other) for other in others))
 
     def _batches_of(self, stream: _Stream) -> int:

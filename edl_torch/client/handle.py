@@ -16,11 +16,12 @@ import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from edl_torch import errors
+from edl_torch.client.deliveries import Deliveries
 from edl_torch.client.leases import Mode
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -31,13 +32,16 @@ log = logging.getLogger("edl_torch.client")
 
 ACCEPT_PAUSE_S = 0.05
 JOIN_S = 1.0
+KNOCK_S = 30.0  # for a caller to show the key; a loader worker on a machine that swaps may be slow
+MOST_KNOCKING = 128  # callers without a key so far, each with a thread of its own
 
 
 class Link(Protocol):
     """What a dataset asks of its trainer while it iterates."""
 
-    def begin(self, mode: Mode) -> Plan:
-        """A stream of records begins; returns the dataset's plan."""
+    def begin(self, mode: Mode, deliveries: Deliveries | None = None) -> Plan:
+        """A stream of records begins; returns the dataset's plan. `deliveries`: what of it reaches the loop,
+        where that is seen in the trainer's own process."""
         ...
 
     def next(self) -> Grant | None:
@@ -52,12 +56,14 @@ class Link(Protocol):
 class Host(Protocol):
     """What the trainer's side of the links needs of the service."""
 
-    def begin_stream(self, stream: str, mode: Mode, run: str = "") -> tuple[int, Plan]:
+    def begin_stream(
+        self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
+    ) -> tuple[int, Plan]:
         """A worker begins to iterate; returns the pass's number and the dataset."""
         ...
 
-    def stream_broke(self, stream: str) -> None:
-        """A worker hung up."""
+    def stream_broke(self, stream: str, run: str) -> None:
+        """A worker hung up without a word."""
         ...
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -77,8 +83,8 @@ class DirectLink:
         self._stream = stream
         self._pass = 0
 
-    def begin(self, mode: Mode) -> Plan:
-        self._pass, plan = self._host.begin_stream(self._stream, mode)
+    def begin(self, mode: Mode, deliveries: Deliveries | None = None) -> Plan:
+        self._pass, plan = self._host.begin_stream(self._stream, mode, deliveries=deliveries)
         return plan
 
     def next(self) -> Grant | None:
@@ -104,7 +110,7 @@ class SocketLink:
         # Run when the process ends in good order, or nobody uses the link any more; not when it is killed.
         Finalize(self, _say_goodbye, args=(self._connection,), exitpriority=1)
 
-    def begin(self, mode: Mode) -> Plan:
+    def begin(self, mode: Mode, deliveries: Deliveries | None = None) -> Plan:
         self._begun += 1
         run = f"{self._run} {self._begun}" if self._run else ""
         answer = self._ask(op="begin", stream=self._stream, mode=mode.value, run=run)
@@ -157,14 +163,21 @@ class Handle:
 
 
 class LinkServer:
-    """Serves the links of one trainer's loader workers; one thread per connection."""
+    """Serves the links of one trainer's loader workers; one thread per connection.
 
-    def __init__(self, host: Host) -> None:
+    A caller that does not show the key within `knock_s` is hung up on, and at once where `most_knocking`
+    came after it: none can keep another one out.
+    """
+
+    def __init__(self, host: Host, *, knock_s: float = KNOCK_S, most_knocking: int = MOST_KNOCKING) -> None:
         self._host = host
+        self._knock_s = knock_s
+        self._most_knocking = most_knocking
         self._key = secrets.token_bytes(32)
-        self._listener = Listener(backlog=64, authkey=self._key)
+        self._listener = Listener(backlog=64)
         self._address = self._listener.address
         self._connections: dict[Connection[Any, Any], threading.Thread] = {}
+        self._knocking: list[Connection[Any, Any]] = []  # of those, the ones without a key so far, in order
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pid = os.getpid()
@@ -189,8 +202,8 @@ class LinkServer:
         while not self._closing.is_set():
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError):
-                self._closing.wait(ACCEPT_PAUSE_S)  # a stranger, no descriptor left, or the end
+            except (OSError, EOFError):
+                self._closing.wait(ACCEPT_PAUSE_S)  # gone already, no descriptor left, or the end
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="edl-link", daemon=True)
             with self._lock:
@@ -198,23 +211,51 @@ class LinkServer:
                     connection.close()
                     return
                 self._connections[connection] = thread
+                self._knocking.append(connection)
+                if len(self._knocking) > self._most_knocking:
+                    _hang_up(self._knocking.pop(0))
             thread.start()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
-        stream = ""
+        stream = run = ""
         try:
-            while (question := json.loads(connection.recv_bytes()))["op"] != "goodbye":
-                stream = question.get("stream", stream)
-                connection.send_bytes(json.dumps(self._reply(question)).encode())
+            if self._has_key(connection):
+                while (question := json.loads(connection.recv_bytes()))["op"] != "goodbye":
+                    stream, run = question.get("stream", stream), question.get("run", run)
+                    connection.send_bytes(json.dumps(self._reply(question)).encode())
             stream = ""
         except (EOFError, OSError):
             pass  # the worker ended
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
-            connection.close()
+                connection.close()  # under the lock: whoever hangs up on it must not hit another one's socket
             if stream and not self._closing.is_set():
-                self._host.stream_broke(stream)
+                self._host.stream_broke(stream, run)
+
+    def _has_key(self, connection: Connection[Any, Any]) -> bool:
+        """Whether the caller has the key, and is told in turn that we do."""
+        too_late = threading.Timer(self._knock_s, self._give_up, (connection,))
+        too_late.name, too_late.daemon = "edl-knock", True
+        too_late.start()
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+        except AuthenticationError:
+            return False  # a stranger
+        finally:
+            too_late.cancel()
+            with self._lock:
+                known = connection in self._knocking
+                if known:
+                    self._knocking.remove(connection)
+        return known
+
+    def _give_up(self, connection: Connection[Any, Any]) -> None:
+        with self._lock:
+            if connection in self._knocking:
+                self._knocking.remove(connection)
+                _hang_up(connection)
 
     def _reply(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -245,8 +286,8 @@ class LinkServer:
         self._closing.set()
         with self._lock:
             connections = dict(self._connections)
-        for connection in connections:
-            _hang_up(connection)
+            for connection in connections:
+                _hang_up(connection)
         _wake(self._address)
         for thread in (self._thread, *connections.values()):
             thread.join(JOIN_S)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 import warnings
+from typing import Protocol
 
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.counting import StreamCounts
+from edl_torch.client.deliveries import Deliveries
 from edl_torch.client.description import Description
 from edl_torch.client.leases import LeaseSource, Mode
 from edl_torch.client.reporter import Reporter
@@ -23,8 +25,57 @@ NO_PASS = 0  # passes are numbered from 1
 SILENT_PASSES = 3  # plain passes in a row that read and report nothing: the loop would go on for ever
 
 
+class Iterations(Protocol):
+    """Iterations over plain DataLoaders, numbered in the order in which this process began them.
+
+    A run names one of them, as its workers do.
+    """
+
+    @property
+    def newest(self) -> int:
+        """The number of the one that began last."""
+        ...
+
+    def number(self, run: str) -> int:
+        """The number of an iteration; 0 where another process began it."""
+        ...
+
+    def is_over(self, run: str) -> bool:
+        """Whether this process has given the iteration up, or come to its end."""
+        ...
+
+    def deliveries(self, run: str) -> Deliveries | None:
+        """What the iteration delivers; None where it cannot be seen."""
+        ...
+
+    def worker_died(self, run: str) -> None:
+        """A worker of the iteration was killed."""
+        ...
+
+
+class NoIterations:
+    """Those of a trainer whose records nobody reads through a DataLoader."""
+
+    newest = 0
+
+    def number(self, run: str) -> int:
+        return 0
+
+    def is_over(self, run: str) -> bool:
+        return False
+
+    def deliveries(self, run: str) -> Deliveries | None:
+        return None
+
+    def worker_died(self, run: str) -> None:
+        return
+
+
 class PlainPasses:
-    """The plain passes of one session, one after the other. The book's lock guards the counts too."""
+    """The plain passes of one session, one after the other. The book's lock guards the counts too.
+
+    `iterations` are those whose workers may come.
+    """
 
     def __init__(
         self,
@@ -42,52 +93,73 @@ class PlainPasses:
         self._reporter = reporter
         self._confirmer = confirmer
         self._broken = broken
+        self.iterations: Iterations = NoIterations()
         self._counts = StreamCounts(description.batch_size)
+        self._counting = False  # reports outside a pass, and of leases that are void, prove nothing
         self._beginning = threading.Lock()
         self._begun: set[str] = set()  # plain streams of the open pass
         self._ran_out = False  # a stream read to its end
         self._silent_passes = 0
         self._run = ""  # the plain DataLoader's iteration that reads the open pass
         self._runs: set[str] = set()  # all of them so far
+        self._oldest = 0  # the first number of an iteration that may still begin a pass
 
     def __repr__(self) -> str:
         return f"<PlainPasses streams={len(self._begun)} silent={self._silent_passes} {self._counts}>"
 
     # Beginning and end ------------------------------------------------------------------------------------
 
-    def begin(self, stream: str, run: str) -> int:
+    def begin(self, stream: str, run: str, deliveries: Deliveries | None = None) -> int:
         """A reading process begins. Returns the number of the pass that it takes part in.
 
-        `run` names one iteration over a plain DataLoader, the same in all its workers: a worker that begins
-        after its iteration has been given up gets the number of no pass. Without a `run` the trainer's own
-        stream always begins a pass, and another process does when it begins for the second time.
+        `run` names one iteration over a plain DataLoader, and which time its workers begin, the same in all
+        of them: a worker that begins after its iteration has been given up gets the number of no pass.
+        Without a `run` the trainer's own stream always begins a pass, of which it knows the `deliveries`, and
+        another process does when it begins for the second time.
         """
         with self._beginning:
+            if run and self._is_late(run):
+                return NO_PASS
             if self._leases.is_open and self._leases.mode is Mode.ELASTIC:
                 raise ConcurrentIteration(
                     f"an ElasticDataLoader iterates {self._description.name!r}: end it before reading "
                     f"otherwise"
                 )
-            if run in self._runs and not self._joins(stream, run):
-                return NO_PASS
             if not self._joins(stream, run):
-                self._open(run)
+                self._open(stream, run, deliveries)
             with self._book.lock:
+                if run != self._run:
+                    self._counts.lose_sight()  # another process reads too: what it hands on cannot be seen
                 self._begun.add(stream)
                 return self._leases.pass_number
+
+    def _is_late(self, run: str) -> bool:
+        if run in self._runs:
+            return not self._leases.is_open or run != self._run
+        key, _, time = run.rpartition(" ")
+        older = time == "1" and 0 < self.iterations.number(key) < self._oldest
+        return older or self.iterations.is_over(key)
 
     def _joins(self, stream: str, run: str) -> bool:
         if not self._leases.is_open or stream == OWN_STREAM:
             return False
         return run == self._run if run else stream not in self._begun
 
-    def _open(self, run: str) -> None:
+    def _open(self, stream: str, run: str, deliveries: Deliveries | None) -> None:
         self.finish()
         self._run = run
         self._broken.clear()
-        self._leases.open(Mode.PLAIN)
         if run:
             self._runs.add(run)
+            key = run.rpartition(" ")[0]
+            deliveries = self.iterations.deliveries(key)
+            self._oldest = max(self._oldest, self.iterations.number(key))
+        elif stream == OWN_STREAM:
+            self._oldest = self.iterations.newest + 1
+        with self._book.lock:
+            self._counts = StreamCounts(self._description.batch_size, deliveries)
+            self._counting = True
+        self._leases.open(Mode.PLAIN)
 
     @property
     def owed(self) -> int:
@@ -127,6 +199,10 @@ class PlainPasses:
                 stacklevel=2,
             )
 
+    def worker_died(self, run: str) -> None:
+        """A worker of a DataLoader was killed."""
+        self.iterations.worker_died(run.rpartition(" ")[0])
+
     def restored(self) -> None:
         """The dataset went back to a token: there is no pass to finish."""
         with self._book.lock:
@@ -137,11 +213,13 @@ class PlainPasses:
     def forget(self) -> None:
         """All that was held is void."""
         self._counts = StreamCounts(self._description.batch_size)
+        self._counting = False
 
     def drew(self, stream: str, grant: Grant | None) -> None:
         """A stream of a plain pass drew a lease, or read to its end."""
         if grant is None:
             self._ran_out = True
+            self._counts.end(stream)
         else:
             self._counts.grant(stream, grant)
 
@@ -159,7 +237,7 @@ class PlainPasses:
     def report(self, batch_size: int | None) -> int:
         """A batch was trained on. Returns how many leases that completed."""
         with self._book.lock:
-            runs = self._counts.report(batch_size)
+            runs = self._counts.report(batch_size) if self._counting else []
             done = {task: after for task, _, after in runs}
             made = [self._book.acknowledge(task, upto) for task, upto in done.items()]
             acknowledgements = [a for a in made if a is not None]
@@ -178,7 +256,7 @@ class PlainPasses:
                     "with several loader workers a plain DataLoader's batch does not say where it came "
                     "from, so err_msg cannot name its records: use ElasticDataLoader"
                 )
-            runs = self._counts.report(batch_size)
+            runs = self._counts.report(batch_size) if self._counting else []
             failures = [f for t, a, b in runs for p in range(a, b) for f in self._book.fail(t, p, reason)]
             self._reporter.note(failures=failures)
         self._reporter.send()

@@ -326,6 +326,12 @@ class DataShardService:
     def _check_open(self) -> None:
         if self._closed:
             raise ServiceClosed(f"the DataShardService of {self.dataset_name!r} is closed: make a new one")
+        if os.getpid() != self._pid:
+            raise ServiceClosed(
+                f"the DataShardService of {self.dataset_name!r} belongs to the process that this one was "
+                f"forked from: use it there. A child that trains too needs a service of its own, with the "
+                f"address of a master"
+            )
 
     def close(self) -> None:
         """Give back what was not trained on and leave the master, within seconds. May be called again."""

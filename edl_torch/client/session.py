@@ -10,12 +10,13 @@ from pathlib import Path
 
 from edl_torch.audit.log import Audit, AuditLog
 from edl_torch.client.confirming import Confirmer
+from edl_torch.client.deliveries import Deliveries
 from edl_torch.client.description import Description
 from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource, Mode
 from edl_torch.client.membership import Membership
-from edl_torch.client.plain_pass import PlainPasses
+from edl_torch.client.plain_pass import Iterations, PlainPasses
 from edl_torch.client.port import MasterPort
 from edl_torch.client.position import Position
 from edl_torch.client.reporter import Reporter
@@ -219,12 +220,18 @@ class Session:
 
     # What reading processes ask ---------------------------------------------------------------------------
 
-    def begin_stream(self, stream: str, mode: Mode, run: str = "") -> tuple[int, Plan]:
-        """A reading process begins (`run`: see `PlainPasses.begin`). Returns the pass and the dataset."""
+    def watch(self, iterations: Iterations) -> None:
+        """Ask `iterations` what iterations over plain DataLoaders deliver, and which are over."""
+        self._plain.iterations = iterations
+
+    def begin_stream(
+        self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
+    ) -> tuple[int, Plan]:
+        """A reading process begins (see `PlainPasses.begin`). Returns the pass and the dataset."""
         plan = self.plan()
         if mode is Mode.ELASTIC:
             return self._leases.pass_number, plan
-        return self._plain.begin(stream, run), plan
+        return self._plain.begin(stream, run, deliveries), plan
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """The next lease of a stream."""
@@ -244,9 +251,12 @@ class Session:
             self._reporter.note(failures=failures)
         self._reporter.send()
 
-    def stream_broke(self, stream: str) -> None:
-        """A reading process hung up. While its pass is open that means that it died."""
-        self._broken.broke(stream)
+    def stream_broke(self, stream: str, run: str) -> None:
+        """A reading process hung up without a word. While its pass is open that means that it died."""
+        try:
+            self._broken.broke(stream)
+        finally:
+            self._plain.worker_died(run)
 
     def broken_streams(self, timeout_s: float) -> dict[str, str]:
         """Reading processes of this pass that died, and what they were at; waits for the first to be seen."""

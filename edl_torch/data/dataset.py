@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from edl_torch.client.deliveries import Deliveries, DrawnSamples
 from edl_torch.client.handle import DirectLink, Handle, Link, SocketLink
 from edl_torch.client.leases import Mode
 from edl_torch.client.service import DataShardService
@@ -20,6 +21,7 @@ from edl_torch.client.tickets import Tally
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
+from edl_torch.data.iterations import iterations
 from edl_torch.data.orphans import end_with_trainer
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
@@ -71,6 +73,7 @@ class ShardedDataset(IterableDataset[Any]):
         self._service: DataShardService | None = service
         self._batch_size = service.batch_size
         self._pid = os.getpid()
+        service.session.watch(iterations)
         self._handle: Handle = service.handle()  # before torch forks: workers must find somebody listening
         self._link: tuple[int, SocketLink] | None = None
         self._feed: Feed | None = None
@@ -80,7 +83,9 @@ class ShardedDataset(IterableDataset[Any]):
     def service(self) -> DataShardService:
         """The service, in the trainer's process. Raises ServiceClosed in a loader worker, which has none."""
         if self._service is None or os.getpid() != self._pid:
-            raise ServiceClosed("a loader worker has no DataShardService: use it in the trainer's process")
+            raise ServiceClosed(
+                "a loader worker, or another child, has no DataShardService: use it in the trainer's process"
+            )
         return self._service
 
     def __len__(self) -> int:
@@ -88,7 +93,11 @@ class ShardedDataset(IterableDataset[Any]):
         return self.service.size
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_service": None, "_link": None}
+        return {**self.__dict__, "_service": None, "_link": None, "_run": iterations.beginning_run}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        iterations.unpickled(state.pop("_run"))
+        self.__dict__.update(state)
 
     def bind(self, feed: Feed | None) -> None:
         """The next iteration is an `ElasticDataLoader`'s, in which `feed` counts; None: a plain one's."""
@@ -97,15 +106,24 @@ class ShardedDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         feed = self._feed
         link = self._connect()
-        plan = link.begin(Mode.PLAIN if feed is None else Mode.ELASTIC)
         self._generators = self._generators_of(feed) if self._seed_transforms else None
-        tally = Tally() if feed is None else feed.tally
-        tally.clear()
-        if feed is not None and feed.columnar:
-            return self._batches(link, plan, tally)
-        if feed is not None and feed.list_size:
-            return self._lists(link, plan, tally, feed.list_size)
-        return self._samples(link, plan, tally)
+        if feed is None:
+            drawn = DrawnSamples()
+            return self._samples(link, link.begin(Mode.PLAIN, self._deliveries(link, drawn)), drawn)
+        plan = link.begin(Mode.ELASTIC)
+        feed.tally.clear()
+        if feed.columnar:
+            return self._batches(link, plan, feed.tally)
+        if feed.list_size:
+            return self._lists(link, plan, feed.tally, feed.list_size)
+        return self._samples(link, plan, feed.tally)
+
+    def _deliveries(self, link: Link, drawn: DrawnSamples) -> Deliveries | None:
+        """What the loop is given of what is read here: a DataLoader's batches, else whatever is drawn."""
+        if not isinstance(link, DirectLink):
+            return None  # the trainer sees it
+        loader = iterations.beginning()
+        return loader if loader is not None and loader.counts_records else drawn
 
     def _connect(self) -> Link:
         info = get_worker_info()
@@ -113,15 +131,14 @@ class ShardedDataset(IterableDataset[Any]):
         if info is None and pid == self._pid and self._service is not None:
             return DirectLink(self._service.session)
         if self._link is None or self._link[0] != pid:
-            # All workers of one DataLoader iterator have the same seed but for their number.
             stream = f"process {pid}" if info is None else f"worker {info.id}"
-            run = "" if info is None else str(info.seed - info.id)
+            run = "" if info is None else iterations.served
             if info is not None:
                 end_with_trainer()
             self._link = pid, SocketLink(self._handle, stream, run)
         return self._link[1]
 
-    def _samples(self, link: Link, plan: Plan, tally: Tally) -> Iterator[Any]:
+    def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
         reader = SampleReader(self.reader, self._to_samples)
 
         def read(grant: Grant) -> Iterator[Any]:
@@ -139,7 +156,7 @@ class ShardedDataset(IterableDataset[Any]):
         if samples.missing < size:
             yield samples.take()
 
-    def _on_bad(self, link: Link, grant: Grant, tally: Tally) -> OnBadInRun:
+    def _on_bad(self, link: Link, grant: Grant, tally: Tally | DrawnSamples) -> OnBadInRun:
         def on_bad(position: int, error: ReaderError) -> Run:
             self._bad(link, grant, position, error)
             return tally.start(grant.task, position + 1)

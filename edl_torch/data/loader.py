@@ -222,7 +222,10 @@ class ElasticDataLoader(DataLoader[Any]):
 
     def end_workers(self) -> None:
         """End persistent workers; torch complains of those that are left when the program exits."""
-        iterator: Any = None if self._inner is None else self._inner._iterator
+        if self._inner is None:
+            return
+        iterator: Any
+        iterator, self._inner._iterator = self._inner._iterator, None
         if iterator is not None:
             iterator._shutdown_workers()
 

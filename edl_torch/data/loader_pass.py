@@ -33,6 +33,10 @@ class Source(Protocol):
         """Begin to read what the session has leases for."""
         ...
 
+    def end_workers(self) -> None:
+        """End persistent workers; the next one to read starts others."""
+        ...
+
 
 class LoaderPass(Iterator[Any]):
     """The iterator, over `epoch` or the one that runs.
@@ -56,6 +60,7 @@ class LoaderPass(Iterator[Any]):
         self._whole_batch = whole_batch
         self._weights = weights
         self._inner: Iterator[Envelope] | None = None
+        self._worker_died = False
         self._pid = os.getpid()
         self._epoch = epoch
         self._number = self._open()
@@ -67,9 +72,16 @@ class LoaderPass(Iterator[Any]):
     @property
     def going_on(self) -> bool:
         """Whether it may still hand out batches: not closed, and no token was loaded meanwhile."""
-        return not self._closed and self._passes.is_open(self._number)
+        return not self._closed and self._is_ours and self._passes.is_open(self._number)
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this is the trainer's process, and not a child with a copy of this object."""
+        return self._pid == os.getpid()
 
     def __next__(self) -> Any:
+        if not self._is_ours:
+            raise ServiceClosed("this iterator belongs to the process that this one was forked from")
         if not self.going_on:
             self._end_early()
         going_on = False
@@ -112,7 +124,10 @@ class LoaderPass(Iterator[Any]):
                 self._inner = None
         except (EdlError, RuntimeError) as exc:
             if str(exc).startswith(WORKER_DIED):
-                raise self._name_records(exc) from exc
+                self._worker_died = True
+                named = self._name_records(exc)
+                self._loader.end_workers()  # torch would wait for the dead one in each pass to come
+                raise named from exc
             if (own := in_own_words(exc)) is not None:
                 raise own from exc
             raise
@@ -143,12 +158,11 @@ class LoaderPass(Iterator[Any]):
         collector can take 5 s for each."""
         inner, self._inner = self._inner, None
         shut_down = getattr(inner, "_shutdown_workers", None)
-        if shut_down is not None and not self._loader.persistent_workers:
+        if shut_down is not None and (self._worker_died or not self._loader.persistent_workers):
             shut_down()
 
     def __del__(self) -> None:
-        # A forked child has a copy of this object, and no business with the trainer's pass.
-        if not self._closed and self._pid == os.getpid():
+        if not self._closed and self._is_ours:
             self.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+from edl_torch.client.deliveries import DrawnSamples
 from edl_torch.client.handle import DirectLink
 from edl_torch.client.leases import Mode
 from edl_torch.client.service import DataShardService
@@ -62,21 +63,20 @@ class ShardedRecords:
                 f"service.abandon_pass() when a loop was left early"
             )
         link = DirectLink(session)
-        plan = link.begin(Mode.PLAIN)
+        drawn = DrawnSamples()
+        plan = link.begin(Mode.PLAIN, drawn)
         for grant in iter(link.next, None):
-            yield from self._samples(link, plan, grant)
+            yield from self._samples(link, plan, grant, drawn)
 
-    def _samples(self, link: DirectLink, plan: Plan, grant: Grant) -> Iterator[Any]:
-        def run_from(position: int) -> Run:
-            return [grant.task, position, position]
-
+    def _samples(self, link: DirectLink, plan: Plan, grant: Grant, drawn: DrawnSamples) -> Iterator[Any]:
         def on_bad(position: int, error: ReaderError) -> Run:
             if not (self._quarantines and isinstance(error, BadRecord)):
                 raise error
             link.fail(grant.task, position, str(error))
-            return run_from(position + 1)
+            return drawn.start(grant.task, position + 1)
 
-        return self._reader.samples(plan, grant, run_from(grant.slice.skip), on_bad)
+        run = drawn.start(grant.task, grant.slice.skip)
+        return self._reader.samples(plan, grant, run, on_bad)
 
     def _to_samples(self, plan: Plan, part: Slice, records: Iterable[Any]) -> Iterable[Any]:
         return records if self._transform is None else map(self._transform, records)

@@ -7,6 +7,7 @@ must not import grpc, so that a single-machine job never does.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import uuid
@@ -58,9 +59,15 @@ class LocalMaster:
         self._version = self._dispatcher.version
         self._listeners: dict[str, Callable[[str], None]] = {}
         self._closed = False
+        self._pid = os.getpid()
 
     def apply(self, action: Callable[[Dispatcher, float], T]) -> T:
         """Let the dispatcher act at the present time, and wake the calls that wait. Raises ServiceClosed."""
+        if os.getpid() != self._pid:
+            raise ServiceClosed(
+                "an embedded master cannot be used in a forked child, which has a copy that nobody sees: "
+                "several processes need a master of their own, `edl-torch master`"
+            )
         with self._changed:
             if self._closed:
                 raise ServiceClosed("the embedded master was closed: make another LocalMaster")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl_torch.client.counting import StreamCounts
+from edl_torch.client.deliveries import DeliveredBatches
 from edl_torch.core.calls import Grant
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Slice
 
 
@@ -137,10 +139,108 @@ def test_mixed_reports_are_refused_and_change_nothing() -> None:
     assert counts.report(None) == [(1, 0, 4), (2, 0, 4)]
 
 
-def test_more_reports_than_batches_prove_nothing_more() -> None:
+def test_more_reports_than_batches_are_refused_and_change_nothing() -> None:
     counts = StreamCounts(4)
-    assert counts.report(None) == []
+    with pytest.raises(AccountingError, match=r"4 record.* of the 0 delivered in this pass 0"):
+        counts.report(None)
     counts.grant("main", lease(1, 5))
-    assert [counts.report(None) for _ in range(3)] == [[(1, 0, 4)], [(1, 4, 5)], []]
+    assert [counts.report(None) for _ in range(2)] == [[(1, 0, 4)], [(1, 4, 5)]]
+    with pytest.raises(AccountingError, match=r"4 record.* of the 5 delivered in this pass 0"):
+        counts.report(None)
     counts.grant("main", lease(2, 5))
+    with pytest.raises(AccountingError, match=r"6 record.* of the 10 delivered in this pass 5"):
+        counts.report(6)
     assert counts.report(None) == [(2, 0, 4)]
+    counts.grant("worker 1", lease(3, 2))  # 4 batches at the most, of which 3 are reported
+    assert counts.report(None) == [(2, 4, 5), (3, 0, 2)]
+    with pytest.raises(AccountingError, match=r"5 batch\(es\) are reported .* 4 were delivered"):
+        counts.report(None)
+
+
+class Loop(DeliveredBatches):
+    """Counts what arrives, as a DataLoader's iterator does."""
+
+    def __init__(self, batch_size: int, *, drop_last: bool) -> None:
+        super().__init__(batch_size, drop_last=drop_last)
+        self.sizes: list[int] = []
+
+    @property
+    def batches(self) -> int:
+        return len(self.sizes)
+
+
+@settings(max_examples=300)
+@given(
+    plans=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=4),
+    batch_size=st.integers(1, 5),
+    loaded=st.integers(1, 7),
+    drop_last=st.booleans(),
+    data=st.data(),
+)
+def test_reports_of_any_number_and_size_count_nothing_that_was_not_delivered(
+    plans: list[list[int]], batch_size: int, loaded: int, drop_last: bool, data: st.DataObject
+) -> None:
+    loop = Loop(loaded, drop_last=drop_last)
+    counts = StreamCounts(batch_size, loop)
+    workers = [Worker(f"worker {w}", list(plan), loaded) for w, plan in enumerate(plans)]
+    next_task = [1]
+    delivered: set[tuple[int, int]] = set()
+    proved: set[tuple[int, int]] = set()
+    for _ in range(data.draw(st.integers(0, 40))):
+        able = [w for w in workers if w.samples or w.leases]
+        arrived = [w for w in workers if w.batches]
+        actions = ["report", *["fetch"] * bool(able), *["consume"] * bool(arrived)]
+        match data.draw(st.sampled_from(actions)):
+            case "fetch":
+                worker = data.draw(st.sampled_from(able))
+                worker.fetch(counts, next_task)
+                if len(worker.batches[-1]) < loaded:
+                    counts.end(worker.name)  # it asked for more, and there was none
+                    if drop_last:
+                        worker.batches.pop()
+            case "consume":
+                batch = data.draw(st.sampled_from(arrived)).batches.pop(0)
+                loop.sizes.append(len(batch))
+                delivered |= set(batch)
+            case "report":
+                with suppress(AccountingError, InvalidArgument):
+                    runs = counts.report(data.draw(st.none() | st.integers(0, 12)))
+                    proved |= {(task, p) for task, first, after in runs for p in range(first, after)}
+        assert proved <= delivered
+
+
+@settings(max_examples=200)
+@given(
+    plans=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=4),
+    batch_size=st.integers(1, 5),
+    explicit=st.booleans(),
+    data=st.data(),
+)
+def test_a_report_for_each_batch_is_never_refused_and_counts_all_at_the_end(
+    plans: list[list[int]], batch_size: int, explicit: bool, data: st.DataObject
+) -> None:
+    loop = Loop(batch_size, drop_last=False)
+    counts = StreamCounts(batch_size, loop)
+    workers = [Worker(f"worker {w}", list(plan), batch_size) for w, plan in enumerate(plans)]
+    next_task = [1]
+    unreported: list[int] = []
+    while True:
+        able = [w for w in workers if w.samples or w.leases]
+        arrived = [w for w in workers if w.batches]
+        actions = ["fetch"] * bool(able) + ["consume"] * bool(arrived) + ["report"] * bool(unreported)
+        if not actions:
+            break
+        match data.draw(st.sampled_from(actions)):
+            case "fetch":
+                worker = data.draw(st.sampled_from(able))
+                worker.fetch(counts, next_task)
+                if len(worker.batches[-1]) < batch_size:
+                    counts.end(worker.name)
+            case "consume":
+                batch = data.draw(st.sampled_from(arrived)).batches.pop(0)
+                loop.sizes.append(len(batch))
+                unreported.append(len(batch))
+            case "report":
+                size = unreported.pop(0)
+                counts.report(size if explicit else None)
+    assert counts.unreported == 0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edl_torch.client.deliveries import Deliveries
 from edl_torch.client.handle import DirectLink, Handle, LinkServer, SocketLink
 from edl_torch.client.leases import Mode
 from edl_torch.core.calls import Grant
@@ -42,7 +45,9 @@ class Trainer:
         self.waiting = threading.Event()
         self.release = threading.Event()
 
-    def begin_stream(self, stream: str, mode: Mode, run: str = "") -> tuple[int, Plan]:
+    def begin_stream(
+        self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
+    ) -> tuple[int, Plan]:
         self.asked.append(("begin", stream, mode, run))
         return 9, Plan(SPEC)
 
@@ -55,7 +60,7 @@ class Trainer:
     def fail_record(self, task: int, position: int, reason: str) -> None:
         self.asked.append(("fail", task, position, reason))
 
-    def stream_broke(self, stream: str) -> None:
+    def stream_broke(self, stream: str, run: str) -> None:
         self.broken.append(stream)
 
 
@@ -192,3 +197,44 @@ def test_a_worker_whose_trainer_is_killed_before_it_answers_does_not_wait_for_ev
         [sys.executable, "-W", "ignore", "-c", ORPHAN, str(out)], cwd=root, timeout=60, check=False
     )
     wait_until(lambda: out.exists() and out.read_text() == "let go", timeout_s=10)
+
+
+# Callers that say nothing -----------------------------------------------------------------------------------
+
+
+def knock(server: LinkServer) -> Any:
+    """Somebody connects, and says nothing."""
+    return Client(server.handle.address)
+
+
+def test_a_silent_caller_keeps_no_worker_out(server: LinkServer) -> None:
+    silent = [knock(server) for _ in range(5)]
+    assert SocketLink(server.handle, "worker 0").begin(Mode.PLAIN).spec == SPEC
+    for caller in silent:
+        caller.close()
+
+
+def test_a_caller_that_does_not_show_the_key_in_time_is_hung_up_on(trainer: Trainer) -> None:
+    server = LinkServer(trainer, knock_s=0.05)
+    link = SocketLink(server.handle, "worker 0")
+    silent, slow = knock(server), knock(server)
+    os.write(slow.fileno(), b"\0\0")  # half the length of an answer, and no more
+    for caller in (silent, slow):
+        caller.recv_bytes()  # the challenge
+        with pytest.raises((EOFError, ConnectionError)):
+            caller.recv_bytes()
+    assert link.begin(Mode.PLAIN).spec == SPEC
+    wait_until(lambda: len(server._connections) == 1)
+    assert trainer.broken == []
+    server.close()
+
+
+def test_silent_callers_have_a_bounded_number_of_threads(trainer: Trainer) -> None:
+    server = LinkServer(trainer, most_knocking=3)
+    silent = [knock(server) for _ in range(10)]
+    wait_until(lambda: len(server._connections) == 3)
+    assert SocketLink(server.handle, "worker 0").begin(Mode.PLAIN).spec == SPEC
+    for caller in silent:
+        caller.close()
+    server.close()
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("edl-")])

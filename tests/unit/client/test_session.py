@@ -8,7 +8,7 @@ import pytest
 
 from edl_torch import DataShardService
 from edl_torch.client.leases import Mode
-from edl_torch.client.plain_pass import NO_PASS, OWN_STREAM
+from edl_torch.client.plain_pass import NO_PASS, OWN_STREAM, NoIterations
 from edl_torch.client.session import Session
 from edl_torch.core.calls import Grant
 from edl_torch.testing import FakeMaster
@@ -63,6 +63,45 @@ def test_a_late_worker_does_not_bring_back_a_pass_that_a_restore_ended(session: 
     session.position.restore(None)
     assert begin(session, "worker 1", "7 1") == NO_PASS
     assert begin(session, "worker 0", "7 2") != NO_PASS
+
+
+class Numbered(NoIterations):
+    """Iterations of this process: run "i7" is number 7."""
+
+    newest = 9
+    over: frozenset[str] = frozenset()
+
+    def number(self, run: str) -> int:
+        return int(run[1:]) if run.startswith("i") else 0
+
+    def is_over(self, run: str) -> bool:
+        return run in self.over
+
+
+def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(session: Session) -> None:
+    session.watch(Numbered())
+    number = begin(session, "worker 0", "i7 1")
+    assert begin(session, "worker 0", "i6 1") == NO_PASS
+    assert begin(session, "worker 1", "i7 1") == number
+    assert begin(session, "worker 0", "i6 2") > number  # persistent ones begin again
+    own = begin(session, OWN_STREAM)
+    assert begin(session, "worker 0", "i9 1") == NO_PASS
+    assert begin(session, "worker 0", "i10 1") > own
+
+
+def test_workers_of_an_iteration_that_is_gone_get_nothing(session: Session) -> None:
+    iterations = Numbered()
+    session.watch(iterations)
+    iterations.over = frozenset({"i7"})
+    assert begin(session, "worker 0", "i7 1") == NO_PASS
+
+
+def test_reports_outside_a_pass_prove_nothing(session: Session) -> None:
+    assert session.report_batch(None) == 0
+    draw(session, OWN_STREAM, begin(session, OWN_STREAM))
+    session.abandon_pass()
+    assert session.report_batch(None) == 0
+    assert session.book.records == 0
 
 
 def test_the_trainers_own_stream_always_begins_a_pass(session: Session) -> None:

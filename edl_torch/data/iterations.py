@@ -1,0 +1,179 @@
+"""Iterations over plain DataLoaders: which one a loader worker serves, and how many batches it has delivered.
+
+torch tells neither. Seeds repeat from one iteration to the next, and process ids do not group workers. But
+the iterator is on the stack while it starts a worker, and it counts the batches that it hands out.
+This must not know what a pass is, nor what a report proves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import weakref
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from edl_torch.client.deliveries import DeliveredBatches, Deliveries
+
+_OF_TORCH = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
+
+
+class Iteration(DeliveredBatches):
+    """One iterator of a DataLoader. It does not keep the iterator alive, but remembers its last count."""
+
+    def __init__(self, iterator: _BaseDataLoaderIter, loader: DataLoader[Any] | None, number: int) -> None:
+        state = vars(iterator)
+        known = type(iterator) in _OF_TORCH
+        super().__init__(_batch_size(state) if known else 0, drop_last=known and state["_drop_last"])
+        self.number = number
+        self.run = f"{os.getpid()}:{number}"
+        self.counts_records = self.batch_size > 0 and _yields_records(state["_dataset"])
+        self._loader = None if loader is None else weakref.ref(loader)
+        self._state: dict[str, Any] = state
+        self._iterator = weakref.ref(iterator, self._forget)
+
+    def __repr__(self) -> str:
+        return f"<Iteration {self.run} batches={self.batches} {'over' if self.is_over else 'going on'}>"
+
+    @property
+    def batches(self) -> int:
+        """Batches delivered, in the present round where workers are persistent."""
+        delivered: int = self._state.get("_num_yielded", 0)
+        return delivered
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its iterator is gone."""
+        return self._iterator() is None
+
+    def _forget(self, _: object) -> None:
+        """The iterator is gone: let go of what it had in its queues."""
+        self._state = {"_num_yielded": self._state.get("_num_yielded", 0)}
+
+    def renew_workers(self) -> None:
+        """Let the loader start new workers the next time: torch would wait for the dead one each time."""
+        loader = None if self._loader is None else self._loader()
+        if loader is not None and loader._iterator is self._iterator():
+            loader._iterator = None
+
+
+def _batch_size(state: dict[str, Any]) -> int:
+    """Samples in a whole batch; 0 where a loader of another make decides."""
+    return int(getattr(state["_index_sampler"], "batch_size", 0)) if state["_auto_collation"] else 1
+
+
+def _yields_records(dataset: object) -> bool:
+    """Whether a sample is a record: not where another dataset, or a subclass, lies between."""
+    return bool(getattr(dataset, "makes_lists", False))
+
+
+class Iterations:
+    """Those that this process began. There is one for all, as for fork handlers."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._newest = 0
+        self._of: weakref.WeakKeyDictionary[_BaseDataLoaderIter, Iteration] = weakref.WeakKeyDictionary()
+        self._by_run: weakref.WeakValueDictionary[str, Iteration] = weakref.WeakValueDictionary()
+        self._forking = threading.local()
+        self._served = ""
+
+    def __repr__(self) -> str:
+        return f"<Iterations newest={self._newest} alive={len(self._of)}>"
+
+    # In the process that iterates -------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> int:
+        """The number of the one that began last."""
+        return self._newest
+
+    def number(self, run: str) -> int:
+        """The number of an iteration; 0 where another process began it."""
+        process, _, number = run.partition(":")
+        return int(number) if number and process == str(os.getpid()) else 0
+
+    def is_over(self, run: str) -> bool:
+        """Whether this process has given the iteration up, or come to its end."""
+        if not self.number(run):
+            return False
+        iteration = self._by_run.get(run)
+        return iteration is None or iteration.is_over
+
+    def deliveries(self, run: str) -> Deliveries | None:
+        """What the iteration delivers; None where it cannot be seen."""
+        iteration = self._by_run.get(run)
+        return iteration if iteration is not None and iteration.counts_records else None
+
+    def worker_died(self, run: str) -> None:
+        """A worker of the iteration was killed."""
+        iteration = self._by_run.get(run)
+        if iteration is not None:
+            iteration.renew_workers()
+
+    def beginning(self) -> Iteration | None:
+        """The iteration that is beginning further up the stack: it starts a worker, or reads by itself."""
+        frame = sys._getframe(1)
+        while (above := frame.f_back) is not None:
+            # Of other frames the locals are not looked at: Python would keep what is in them alive.
+            if frame.f_code.co_name == "__init__":
+                iterator = frame.f_locals.get("self")
+                if isinstance(iterator, _BaseDataLoaderIter):
+                    return self._of.get(iterator) or self._add(iterator, _persistent_loader(above))
+            frame = above
+        return None
+
+    def _add(self, iterator: _BaseDataLoaderIter, loader: DataLoader[Any] | None) -> Iteration:
+        self._newest = next(self._numbers)
+        iteration = Iteration(iterator, loader, self._newest)
+        self._of[iterator] = iteration
+        self._by_run[iteration.run] = iteration
+        return iteration
+
+    # On the way to a worker -------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """The process that will be forked serves the iteration that starts it."""
+        self._forking.run = self.beginning_run
+
+    def after_fork(self) -> None:
+        """In the child, whose main thread is the one that forked."""
+        self._served = getattr(self._forking, "run", "")
+
+    @property
+    def beginning_run(self) -> str:
+        """The run of the iteration that is beginning; empty where none is."""
+        beginning = self.beginning()
+        return "" if beginning is None else beginning.run
+
+    def unpickled(self, run: str) -> None:
+        """A dataset came with the word that whoever has it serves this iteration."""
+        self._served = run or self._served
+
+    @property
+    def served(self) -> str:
+        """The run that this loader worker serves; empty in a process that is none."""
+        return self._served
+
+
+def _persistent_loader(frame: Any) -> DataLoader[Any] | None:
+    """The DataLoader that makes an iterator from here on the stack, where it keeps it."""
+    while frame is not None and frame.f_code.co_name != "_get_iterator":
+        frame = frame.f_back
+    loader = None if frame is None else frame.f_locals.get("self")
+    return loader if isinstance(loader, DataLoader) and loader.persistent_workers else None
+
+
+# Of the process, as fork handlers are: they can be registered once and never taken back.
+iterations = Iterations()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=iterations.before_fork, after_in_child=iterations.after_fork)
