@@ -42,8 +42,8 @@ class Saved:
 class Reference:
     """Counts since the beginning, or since the model went back to a copy.
 
-    `attached`: the optimizers that must step before a batch counts; where empty, `plain` says whether a report
-    is needed.
+    `attached`: the optimizers that must step before a batch counts. Where it is empty, `plain` says whether a
+    report is needed.
     """
 
     def __init__(self, optimizers: int, attached: frozenset[int], *, plain: bool) -> None:

@@ -21,6 +21,7 @@ from loop_program import (
 )
 
 LEAVING = (Kind.BREAK, Kind.RAISE)
+NO_WORKERS = st.just(0)
 
 
 def datas() -> st.SearchStrategy[Data]:
@@ -73,7 +74,7 @@ def _some_attached(plans: tuple[Optimizer, ...], unattached: int) -> tuple[Optim
 
 
 @st.composite
-def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = st.just(0)) -> Program:
+def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) -> Program:
     processes = draw(_processes(workers))
     loader = Loader(
         drop_last=draw(st.booleans()),
@@ -101,7 +102,7 @@ def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = st.just(0)) ->
 
 
 @st.composite
-def plain_programs(draw: Any, workers: st.SearchStrategy[int] = st.just(0)) -> Program:
+def plain_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) -> Program:
     data = draw(datas())
     loader = Loader(
         plain=True,

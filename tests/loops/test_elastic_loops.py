@@ -10,7 +10,7 @@ from loop_runs import run
 ATTACHED = (Optimizer(attached=True),)
 
 
-# Gradients ------------------------------------------------------------------------------------------------
+# Gradients ----------------------------------------------------------------------------------------------
 
 
 def test_each_of_several_optimizers_scales_by_its_own_window() -> None:
@@ -42,7 +42,7 @@ def test_gradients_gathered_across_the_end_of_an_epoch() -> None:
     run(Program(data=Data(epochs=3), optimizers=(Optimizer(every=3, attached=True),), flush=Flush.END))
 
 
-# Steps that count, and steps that do not ---------------------------------------------------------------------
+# Steps that count, and steps that do not ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -82,7 +82,7 @@ def test_an_optimizer_that_never_steps_ends_in_an_error() -> None:
     assert job.error is not None
 
 
-# Loops that are left --------------------------------------------------------------------------------------------
+# Loops that are left ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Kind.BREAK, Kind.RAISE])
@@ -109,7 +109,7 @@ def test_an_iterator_that_is_kept_alive_can_be_closed(attached: bool) -> None:
     assert run(Program(optimizers=(Optimizer(attached=attached),), incidents=(left,))).finished
 
 
-# Tokens -----------------------------------------------------------------------------------------------------------
+# Tokens -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", range(4))
