@@ -6,6 +6,7 @@ What a batch holds it reads from the batch: each sample is its record's number.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -52,6 +53,16 @@ class NumberColumns(Numbers):
 
     def read_batch(self, name: str, indices: Any) -> Any:
         return np.array([self.read_record(name, int(index)) for index in indices])
+
+
+def reading_ahead(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """As wrappers do that must know which batch is the last: pass each on when `count` more are there."""
+    waiting: deque[Any] = deque()
+    for batch in iterator:
+        waiting.append(batch)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
 
 
 class Left(Exception):
@@ -128,6 +139,7 @@ class Interpreter:
             records_per_shard=data.records_per_shard,
             shuffle=data.order is Order.RECORDS,
             shuffle_shards=data.order is Order.SHARDS,
+            lookahead=self.program.lookahead,
             max_bad_records=data.records * data.epochs,
             audit_dir=folder,
         ) as service:
@@ -186,9 +198,9 @@ class Interpreter:
         self._epoch = self.service.epoch
         given, before = 0, self._batches
         iterator = self._begin()
-        keep = False
         try:
-            for batch in islice(iterator, self.program.take or None):
+            source = reading_ahead(iterator, self.program.lookahead) if self.program.lookahead else iterator
+            for batch in islice(source, self.program.take or None):
                 given += 1
                 try:
                     self._body(batch)
@@ -203,8 +215,10 @@ class Interpreter:
         keep = any(i.keep_iterator for i in self.program.incidents if before <= i.at < self._batches)
         if keep:
             self._kept.append(iterator)
-        del iterator
+        del iterator, source
         self._flush()
+        if self.program.saves_passes:
+            self._save()
         if not given and self.program.is_sound and not self._may_be_empty and not self.service.finished:
             raise BrokenPromise("empty pass", f"epoch {self._epoch}")
 
@@ -289,6 +303,8 @@ class Interpreter:
             case Kind.REPORT:
                 self._say()
             case Kind.SAVE:
+                if not self.reference.attached and not self.program.loader.plain:
+                    self.reference.declared()
                 self._save()
             case Kind.RESTORE:
                 return self._go_back()
@@ -386,8 +402,6 @@ class Interpreter:
         self.service.report_batch_done(len(hand.numbers), err_msg="a bad batch")
 
     def _save(self) -> None:
-        if not self.reference.attached and not self.program.loader.plain:
-            self.reference.declared()
         token = self.service.state_dict()
         self.saved = token, self.model.copy(), self.reference.saved()
 

@@ -138,7 +138,9 @@ class Program(Value):
     take: int = 0  # each pass is islice(loader, take)
     flush: Flush = Flush.PASS
     renew: str = ""  # new optimizers each epoch: "attach" them, or "detach" the old ones first
+    lookahead: int = 0  # a wrapper asks for so many batches before it passes the first on
     incidents: tuple[Incident, ...] = ()
+    saves_passes: bool = False  # a token and a copy of the model after each pass
     resume: bool = False  # afterwards what was saved last is trained to the end by another service
 
     def has(self, *kinds: Kind) -> bool:

@@ -22,7 +22,7 @@ def run(program: Program) -> Interpreter:
     with tempfile.TemporaryDirectory() as folder:
         job.run(FakeMaster(), Path(folder))
     if program.resume and job.saved is not None:
-        calm = replace(program, incidents=(), counted_epochs=False, take=0, resume=False)
+        calm = replace(program, incidents=(), saves_passes=False, counted_epochs=False, take=0, resume=False)
         heir = Interpreter(calm)
         heir.saved = job.saved
         heir.run(FakeMaster(), None)

@@ -82,6 +82,7 @@ def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) ->
         in_process=draw(st.sampled_from([True, True, True, False])),
         **processes,
     )
+    lookahead = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
     if draw(st.integers(0, 4)) == 0:
         loader = replace(loader, columnar=True, drop_last=False)
     attached = draw(st.booleans())
@@ -90,13 +91,16 @@ def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) ->
         data=draw(datas()),
         loader=loader,
         optimizers=_some_attached(draw(optimizers(attached=attached)), draw(st.sampled_from([-1, -1, 0, 1]))),
-        weighed=draw(st.booleans()),
+        lookahead=lookahead,
+        weighed=not lookahead and draw(st.booleans()),
         scaler=scaler,
-        counted_epochs=draw(st.booleans()),
-        take=draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
+        counted_epochs=(attached or not lookahead) and draw(st.booleans()),
+        take=0 if lookahead else draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
         flush=draw(st.sampled_from([Flush.PASS, Flush.PASS, Flush.END, Flush.NEVER])),
     )
-    kinds = [*LEAVING, Kind.QUARANTINE, Kind.ZERO_GRAD, Kind.REPORT, Kind.SAVE, Kind.RESTORE]
+    kinds = [Kind.ZERO_GRAD, Kind.REPORT, Kind.SAVE, Kind.RESTORE]
+    if not lookahead:  # who left the loop, or failed, near the end of a pass is not known then
+        kinds += [*LEAVING, Kind.QUARANTINE]
     kinds += [Kind.OVERFLOW] * scaler
     return _with_incidents(draw, program, kinds)
 
@@ -141,7 +145,10 @@ def _with_incidents(draw: Any, program: Program, kinds: list[Kind]) -> Program:
         )
     incidents.sort(key=lambda incident: incident.at)
     program = replace(program, incidents=tuple(incidents))
-    if program.saves_exactly and program.has(Kind.SAVE):
+    if program.saves_exactly:
+        kept = any(incident.keep_iterator for incident in incidents)
+        program = replace(program, saves_passes=not kept and draw(st.integers(0, 3)) == 0)
+    if program.saves_exactly and (program.saves_passes or program.has(Kind.SAVE)):
         return replace(program, resume=draw(st.booleans()))
     kept = (i for i in incidents if program.saves_exactly or i.kind not in (Kind.SAVE, Kind.RESTORE))
     return replace(program, incidents=tuple(kept))

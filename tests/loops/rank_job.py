@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-import torch._dynamo  # noqa: F401  else the first optimizer does, for seconds, while the other ranks wait
+import torch._dynamo
 from loop_interpreter import Numbers
 from loop_model import Model
 from loop_program import Order
@@ -95,7 +95,7 @@ class Rank:
         loss = self.model.mean_loss(batch)
         if not held.numbers and self.program.poison is not Poison.NONE:
             loss = loss * float(self.program.poison)
-        self.loader.weigh(loss).backward()  # type: ignore[no-untyped-call]
+        (self.loader.weigh(loss) if self.program.weighed else loss).backward()  # type: ignore[no-untyped-call]
         for window in self.windows:
             window.append(held)
 
@@ -104,16 +104,20 @@ class Rank:
         gradients = self.exchange.of(self.number, None if head.grad is None else head.grad.clone())
         windows = self.exchange.of(self.number, list(self.windows[number]))
         head.grad = mean(gradients, head)
-        self.loader.scale_gradients(optimizer)
         union = [batch for window in windows for batch in window if batch.numbers]
-        if union:
-            expected = self.model.gradient(number, [n for batch in union for n in batch.numbers])
-            check_gradient(head.grad, expected, union)
+        if self.program.weighed:
+            self.loader.scale_gradients(optimizer)
+            self._check_gradient(number, union)
         optimizer.step()
         optimizer.zero_grad()
         self.windows[number], self.given[number] = [], 0
         if number == 0:
             self.learnt.update(record for batch in union for record in batch.records)
+
+    def _check_gradient(self, number: int, union: list[Batch]) -> None:
+        if union:
+            expected = self.model.gradient(number, [n for batch in union for n in batch.numbers])
+            check_gradient(self.model.heads[number].grad, expected, union)
 
 
 def run(program: Ranks) -> None:

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 from loop_program import Data, Value
 
+DATA = Data()
+
 
 class Poison(StrEnum):
     """The loss of a batch that stands in."""
@@ -21,7 +23,7 @@ class Poison(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Ranks(Value):
-    """Steps count from 0 over the whole job, the same on every rank. All optimizers step at the end of a pass.
+    """Steps count from 0 over the whole job, the same on every rank. All optimizers step at a pass's end.
 
     Attributes:
         every: for each optimizer, after how many batches it steps.
@@ -32,9 +34,10 @@ class Ranks(Value):
     """
 
     size: int = 2
-    data: Data = Data()
+    data: Data = DATA
     every: tuple[int, ...] = (1,)
     attached: bool = True
+    weighed: bool = True  # loader.weigh and loader.scale_gradients
     poison: Poison = Poison.NONE
     leave: int = -1
     failed: tuple[tuple[int, int], ...] = ()

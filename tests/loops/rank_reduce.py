@@ -1,4 +1,4 @@
-"""What a model's wrapper does to the gradients of ranks that are threads: the mean over all, on every rank."""
+"""What a model's wrapper does to gradients, for ranks that are threads: the mean over all, on every rank."""
 
 from __future__ import annotations
 

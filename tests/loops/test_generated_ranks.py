@@ -24,6 +24,7 @@ def rank_programs(draw: Any) -> Ranks:
         data=draw(datas()),
         every=every,
         attached=draw(st.booleans()) if every == (1,) else True,
+        weighed=draw(st.sampled_from([True, True, False])),
         poison=draw(st.sampled_from(Poison)),
         leave=draw(steps),
         failed=tuple(draw(st.one_of(st.just([]), failed))),
