@@ -192,6 +192,8 @@ class Program(Value):
         attached = [self.optimizers[number] for number in self.attached]
         if not attached:
             return self.take != 1  # the one batch of each pass is given back
+        if self.has(Kind.ZERO_GRAD):
+            return False  # a batch without a step of its own
         return all(optimizer.every for optimizer in attached) and not (
             self.gathers and self.flush is Flush.NEVER
         )
@@ -203,4 +205,4 @@ class Program(Value):
             return self.loader.workers < 2 and not self.gathers
         if self.attached:
             return len(self.attached) == len(self.optimizers) == 1
-        return not self.gathers
+        return not self.gathers and not self.lookahead

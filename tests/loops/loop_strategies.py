@@ -94,10 +94,12 @@ def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) ->
         lookahead=lookahead,
         weighed=not lookahead and draw(st.booleans()),
         scaler=scaler,
-        counted_epochs=(attached or not lookahead) and draw(st.booleans()),
+        counted_epochs=draw(st.booleans()),
         take=0 if lookahead else draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
         flush=draw(st.sampled_from([Flush.PASS, Flush.PASS, Flush.END, Flush.NEVER])),
     )
+    if lookahead and not program.attached:
+        program = replace(program, counted_epochs=False)  # the last batches count when another pass begins
     kinds = [Kind.ZERO_GRAD, Kind.REPORT, Kind.SAVE, Kind.RESTORE]
     if not lookahead:  # who left the loop, or failed, near the end of a pass is not known then
         kinds += [*LEAVING, Kind.QUARANTINE]

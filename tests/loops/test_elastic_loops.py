@@ -132,3 +132,19 @@ def test_unreadable_records_are_in_nobodys_way() -> None:
         Program(data=Data(records=9, epochs=2, unreadable=(0, 3, 4)), optimizers=ATTACHED, loader=Loader())
     )
     assert job.finished
+
+
+# Wrappers that read ahead -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_wrapped_loop_that_is_left_at_its_last_batch_gives_that_back(attached: bool) -> None:
+    left = Incident(at=0, kind=Kind.BREAK, place=Place.FETCHED)
+    optimizers = (Optimizer(attached=attached),)
+    data = Data(records=2, epochs=2)
+    run(Program(data=data, optimizers=optimizers, weighed=False, lookahead=1, incidents=(left,)))
+
+
+def test_the_last_batch_of_a_wrapped_loop_that_failed_is_the_one_in_quarantine() -> None:
+    failed = Incident(at=1, kind=Kind.QUARANTINE, place=Place.FETCHED)
+    run(Program(data=Data(records=4), weighed=False, lookahead=1, incidents=(failed,)))

@@ -34,3 +34,10 @@ def test_a_batch_that_failed_on_one_rank_is_not_in_the_gradient(every: int) -> N
 @pytest.mark.parametrize("heirs", [1, 3])
 def test_a_token_of_ranks_is_the_instant_of_their_model(save: int, heirs: int) -> None:
     run(Ranks(data=UNEQUAL, every=(2,), save=save, heirs=heirs))
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("leave", [0, 1, 2, 3])
+def test_whatever_batch_all_ranks_left_at_comes_again(leave: int, attached: bool) -> None:
+    """The last one of an epoch too: the ranks have agreed by then that there is none after it."""
+    run(Ranks(data=Data(epochs=2), attached=attached, weighed=False, leave=leave))
