@@ -226,7 +226,9 @@ class Interpreter:
     def _may_be_empty(self) -> bool:
         """Where nothing but records that are dropped is left of an epoch."""
         data, left = self.program.data, self.program.is_left_early
-        return self.program.loader.drop_last and (left or data.records < data.batch_size)
+        return self.program.loader.drop_last and (
+            left or data.records - len(data.unreadable) < data.batch_size
+        )
 
     def _begin(self) -> Iterator[Any]:
         try:

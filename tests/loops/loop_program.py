@@ -185,22 +185,32 @@ class Program(Value):
     @property
     def is_sound(self) -> bool:
         """Whether it must train to the end without an error."""
-        if not self.says_what_is or self.has(Kind.OVERFLOW) or self.renew == "attach":
+        if self.renew == "attach":
             return False
-        if self.loader.plain and self.loader.workers > 1 and self.has(Kind.QUARANTINE):
-            return False  # such a batch cannot be named
-        attached = [self.optimizers[number] for number in self.attached]
-        if not attached:
-            return self.take != 1  # the one batch of each pass is given back
-        if self.has(Kind.ZERO_GRAD):
+        return self._is_sound_plain if self.loader.plain else self._is_sound_elastic
+
+    @property
+    def _is_sound_plain(self) -> bool:
+        if self.loader.workers < 2:
+            return self.says_what_is
+        # Such a batch cannot be named, and its reports prove little before the end of a pass.
+        return self.says_what_is and not (self.has(Kind.QUARANTINE) or self.take)
+
+    @property
+    def _is_sound_elastic(self) -> bool:
+        plans = [self.optimizers[number] for number in self.attached]
+        if self.weighed and self.gathers and len(plans) < len(self.optimizers) > 1:
+            return False  # nothing says which batches are in an optimizer's gradients
+        if not plans:
+            return self.take != 1
+        longest = max(plan.every for plan in plans)
+        if not all(plan.every for plan in plans) or self.has(Kind.ZERO_GRAD, Kind.OVERFLOW):
             return False  # a batch without a step of its own
-        return all(optimizer.every for optimizer in attached) and not (
-            self.gathers and self.flush is Flush.NEVER
-        )
+        return longest == 1 or not (self.flush is Flush.NEVER or 0 < self.take < longest)
 
     @property
     def saves_exactly(self) -> bool:
-        """Whether model and token are the same instant by the loop's own doing."""
+        """Whether model and token are one instant by the loop's own doing."""
         if self.loader.plain:
             return self.loader.workers < 2 and not self.gathers
         if self.attached:

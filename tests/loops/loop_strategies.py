@@ -145,7 +145,8 @@ def _with_incidents(draw: Any, program: Program, kinds: list[Kind]) -> Program:
                 keep_iterator=kind in LEAVING and draw(st.integers(0, 3)) == 0,
             )
         )
-    incidents.sort(key=lambda incident: incident.at)
+    once = {(incident.at, incident.kind): incident for incident in incidents}
+    incidents = sorted(once.values(), key=lambda incident: incident.at)
     program = replace(program, incidents=tuple(incidents))
     if program.saves_exactly:
         kept = any(incident.keep_iterator for incident in incidents)

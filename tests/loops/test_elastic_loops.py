@@ -148,3 +148,8 @@ def test_a_wrapped_loop_that_is_left_at_its_last_batch_gives_that_back(attached:
 def test_the_last_batch_of_a_wrapped_loop_that_failed_is_the_one_in_quarantine() -> None:
     failed = Incident(at=1, kind=Kind.QUARANTINE, place=Place.FETCHED)
     run(Program(data=Data(records=4), weighed=False, lookahead=1, incidents=(failed,)))
+
+
+def test_gradients_gathered_in_a_wrapped_loop_are_stepped_on_at_its_end() -> None:
+    optimizers = (Optimizer(every=3, attached=True),)
+    assert run(Program(data=Data(records=6), optimizers=optimizers, weighed=False, lookahead=2)).finished
