@@ -1,0 +1,426 @@
+"""Runs a program: real loaders, real torch, a master in memory; checks the promises as it goes.
+
+What a batch holds it reads from the batch: each sample is its record's number.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from loop_model import Model
+from loop_program import Flush, Kind, Order, Place, Program, Report, Seed
+from loop_promises import Books, BrokenPromise, check_finished, check_gradient, check_once, check_verdict
+from loop_reference import Batch, Reference, Saved
+from torch.utils.data import DataLoader
+
+from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.errors import ConcurrentIteration, EdlError
+from edl_torch.testing import FakeMaster
+
+TRIES = 6  # passes more than a loop needs: three silent ones are an error
+
+
+class Numbers(AbstractDataReader):
+    """Record `i` is the number `i`; some cannot be read."""
+
+    def __init__(self, records: int, unreadable: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.records = records
+        self.unreadable = unreadable
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        return {"numbers": self.records}
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        return (self.read_record("numbers", index) for index in range(task.start, task.end))
+
+    def read_record(self, name: str, index: int) -> int:
+        if index in self.unreadable:
+            raise ValueError("no such number")
+        return index
+
+
+class NumberColumns(Numbers):
+    """By the batch."""
+
+    def read_batch(self, name: str, indices: Any) -> Any:
+        return np.array([self.read_record(name, int(index)) for index in indices])
+
+
+def reading_ahead(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """As wrappers do that must know which batch is the last: pass each on when `count` more are there."""
+    waiting: deque[Any] = deque()
+    for batch in iterator:
+        waiting.append(batch)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
+
+
+class Left(Exception):
+    """The loop's body raised."""
+
+
+class Broken(Exception):
+    """The loop's body says `break`."""
+
+
+class Interpreter:
+    """One job: a model, and the loops that train it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.reference = Reference(len(program.optimizers), program.attached, plain=program.loader.plain)
+        self.model = Model(len(program.optimizers))
+        self.saved: tuple[dict[str, str], list[torch.Tensor], Saved] | None = None
+        self.error: EdlError | None = None
+        self.finished = False
+        self._batches = 0
+        self._epoch = 0
+        self._overflowed = False
+        self._unsure: set[int] = set()  # optimizers of whose gradients the loop threw away a part
+        self._kept: list[Any] = []
+        self._scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if program.scaler else None
+
+    def run(self, fake: FakeMaster, folder: Path | None) -> None:
+        """Train to the end, or until there is an error. Raises BrokenPromise."""
+        self.books = Books(fake, self.program)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with self._service(fake, folder) as (self.service, dataset):
+                self._loader, self._generator = self._make_loader(dataset)
+                try:
+                    if self.saved is not None:
+                        self._restore()
+                    self._renew()
+                    self._train()
+                except EdlError as error:
+                    self.error = error
+                except RuntimeError as error:  # torch's, of a loader worker
+                    raise BrokenPromise("unclear error", repr(error)) from error
+                self.books.check(self.reference)
+                self._kept.clear()
+        self._judge(folder)
+
+    def _judge(self, folder: Path | None) -> None:
+        if self.error is not None and self.program.is_sound:
+            raise BrokenPromise("error without reason", repr(self.error)) from self.error
+        exact = self.program.is_sound and not (
+            self.program.loader.plain and self.program.loader.workers > 1 and self.program.is_left_early
+        )
+        if exact:
+            check_once(self.program, self.reference)
+        if self.finished:
+            check_finished(self.program, self.reference)
+        if folder is not None and self.reference.batches:
+            check_verdict(self.program, self.reference, folder)
+
+    # What it is made of -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _service(
+        self, fake: FakeMaster, folder: Path | None
+    ) -> Iterator[tuple[DataShardService, ShardedDataset]]:
+        data = self.program.data
+        reader = (NumberColumns if self.program.loader.columnar else Numbers)(data.records, data.unreadable)
+        with DataShardService(
+            data.batch_size,
+            fake.connect(in_process=self.program.loader.in_process),
+            reader=reader,
+            num_epochs=data.epochs,
+            records_per_shard=data.records_per_shard,
+            shuffle=data.order is Order.RECORDS,
+            shuffle_shards=data.order is Order.SHARDS,
+            lookahead=self.program.lookahead,
+            max_bad_records=data.records * data.epochs,
+            audit_dir=folder,
+        ) as service:
+            shuffle = data.order is Order.IN_SHARD
+            yield service, ShardedDataset(service, reader, shuffle, on_bad_record="quarantine")
+
+    def _make_loader(self, dataset: ShardedDataset) -> tuple[DataLoader[Any], torch.Generator]:
+        wanted = self.program.loader
+        generator = torch.Generator()
+        arguments: dict[str, Any] = {"num_workers": wanted.workers, "drop_last": wanted.drop_last}
+        if wanted.seed is Seed.GENERATOR:
+            arguments["generator"] = generator
+        if wanted.workers:
+            arguments |= {"multiprocessing_context": "fork", "persistent_workers": wanted.persistent}
+            arguments |= {"prefetch_factor": wanted.prefetch, "in_order": wanted.in_order}
+        if not wanted.plain:
+            columnar = {"batch_size": None} if wanted.columnar else {}
+            return ElasticDataLoader(dataset, **columnar, **arguments), generator
+        size = self.program.data.batch_size if wanted.batch_size is None else wanted.batch_size or None
+        return DataLoader(dataset, size, **arguments), generator
+
+    def _renew(self) -> None:
+        old = getattr(self, "_optimizers", [])
+        if self.program.renew == "detach":
+            for optimizer in old:
+                self.service.detach(optimizer)
+        self._optimizers = [
+            torch.optim.SGD([head], lr=plan.rate, fused=plan.fused or None)
+            for head, plan in zip(self.model.heads, self.program.optimizers, strict=True)
+        ]
+        for number in sorted(self.program.attached):
+            self.service.attach(self._optimizers[number])
+
+    # Passes -----------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        program = self.program
+        passes = program.data.epochs
+        if not program.counted_epochs:
+            passes += len(program.incidents) + TRIES + (program.take and passes * program.data.records)
+        for number in range(passes):
+            if not program.counted_epochs and self.service.finished:
+                break
+            if number and program.renew:
+                self._renew()
+            self._one_pass()
+        self.finished = self.service.finished
+        again = program.is_left_early or program.has(Kind.RESTORE)
+        if not self.finished and program.is_sound and not (program.counted_epochs and again):
+            raise BrokenPromise("endless", f"not finished after {passes} passes")
+        if not self.finished and not program.is_sound and not program.counted_epochs:
+            raise BrokenPromise("endless without error", f"not finished after {passes} passes")
+
+    def _one_pass(self) -> None:
+        self._seed()
+        self._epoch = self.service.epoch
+        given, before = 0, self._batches
+        iterator = self._begin()
+        try:
+            source = reading_ahead(iterator, self.program.lookahead) if self.program.lookahead else iterator
+            for batch in islice(source, self.program.take or None):
+                given += 1
+                try:
+                    self._body(batch)
+                except Broken:
+                    self._leave()
+                    break
+        except Left:
+            self._leave()
+        if given and given == self.program.take:
+            self._not_passed()
+            self._leave()
+        keep = any(i.keep_iterator for i in self.program.incidents if before <= i.at < self._batches)
+        if keep:
+            self._kept.append(iterator)
+        del iterator, source
+        self._flush()
+        if self.program.saves_passes:
+            self._save()
+        if not given and self.program.is_sound and not self._may_be_empty and not self.service.finished:
+            raise BrokenPromise("empty pass", f"epoch {self._epoch}")
+
+    @property
+    def _may_be_empty(self) -> bool:
+        """Where nothing but records that are dropped is left of an epoch."""
+        data, left = self.program.data, self.program.is_left_early
+        return self.program.loader.drop_last and (
+            left or data.records - len(data.unreadable) < data.batch_size
+        )
+
+    def _begin(self) -> Iterator[Any]:
+        try:
+            return iter(self._loader)
+        except ConcurrentIteration:
+            if not self._kept or not isinstance(self._loader, ElasticDataLoader):
+                raise
+            self._loader.close()
+            return iter(self._loader)
+
+    def _seed(self) -> None:
+        if self.program.loader.seed is Seed.GLOBAL:
+            torch.manual_seed(0)
+        self._generator.manual_seed(0)
+
+    def _not_passed(self) -> None:
+        """`islice` does not ask for a batch after its last one."""
+        if self.reference.hand is not None:
+            self.reference.hand.passed = False
+
+    def _leave(self) -> None:
+        """The loop is left: gradients of the batch in hand are thrown away, and all others with them."""
+        reference = self.reference
+        lost = reference.batches if self.program.loader.plain else reference.batches[-1:]
+        reference.left(lost)
+        if any(reference.hand in window for window in reference.windows):
+            self._unsure |= {n for n, window in enumerate(reference.windows) if len(window) > 1}
+            self._zero_grad()
+
+    def _flush(self) -> None:
+        last = self._epoch >= self.program.data.epochs - 1
+        if self.program.flush is Flush.PASS or (self.program.flush is Flush.END and last):
+            self._step(lambda number: bool(self.reference.windows[number]))
+
+    # One batch --------------------------------------------------------------------------------------------
+
+    def _body(self, batch: Any) -> None:
+        numbers = torch.atleast_1d(torch.as_tensor(batch))
+        held = self.reference.delivered(self._epoch, numbers.tolist())
+        at, self._batches = self._batches, self._batches + 1
+        self.books.check(self.reference)
+        if self._happens(at, Place.FETCHED):
+            return
+        self._backward(numbers, held, at)
+        self._happens(at, Place.BACKWARD)
+        self._step(lambda n: len(self.reference.windows[n]) >= self.program.optimizers[n].every)
+        self.books.check(self.reference)
+        self._report(held)
+        if self._happens(at, Place.STEPPED):
+            return
+        self.books.check(self.reference)
+        held.passed = True
+
+    def _happens(self, at: int, place: Place) -> bool:
+        """Incidents of this place; whether the body ends with them."""
+        ends = False
+        for incident in self.program.incidents:
+            if (incident.at, incident.place) == (at, place):
+                ends |= self._happen(incident.kind)
+        return ends
+
+    def _happen(self, kind: Kind) -> bool:
+        match kind:
+            case Kind.BREAK:
+                raise Broken
+            case Kind.RAISE:
+                raise Left
+            case Kind.QUARANTINE:
+                self._quarantine()
+                return True
+            case Kind.ZERO_GRAD:
+                self._unsure |= {n for n, window in enumerate(self.reference.windows) if window}
+                self._zero_grad()
+            case Kind.REPORT:
+                self._say()
+            case Kind.SAVE:
+                if not self.reference.attached and not self.program.loader.plain:
+                    self.reference.declared()
+                self._save()
+            case Kind.RESTORE:
+                return self._go_back()
+        return False
+
+    def _backward(self, numbers: torch.Tensor, held: Batch, at: int) -> None:
+        loss = self.model.mean_loss(numbers)
+        if isinstance(self._loader, ElasticDataLoader) and self.program.weighed:
+            loss = self._loader.weigh(loss)
+        if self._scaler is not None:
+            if any(i.kind is Kind.OVERFLOW and i.at == at for i in self.program.incidents):
+                loss = loss * float("inf")
+                self._overflowed = True
+            loss = self._scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.reference.backward(held)
+
+    def _zero_grad(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        self.reference.zeroed()
+
+    # Steps ------------------------------------------------------------------------------------------------
+
+    def _step(self, is_due: Any) -> None:
+        due = [n for n, plan in enumerate(self.program.optimizers) if plan.every and is_due(n)]
+        overflowed, stepped = self._overflowed, False
+        for number in due:
+            self._step_one(number, overflowed)
+            stepped = True
+        if stepped and self._scaler is not None:
+            self._scaler.update()
+        if not any(self.reference.windows):
+            self._overflowed = False
+
+    def _step_one(self, number: int, overflowed: bool) -> None:
+        optimizer = self._optimizers[number]
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+        if isinstance(self._loader, ElasticDataLoader) and self.program.weighed:
+            self._loader.scale_gradients(optimizer)
+            if not overflowed and number not in self._unsure:
+                self._check_gradient(number)
+        if overflowed:
+            self.reference.windows[number] = []
+        else:
+            self.reference.stepped(number)
+        self._call_step(number, optimizer)
+        optimizer.zero_grad()
+        self._unsure.discard(number)
+
+    def _call_step(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+        if self._scaler is not None:
+            self._scaler.step(optimizer)
+            return
+        match self.program.optimizers[number].closure:
+            case "none":
+                optimizer.step(closure=None)
+            case "given":
+                optimizer.step(lambda: 0.0)
+            case _:
+                optimizer.step()
+
+    def _check_gradient(self, number: int) -> None:
+        window = self.reference.windows[number]
+        expected = self.model.gradient(number, [n for batch in window for n in batch.numbers])
+        check_gradient(self.model.heads[number].grad, expected, window)
+
+    # What it says -----------------------------------------------------------------------------------------
+
+    def _report(self, held: Batch) -> None:
+        size = len(held.numbers)
+        match self.program.report:
+            case Report.DEFAULT:
+                self._say()
+            case Report.OWN:
+                self._say(size)
+            case Report.SMALL:
+                self._say(max(0, size - 1))
+            case Report.LARGE:
+                self._say(size + 3)
+            case Report.TWICE:
+                self._say()
+                self._say()
+
+    def _say(self, size: int | None = None) -> None:
+        self.reference.declared()
+        self.service.report_batch_done(size)
+        self.books.check(self.reference)
+
+    def _quarantine(self) -> None:
+        hand = self.reference.hand
+        assert hand is not None
+        hand.bad = True
+        self.service.report_batch_done(len(hand.numbers), err_msg="a bad batch")
+
+    def _save(self) -> None:
+        token = self.service.state_dict()
+        self.saved = token, self.model.copy(), self.reference.saved()
+
+    def _go_back(self) -> bool:
+        if self.saved is None:
+            return False
+        self._restore()
+        if self.program.loader.plain:
+            raise Broken  # what its queue holds cannot be taken back
+        return True
+
+    def _restore(self) -> None:
+        assert self.saved is not None
+        token, weights, counted = self.saved
+        self.service.load_state_dict(token)
+        self.model.load(weights)
+        self.reference.restored(counted)
+        self.books.restart()
+        self._overflowed = False
+        self._unsure = set(range(len(self.program.optimizers)))

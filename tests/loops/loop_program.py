@@ -1,0 +1,218 @@
+"""A training loop as a value: what it reads, how it steps, and what goes wrong in it.
+
+Only data: `loop_strategies` makes programs, `loop_interpreter` runs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+
+class Value:
+    """Shown without the fields that have their default value, as the code that makes it."""
+
+    def __repr__(self) -> str:
+        given = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given)})"
+
+
+class Word(StrEnum):
+    """Shown as the code that names it."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class Order(Word):
+    STORED = "stored"
+    SHARDS = "shards"  # shuffled shards
+    IN_SHARD = "in_shard"  # records shuffled inside each shard
+    RECORDS = "records"  # one global shuffle
+
+
+class Seed(Word):
+    """How a loop seeds each of its passes alike."""
+
+    NONE = ""
+    GLOBAL = "torch.manual_seed"
+    GENERATOR = "generator="
+
+
+class Report(Word):
+    """What the loop says by `report_batch_done()` after each batch."""
+
+    NONE = "none"
+    DEFAULT = "default"  # without a size
+    OWN = "own"  # with the batch's size
+    SMALL = "small"  # a record less
+    LARGE = "large"  # three records more
+    TWICE = "twice"  # without a size, two times
+
+
+class Kind(Word):
+    """What happens at one batch."""
+
+    BREAK = "break"
+    RAISE = "raise"  # an exception, caught around the loop
+    QUARANTINE = "quarantine"  # report_batch_done(err_msg=…) instead of training on the batch
+    ZERO_GRAD = "zero_grad"  # gradients gathered so far are thrown away
+    OVERFLOW = "overflow"  # an infinite loss: a GradScaler skips the step
+    REPORT = "report"  # report_batch_done() once
+    SAVE = "save"  # token and a copy of the model
+    RESTORE = "restore"  # the same service goes back to what was saved last
+
+
+class Place(Word):
+    """Where in the loop's body."""
+
+    FETCHED = "fetched"  # before the batch was looked at
+    BACKWARD = "backward"  # after its gradients were added, before any step
+    STEPPED = "stepped"  # at the end of the body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Incident(Value):
+    """`at` counts the batches of the whole program from 0."""
+
+    at: int
+    kind: Kind
+    place: Place = Place.STEPPED
+    keep_iterator: bool = False  # of a loop that is left: the iterator stays referenced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Data(Value):
+    records: int = 8
+    batch_size: int = 2
+    epochs: int = 1
+    records_per_shard: int = 4
+    order: Order = Order.STORED
+    unreadable: tuple[int, ...] = ()  # records that go to quarantine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Loader(Value):
+    """An `ElasticDataLoader`, or a plain `DataLoader` with a batch size of its own (0: None)."""
+
+    plain: bool = False
+    batch_size: int | None = None  # None: the service's
+    workers: int = 0
+    persistent: bool = False
+    prefetch: int | None = None
+    drop_last: bool = False
+    seed: Seed = Seed.NONE
+    in_process: bool = True  # as with an embedded master: no threads
+    in_order: bool = True
+    columnar: bool = False  # batch_size=None at an ElasticDataLoader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Optimizer(Value):
+    """Steps after every `every`-th batch (0: never), and at the end of the pass if the program flushes."""
+
+    every: int = 1
+    attached: bool = False
+    closure: str = ""  # "": step(); "none": step(closure=None); "given": step(closure)
+    rate: float = 0.125
+    fused: bool = False
+
+
+class Flush(Word):
+    """When gradients that wait for more batches are stepped on all the same."""
+
+    PASS = "pass"
+    END = "end"  # of the last epoch
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Program(Value):
+    data: Data = Data()
+    loader: Loader = Loader()
+    optimizers: tuple[Optimizer, ...] = (Optimizer(),)
+    weighed: bool = True  # loader.weigh and loader.scale_gradients
+    scaler: bool = False  # a GradScaler
+    report: Report = Report.NONE
+    counted_epochs: bool = False  # `for epoch in range(…)` instead of `while not service.finished`
+    take: int = 0  # each pass is islice(loader, take)
+    flush: Flush = Flush.PASS
+    renew: str = ""  # new optimizers each epoch: "attach" them, or "detach" the old ones first
+    lookahead: int = 0  # a wrapper asks for so many batches before it passes the first on
+    incidents: tuple[Incident, ...] = ()
+    saves_passes: bool = False  # a token and a copy of the model after each pass
+    resume: bool = False  # afterwards what was saved last is trained to the end by another service
+
+    def has(self, *kinds: Kind) -> bool:
+        """Whether an incident is one of these."""
+        return any(incident.kind in kinds for incident in self.incidents)
+
+    @property
+    def attached(self) -> frozenset[int]:
+        """Optimizers that decide when a batch counts."""
+        if self.loader.plain:
+            return frozenset()
+        return frozenset(n for n, optimizer in enumerate(self.optimizers) if optimizer.attached)
+
+    @property
+    def is_left_early(self) -> bool:
+        """Whether some pass ends before its data does."""
+        return bool(self.take) or self.has(Kind.BREAK, Kind.RAISE)
+
+    @property
+    def says_what_is(self) -> bool:
+        """Whether its reports, and its plain loader, are such that every record can be accounted for."""
+        if not self.loader.plain:
+            return True
+        own_size = self.loader.batch_size in (None, self.data.batch_size)
+        right = self.report is Report.OWN or (self.report is Report.DEFAULT and own_size)
+        return right and not self.loader.drop_last
+
+    @property
+    def gathers(self) -> bool:
+        """Whether some step is on the gradients of several batches."""
+        return any(optimizer.every != 1 for optimizer in self.optimizers)
+
+    @property
+    def steps_on_all(self) -> bool:
+        """Whether the model learns every batch that the loop is done with, by each of its optimizers."""
+        if self.has(Kind.ZERO_GRAD, Kind.OVERFLOW, Kind.REPORT):
+            return False
+        if not all(optimizer.every for optimizer in self.optimizers):
+            return False
+        return not self.gathers or not (self.flush is Flush.NEVER or self.is_left_early)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it must train to the end without an error."""
+        if self.renew == "attach":
+            return False
+        return self._is_sound_plain if self.loader.plain else self._is_sound_elastic
+
+    @property
+    def _is_sound_plain(self) -> bool:
+        if self.loader.workers < 2:
+            return self.says_what_is
+        # Such a batch cannot be named, and its reports prove little before the end of a pass.
+        return self.says_what_is and not (self.has(Kind.QUARANTINE) or self.take)
+
+    @property
+    def _is_sound_elastic(self) -> bool:
+        plans = [self.optimizers[number] for number in self.attached]
+        if self.weighed and self.gathers and len(plans) < len(self.optimizers) > 1:
+            return False  # nothing says which batches are in an optimizer's gradients
+        if not plans:
+            return self.take != 1
+        longest = max(plan.every for plan in plans)
+        if not all(plan.every for plan in plans) or self.has(Kind.ZERO_GRAD, Kind.OVERFLOW):
+            return False  # a batch without a step of its own
+        return longest == 1 or not (self.flush is Flush.NEVER or 0 < self.take < longest)
+
+    @property
+    def saves_exactly(self) -> bool:
+        """Whether model and token are one instant by the loop's own doing."""
+        if self.loader.plain:
+            return self.loader.workers < 2 and not self.gathers
+        if self.attached:
+            return len(self.attached) == len(self.optimizers) == 1
+        return not self.gathers and not self.lookahead

@@ -1,0 +1,120 @@
+"""What must hold of any loop: its own count against the master's books and the audit's verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import torch
+from loop_program import Program
+from loop_reference import Batch, Counts, Record, Reference
+
+from edl_torch.audit.verdict import Verdict, audit
+from edl_torch.testing import FakeMaster
+
+TOLERANCE = 1e-12
+
+
+class BrokenPromise(AssertionError):
+    """`promise` names it in a word or two."""
+
+    def __init__(self, promise: str, details: object) -> None:
+        super().__init__(f"{promise}: {details}")
+        self.promise = promise
+
+
+class Books:
+    """What the master was told of one dataset since the model began, or went back to a copy.
+
+    Where reports have wrong sizes, those say which records a failed batch held.
+    """
+
+    def __init__(self, fake: FakeMaster, program: Program) -> None:
+        self._exact = program.says_what_is
+        self._unreadable = unreadable(program)
+        self._fake = fake
+        self._acknowledged: Counts = Counter()
+        self._quarantined: Counts = Counter()
+
+    def restart(self) -> None:
+        """What was told so far is of a model that is gone."""
+        self._acknowledged, self._quarantined = self._told()
+
+    def _told(self) -> tuple[Counts, Counts]:
+        outcomes = self._fake.outcomes.get("training")
+        if outcomes is None:
+            return Counter(), Counter()
+        told = (outcomes.acknowledged, outcomes.quarantined)
+        return tuple(Counter({(e, number): n for (e, _, number), n in counts.items()}) for counts in told)  # type: ignore[return-value]
+
+    def check(self, reference: Reference) -> None:
+        """Nothing has an outcome that the loop did not give it."""
+        acknowledged, quarantined = self._told()
+        _no_more(acknowledged - self._acknowledged, reference.trained_since(), "acknowledged early")
+        if self._exact:
+            reasons = reference.bad_since() + self._unreadable
+            _no_more(quarantined - self._quarantined, reasons, "quarantined without reason")
+
+
+def unreadable(program: Program) -> Counts:
+    """Records that no loop is ever given."""
+    return Counter((epoch, n) for epoch in range(program.data.epochs) for n in program.data.unreadable)
+
+
+def _no_more(told: Counts, done: Counts, promise: str) -> None:
+    if early := told - done:
+        raise BrokenPromise(promise, sorted(early))
+
+
+def check_gradient(actual: torch.Tensor | None, expected: torch.Tensor, window: list[Batch]) -> None:
+    """The gradient before a step is that of one process's mean over the window's records."""
+    if actual is None or not torch.allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE):
+        sizes = [len(batch.numbers) for batch in window]
+        raise BrokenPromise("gradient", f"{actual} where {expected} is right, batches of {sizes}")
+
+
+def check_finished(program: Program, reference: Reference) -> None:
+    """Every record of every epoch was trained on, and none twice but those of a loop that was left."""
+    data = program.data
+    outcomes = reference.trained() + reference.bad() + unreadable(program)
+    for epoch in range(data.epochs):
+        missing = [(epoch, n) for n in range(data.records) if not outcomes[epoch, n]]
+        dropped = data.batch_size - 1 if program.loader.drop_last else 0
+        if len(missing) > dropped:
+            raise BrokenPromise("lost", f"{missing}, {dropped} may be dropped")
+    beyond = {record for record in outcomes if not _is_of(record, program)}
+    if beyond:
+        raise BrokenPromise("no record of the job", sorted(beyond))
+
+
+def check_once(program: Program, reference: Reference) -> None:
+    """No record was given to the loop twice, but those of a loop that was left."""
+    given = reference.delivered_counts() + reference.before + reference.bad_before
+    allowed = Counter(dict.fromkeys(given, 1)) + reference.again
+    if doubled := given - allowed:
+        raise BrokenPromise("doubled", sorted(doubled))
+
+
+def _is_of(record: Record, program: Program) -> bool:
+    return record[0] < program.data.epochs and record[1] < program.data.records
+
+
+def is_bare_proof(verdict: Verdict) -> bool:
+    """Whether the audit says PROVEN, of all records and without a reserve."""
+    return verdict.proven and not verdict.open
+
+
+def check_verdict(program: Program, reference: Reference, folder: Path) -> None:
+    """The audit does not prove what the model shows to be wrong."""
+    (verdict,) = audit([folder], unfinished=True)
+    if not is_bare_proof(verdict) or not program.steps_on_all:
+        return
+    bad = reference.bad() + unreadable(program)
+    for head, learnt in enumerate(reference.learnt):
+        if twice := [record for record, times in learnt.items() if times > 1]:
+            raise BrokenPromise("proven though doubled", f"optimizer {head} learnt twice {sorted(twice)}")
+        if verdict.dropped:
+            continue
+        required = {(e, n) for e in range(program.data.epochs) for n in range(program.data.records)}
+        if never := required - set(learnt) - set(bad):
+            raise BrokenPromise("proven though lost", f"optimizer {head} never learnt {sorted(never)}")

@@ -1,0 +1,170 @@
+"""Hypothesis strategies that make programs; each keeps to what a program can mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from loop_program import (
+    Data,
+    Flush,
+    Incident,
+    Kind,
+    Loader,
+    Optimizer,
+    Order,
+    Place,
+    Program,
+    Report,
+    Seed,
+)
+
+LEAVING = (Kind.BREAK, Kind.RAISE)
+NO_WORKERS = st.just(0)
+
+
+def datas() -> st.SearchStrategy[Data]:
+    few = st.lists(st.integers(0, 13), max_size=2, unique=True).map(tuple)
+    return st.builds(
+        Data,
+        records=st.integers(1, 14),
+        batch_size=st.integers(1, 5),
+        epochs=st.integers(1, 3),
+        records_per_shard=st.integers(1, 9),
+        order=st.sampled_from(Order),
+        unreadable=st.one_of(st.just(()), st.just(()), few),
+    ).map(_with_some_readable)
+
+
+def _with_some_readable(data: Data) -> Data:
+    return replace(data, unreadable=tuple(sorted(n for n in data.unreadable if n < data.records - 1)))
+
+
+def _processes(workers: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
+    def of(count: int) -> st.SearchStrategy[dict[str, Any]]:
+        if not count:
+            return st.just({"workers": 0})
+        return st.fixed_dictionaries(
+            {
+                "workers": st.just(count),
+                "persistent": st.booleans(),
+                "prefetch": st.sampled_from([None, 1, 3]),
+                "in_order": st.booleans(),
+            }
+        )
+
+    return workers.flatmap(of)
+
+
+def optimizers(*, attached: bool) -> st.SearchStrategy[tuple[Optimizer, ...]]:
+    one = st.builds(
+        Optimizer,
+        every=st.sampled_from([1, 1, 1, 2, 3, 0]),
+        attached=st.just(attached),
+        closure=st.sampled_from(["", "", "none", "given"]),
+        rate=st.sampled_from([0.125, 0.125, 0.0]),
+        fused=st.booleans(),
+    )
+    return st.lists(one, min_size=1, max_size=3).map(tuple)
+
+
+def _some_attached(plans: tuple[Optimizer, ...], unattached: int) -> tuple[Optimizer, ...]:
+    return tuple(replace(p, attached=p.attached and n != unattached) for n, p in enumerate(plans))
+
+
+@st.composite
+def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) -> Program:
+    processes = draw(_processes(workers))
+    loader = Loader(
+        drop_last=draw(st.booleans()),
+        seed=draw(st.sampled_from(Seed)),
+        in_process=draw(st.sampled_from([True, True, True, False])),
+        **processes,
+    )
+    lookahead = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
+    if draw(st.integers(0, 4)) == 0:
+        loader = replace(loader, columnar=True, drop_last=False)
+    attached = draw(st.booleans())
+    scaler = draw(st.integers(0, 3)) == 0
+    program = Program(
+        data=draw(datas()),
+        loader=loader,
+        optimizers=_some_attached(draw(optimizers(attached=attached)), draw(st.sampled_from([-1, -1, 0, 1]))),
+        lookahead=lookahead,
+        weighed=not lookahead and draw(st.booleans()),
+        scaler=scaler,
+        counted_epochs=draw(st.booleans()),
+        take=0 if lookahead else draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
+        flush=draw(st.sampled_from([Flush.PASS, Flush.PASS, Flush.END, Flush.NEVER])),
+    )
+    if lookahead and not program.attached:
+        program = replace(program, counted_epochs=False)  # the last batches count when another pass begins
+    kinds = [Kind.ZERO_GRAD, Kind.REPORT, Kind.SAVE, Kind.RESTORE]
+    if not lookahead:  # who left the loop, or failed, near the end of a pass is not known then
+        kinds += [*LEAVING, Kind.QUARANTINE]
+    kinds += [Kind.OVERFLOW] * scaler
+    return _with_incidents(draw, program, kinds)
+
+
+@st.composite
+def plain_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) -> Program:
+    data = draw(datas())
+    loader = Loader(
+        plain=True,
+        batch_size=draw(st.sampled_from([None, None, 0, 1, data.batch_size + 1, 2 * data.batch_size])),
+        drop_last=draw(st.integers(0, 4)) == 0,
+        seed=draw(st.sampled_from(Seed)),
+        in_process=draw(st.sampled_from([True, True, True, False])),
+        **draw(_processes(workers)),
+    )
+    if loader.batch_size == 0:
+        loader = replace(loader, drop_last=False)
+    program = Program(
+        data=data,
+        loader=loader,
+        report=draw(st.sampled_from([Report.DEFAULT, Report.DEFAULT, Report.OWN, Report.OWN, *Report])),
+        counted_epochs=draw(st.booleans()),
+        take=draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
+        weighed=False,
+    )
+    kinds = [*LEAVING, Kind.SAVE, Kind.RESTORE] + [Kind.QUARANTINE] * (loader.workers < 2)
+    return _with_incidents(draw, program, kinds)
+
+
+def _with_incidents(draw: Any, program: Program, kinds: list[Kind]) -> Program:
+    count = draw(st.sampled_from([0, 0, 1, 1, 2, 3]))
+    incidents = []
+    for _ in range(count):
+        kind = draw(st.sampled_from(kinds))
+        incidents.append(
+            Incident(
+                at=draw(st.integers(0, 7)),
+                kind=kind,
+                place=draw(_places(kind, program)),
+                keep_iterator=kind in LEAVING and draw(st.integers(0, 3)) == 0,
+            )
+        )
+    once = {(incident.at, incident.kind): incident for incident in incidents}
+    incidents = sorted(once.values(), key=lambda incident: incident.at)
+    program = replace(program, incidents=tuple(incidents))
+    if program.saves_exactly:
+        kept = any(incident.keep_iterator for incident in incidents)
+        program = replace(program, saves_passes=not kept and draw(st.integers(0, 3)) == 0)
+    if program.saves_exactly and (program.saves_passes or program.has(Kind.SAVE)):
+        return replace(program, resume=draw(st.booleans()))
+    kept = (i for i in incidents if program.saves_exactly or i.kind not in (Kind.SAVE, Kind.RESTORE))
+    return replace(program, incidents=tuple(kept))
+
+
+def _places(kind: Kind, program: Program) -> st.SearchStrategy[Place]:
+    match kind:
+        case Kind.BREAK | Kind.RAISE:
+            return st.sampled_from(Place)
+        case Kind.QUARANTINE:
+            return st.just(Place.FETCHED)
+        case Kind.ZERO_GRAD | Kind.OVERFLOW:
+            return st.just(Place.BACKWARD)
+        case Kind.SAVE if program.attached:
+            return st.sampled_from(Place)
+    return st.just(Place.STEPPED)

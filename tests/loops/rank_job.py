@@ -1,0 +1,206 @@
+"""Runs synchronous ranks as threads over one master in memory, and checks what their one model learns."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+import torch._dynamo
+from loop_interpreter import Numbers
+from loop_model import Model
+from loop_program import Order
+from loop_promises import BrokenPromise, check_gradient
+from loop_reference import Batch, Counts
+from rank_program import Poison, Ranks
+from rank_reduce import Exchange, mean
+
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.testing import FakeMaster, ThreadPeers
+
+Saved = tuple[dict[str, str], list[torch.Tensor], Counts]
+
+
+class Rank:
+    """One rank in its thread."""
+
+    def __init__(
+        self,
+        program: Ranks,
+        peers: ThreadPeers,
+        exchange: Exchange,
+        service: DataShardService,
+        loader: ElasticDataLoader,
+    ) -> None:
+        self.program = program
+        self.number = peers.rank
+        self.exchange = exchange
+        self.service = service
+        self.loader = loader
+        self.model = Model(len(program.every))
+        self.optimizers = [torch.optim.SGD([head], lr=0.125) for head in self.model.heads]
+        self.windows: list[list[Batch]] = [[] for _ in program.every]
+        self.given = [0] * len(program.every)  # batches since each optimizer's last step
+        self.learnt: Counts = Counter()  # by the first optimizer, of all ranks
+        self.again: Counts = Counter()  # on this rank: in hand when the loop was left
+        self.bad: Counts = Counter()  # on this rank
+        self.saved: Saved | None = None
+        self._step = -1
+        if program.attached:
+            for optimizer in self.optimizers:
+                service.attach(optimizer)
+
+    def train(self, saved: Saved | None) -> None:
+        token, weights, learnt = saved or (None, self.model.copy(), Counter())
+        self.model.load(weights)
+        self.learnt = Counter(learnt)
+        self.service.load_state_dict(token)
+        for _ in range(self.program.data.epochs + 4):
+            if self.service.finished:
+                return
+            self._one_pass()
+        raise BrokenPromise("endless", "not finished")
+
+    def _one_pass(self) -> None:
+        epoch = int(self.exchange.of(self.number, self.service.epoch)[0])
+        for batch in self.loader:
+            self._step += 1
+            held = Batch(epoch, batch.tolist() if self.loader.weight else [])
+            if self._step == self.program.leave:
+                self.again.update(held.records)
+                break
+            self._body(batch, held)
+            if self._step == self.program.save:
+                self.saved = self.service.state_dict(), self.model.copy(), Counter(self.learnt)
+        for number, given in enumerate(self.given):
+            if given:
+                self._step_one(number)
+
+    def _body(self, batch: torch.Tensor, held: Batch) -> None:
+        if (self._step, self.number) in self.program.failed and held.numbers:
+            self.service.report_batch_done(err_msg="a bad batch")
+            self.bad.update(held.records)
+        else:
+            self._backward(batch, held)
+        for number, every in enumerate(self.program.every):
+            self.given[number] += 1
+            if self.given[number] >= every:
+                self._step_one(number)
+
+    def _backward(self, batch: torch.Tensor, held: Batch) -> None:
+        loss = self.model.mean_loss(batch)
+        if not held.numbers and self.program.poison is not Poison.NONE:
+            loss = loss * float(self.program.poison)
+        (self.loader.weigh(loss) if self.program.weighed else loss).backward()  # type: ignore[no-untyped-call]
+        for window in self.windows:
+            window.append(held)
+
+    def _step_one(self, number: int) -> None:
+        head, optimizer = self.model.heads[number], self.optimizers[number]
+        gradients = self.exchange.of(self.number, None if head.grad is None else head.grad.clone())
+        windows = self.exchange.of(self.number, list(self.windows[number]))
+        head.grad = mean(gradients, head)
+        union = [batch for window in windows for batch in window if batch.numbers]
+        if self.program.weighed:
+            self.loader.scale_gradients(optimizer)
+            self._check_gradient(number, union)
+        optimizer.step()
+        optimizer.zero_grad()
+        self.windows[number], self.given[number] = [], 0
+        if number == 0:
+            self.learnt.update(record for batch in union for record in batch.records)
+
+    def _check_gradient(self, number: int, union: list[Batch]) -> None:
+        if union:
+            expected = self.model.gradient(number, [n for batch in union for n in batch.numbers])
+            check_gradient(self.model.heads[number].grad, expected, union)
+
+
+def run(program: Ranks) -> None:
+    """Raises BrokenPromise."""
+    print(f"program: {program!r}")
+    ranks = _run_all(program, None)
+    _check(program, ranks)
+    saved = ranks[0].saved
+    if program.heirs and saved is not None:
+        calm = replace(program, size=program.heirs, leave=-1, failed=(), save=-1, heirs=0)
+        _check(calm, _run_all(calm, saved))
+
+
+def _run_all(program: Ranks, saved: Saved | None) -> list[Rank]:
+    fake, exchange = FakeMaster(), Exchange(program.size)
+    ranks: dict[int, Rank] = {}
+    errors: dict[int, Exception] = {}
+
+    def work(peers: ThreadPeers) -> None:
+        try:
+            with _rank(program, fake, peers, exchange) as rank:
+                ranks[peers.rank] = rank
+                rank.train(saved)
+        except Exception as error:  # noqa: BLE001  the top of a thread
+            errors[peers.rank] = error
+        finally:
+            if peers.rank in errors:
+                exchange.leave()
+            peers.leave()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        threads = [
+            threading.Thread(target=work, args=(peers,), daemon=True)
+            for peers in ThreadPeers.group(program.size, 30.0)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    if any(thread.is_alive() for thread in threads):
+        raise BrokenPromise("hang", "a rank does not end")
+    _raise(errors)
+    return [ranks[number] for number in range(program.size)]
+
+
+def _raise(errors: dict[int, Exception]) -> None:
+    for error in errors.values():
+        if isinstance(error, BrokenPromise):
+            raise error
+    for rank, error in errors.items():
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise BrokenPromise("error without reason", f"rank {rank}: {error!r}") from error
+
+
+@contextmanager
+def _rank(program: Ranks, fake: FakeMaster, peers: ThreadPeers, exchange: Exchange) -> Iterator[Rank]:
+    data = program.data
+    reader = Numbers(data.records, data.unreadable)
+    with DataShardService(
+        data.batch_size,
+        fake.connect(f"rank{peers.rank}", in_process=program.in_process),
+        reader=reader,
+        num_epochs=data.epochs,
+        records_per_shard=data.records_per_shard,
+        shuffle=data.order is Order.RECORDS,
+        shuffle_shards=data.order is Order.SHARDS,
+        max_bad_records=data.records * data.epochs,
+    ) as service:
+        shuffle = data.order is Order.IN_SHARD
+        dataset = ShardedDataset(service, reader, shuffle, on_bad_record="quarantine")
+        loader = ElasticDataLoader(dataset, synchronous=peers)
+        yield Rank(program, peers, exchange, service, loader)
+
+
+def _check(program: Ranks, ranks: list[Rank]) -> None:
+    """Each record is in the one model once; those in hand when the loop was left may not be twice either,
+    because no rank had looked at them."""
+    data = program.data
+    bad = sum((rank.bad for rank in ranks), Counts())
+    readable = [n for n in range(data.records) if n not in data.unreadable]
+    expected = Counter({(epoch, n): 1 for epoch in range(data.epochs) for n in readable}) - bad
+    for rank in ranks:
+        if rank.learnt != expected:
+            lost, doubled = expected - rank.learnt, rank.learnt - expected
+            raise BrokenPromise("learnt", f"lost {sorted(lost)}, doubled {sorted(doubled)}")

@@ -1,0 +1,46 @@
+"""A loop of synchronous ranks as a value; `rank_job` runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loop_program import Data, Value
+
+DATA = Data()
+
+
+class Poison(StrEnum):
+    """The loss of a batch that stands in."""
+
+    NONE = ""
+    NAN = "nan"
+    INF = "inf"
+
+    def __repr__(self) -> str:
+        return f"Poison.{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Ranks(Value):
+    """Steps count from 0 over the whole job, the same on every rank. All optimizers step at a pass's end.
+
+    Attributes:
+        every: for each optimizer, after how many batches it steps.
+        leave: all ranks leave their loop in this step, before they look at the batch.
+        failed: (step, rank): there `report_batch_done(err_msg=…)` takes the place of training.
+        save: the step after which a token and the model are saved.
+        heirs: so many ranks go on from what was saved; 0: nobody does.
+    """
+
+    size: int = 2
+    data: Data = DATA
+    every: tuple[int, ...] = (1,)
+    attached: bool = True
+    weighed: bool = True  # loader.weigh and loader.scale_gradients
+    poison: Poison = Poison.NONE
+    leave: int = -1
+    failed: tuple[tuple[int, int], ...] = ()
+    save: int = -1
+    heirs: int = 0
+    in_process: bool = True

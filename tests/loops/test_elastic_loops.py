@@ -1,0 +1,155 @@
+"""Loops over an `ElasticDataLoader` that once broke a promise, each by its smallest program."""
+
+from __future__ import annotations
+
+import pytest
+from loop_interpreter import Interpreter
+from loop_program import Data, Flush, Incident, Kind, Loader, Optimizer, Place, Program
+from loop_runs import run
+
+ATTACHED = (Optimizer(attached=True),)
+
+
+# Gradients ----------------------------------------------------------------------------------------------
+
+
+def test_each_of_several_optimizers_scales_by_its_own_window() -> None:
+    run(Program(optimizers=(Optimizer(), Optimizer())))
+
+
+def test_optimizers_that_step_in_turn_scale_by_their_own_windows() -> None:
+    run(Program(optimizers=(Optimizer(), Optimizer(every=2), Optimizer(every=3))))
+
+
+@pytest.mark.parametrize("kind", [Kind.BREAK, Kind.RAISE])
+@pytest.mark.parametrize("place", [Place.FETCHED, Place.BACKWARD])
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_batch_of_a_loop_that_was_left_is_not_in_the_gradient(
+    kind: Kind, place: Place, attached: bool
+) -> None:
+    incident = Incident(at=1, kind=kind, place=place)
+    run(Program(optimizers=(Optimizer(attached=attached),), incidents=(incident,)))
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_batch_that_failed_is_not_in_the_gradient(every: int, attached: bool) -> None:
+    failed = Incident(at=1, kind=Kind.QUARANTINE, place=Place.FETCHED)
+    run(Program(optimizers=(Optimizer(every=every, attached=attached),), incidents=(failed,)))
+
+
+def test_gradients_gathered_across_the_end_of_an_epoch() -> None:
+    run(Program(data=Data(epochs=3), optimizers=(Optimizer(every=3, attached=True),), flush=Flush.END))
+
+
+# Steps that count, and steps that do not ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_steps_at_rate_0_count(every: int) -> None:
+    optimizer = Optimizer(attached=True, every=every, closure="none", rate=0.0)
+    assert run(Program(optimizers=(optimizer,))).finished
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_does_not_count(fused: bool) -> None:
+    overflow = Incident(at=1, kind=Kind.OVERFLOW, place=Place.BACKWARD)
+    run(Program(optimizers=(Optimizer(attached=True, fused=fused),), scaler=True, incidents=(overflow,)))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_last_step_that_a_scaler_skips_ends_in_an_error_that_says_so(fused: bool) -> None:
+    overflow = Incident(at=3, kind=Kind.OVERFLOW, place=Place.BACKWARD)
+    job = run(
+        Program(optimizers=(Optimizer(attached=True, fused=fused),), scaler=True, incidents=(overflow,))
+    )
+    assert not job.finished
+    assert "GradScaler" in str(job.error)
+
+
+@pytest.mark.parametrize("counted_epochs", [False, True])
+def test_new_optimizers_each_epoch_in_place_of_the_old_ones(counted_epochs: bool) -> None:
+    program = Program(data=Data(epochs=3), optimizers=ATTACHED, renew="detach", counted_epochs=counted_epochs)
+    assert run(program).finished
+
+
+def test_optimizers_attached_beside_old_ones_that_never_step_again_end_or_fail() -> None:
+    run(Program(data=Data(epochs=3), optimizers=ATTACHED, renew="attach"))
+
+
+def test_an_optimizer_that_never_steps_ends_in_an_error() -> None:
+    job = run(Program(optimizers=(Optimizer(attached=True), Optimizer(attached=True, every=0))))
+    assert job.error is not None
+
+
+# Loops that are left ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Kind.BREAK, Kind.RAISE])
+def test_a_batch_trained_on_and_given_back_is_no_bare_proof(kind: Kind) -> None:
+    run(Program(incidents=(Incident(at=1, kind=kind),)))
+
+
+def test_islice_gives_its_last_batch_back_and_that_is_no_bare_proof() -> None:
+    run(Program(take=2))
+
+
+def test_passes_that_give_their_only_batch_back_end_in_an_error() -> None:
+    """`islice(loader, 1)` without an attached optimizer."""
+    assert run(Program(take=1)).error is not None
+
+
+def test_with_an_attached_optimizer_islice_loses_nothing() -> None:
+    assert run(Program(take=1, optimizers=ATTACHED)).finished
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_an_iterator_that_is_kept_alive_can_be_closed(attached: bool) -> None:
+    left = Incident(at=1, kind=Kind.RAISE, keep_iterator=True)
+    assert run(Program(optimizers=(Optimizer(attached=attached),), incidents=(left,))).finished
+
+
+# Tokens -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_token_in_mid_loop_is_the_instant_of_its_model(at: int, every: int) -> None:
+    save = Incident(at=at, kind=Kind.SAVE, place=Place.BACKWARD)
+    optimizers = (Optimizer(every=every, attached=True),)
+    run(Program(data=Data(epochs=2), optimizers=optimizers, incidents=(save,), resume=True))
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_job_goes_back_to_its_token_in_mid_loop(attached: bool) -> None:
+    incidents = (Incident(at=1, kind=Kind.SAVE), Incident(at=3, kind=Kind.RESTORE))
+    job = run(Program(optimizers=(Optimizer(attached=attached),), incidents=incidents))
+    assert job.finished
+
+
+def test_unreadable_records_are_in_nobodys_way() -> None:
+    job: Interpreter = run(
+        Program(data=Data(records=9, epochs=2, unreadable=(0, 3, 4)), optimizers=ATTACHED, loader=Loader())
+    )
+    assert job.finished
+
+
+# Wrappers that read ahead -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_wrapped_loop_that_is_left_at_its_last_batch_gives_that_back(attached: bool) -> None:
+    left = Incident(at=0, kind=Kind.BREAK, place=Place.FETCHED)
+    optimizers = (Optimizer(attached=attached),)
+    data = Data(records=2, epochs=2)
+    run(Program(data=data, optimizers=optimizers, weighed=False, lookahead=1, incidents=(left,)))
+
+
+def test_the_last_batch_of_a_wrapped_loop_that_failed_is_the_one_in_quarantine() -> None:
+    failed = Incident(at=1, kind=Kind.QUARANTINE, place=Place.FETCHED)
+    run(Program(data=Data(records=4), weighed=False, lookahead=1, incidents=(failed,)))
+
+
+def test_gradients_gathered_in_a_wrapped_loop_are_stepped_on_at_its_end() -> None:
+    optimizers = (Optimizer(every=3, attached=True),)
+    assert run(Program(data=Data(records=6), optimizers=optimizers, weighed=False, lookahead=2)).finished

@@ -1,0 +1,43 @@
+"""Loops of synchronous ranks that once broke a promise, each by its smallest program."""
+
+from __future__ import annotations
+
+import pytest
+from loop_program import Data
+from rank_job import run
+from rank_program import Poison, Ranks
+
+UNEQUAL = Data(records=6, records_per_shard=2)
+
+
+@pytest.mark.parametrize("poison", [Poison.NAN, Poison.INF])
+def test_the_loss_of_a_batch_that_stands_in_poisons_nobody(poison: Poison) -> None:
+    run(Ranks(data=UNEQUAL, poison=poison))
+
+
+@pytest.mark.parametrize("every", [(1, 1), (1, 2), (2, 3)])
+def test_each_optimizer_scales_by_the_records_of_all_ranks_in_its_window(every: tuple[int, ...]) -> None:
+    run(Ranks(data=UNEQUAL, every=every))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_batch_in_hand_when_all_ranks_left_is_not_in_the_gradient(every: int) -> None:
+    run(Ranks(data=UNEQUAL, every=(every,), leave=1))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_batch_that_failed_on_one_rank_is_not_in_the_gradient(every: int) -> None:
+    run(Ranks(data=UNEQUAL, every=(every,), failed=((0, 1),)))
+
+
+@pytest.mark.parametrize("save", range(3))
+@pytest.mark.parametrize("heirs", [1, 3])
+def test_a_token_of_ranks_is_the_instant_of_their_model(save: int, heirs: int) -> None:
+    run(Ranks(data=UNEQUAL, every=(2,), save=save, heirs=heirs))
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("leave", [0, 1, 2, 3])
+def test_whatever_batch_all_ranks_left_at_comes_again(leave: int, attached: bool) -> None:
+    """The last one of an epoch too: the ranks have agreed by then that there is none after it."""
+    run(Ranks(data=Data(epochs=2), attached=attached, weighed=False, leave=leave))
