@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, MutableMapping
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -100,6 +100,7 @@ class Windows:
 
     def __init__(self) -> None:
         self._of: MutableMapping[nn.Parameter, Window] = WeakTensorKeyDictionary()
+        self._last: WeakKeyDictionary[torch.optim.Optimizer, Window] = WeakKeyDictionary()
         self._known: WeakSet[Window] = WeakSet()  # those of parameters
         self.clear()
 
@@ -127,13 +128,15 @@ class Windows:
 
     def know(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the parameters of an optimizer a window, unless they have one."""
-        parameters = parameters_of(optimizer)
-        if any(parameter in self._of for parameter in parameters[:1]):
-            return
-        window = Window(parameters) if self._scaled else self._fresh.copy_for(parameters)
-        self._set(window, [parameter for parameter in parameters if parameter not in self._of])
+        if optimizer not in self._last:
+            parameters = parameters_of(optimizer)
+            window = Window(parameters) if self._scaled else self._fresh.copy_for(parameters)
+            self._set(optimizer, window, [p for p in parameters if p not in self._of])
 
-    def _set(self, window: Window, parameters: Iterable[nn.Parameter]) -> None:
+    def _set(
+        self, optimizer: torch.optim.Optimizer, window: Window, parameters: Iterable[nn.Parameter]
+    ) -> None:
+        self._last[optimizer] = window
         self._known.add(window)
         for parameter in parameters:
             self._of[parameter] = window
@@ -152,18 +155,18 @@ class Windows:
         return [(window, list(parameters.values())) for window, parameters in found.values()]
 
     def _complete(self, optimizer: torch.optim.Optimizer) -> None:
-        """Parameters that an optimizer was given later belong to its window."""
-        parameters = parameters_of(optimizer)
-        new = [parameter for parameter in parameters if parameter not in self._of]
-        known = next((self._of[parameter] for parameter in parameters if parameter in self._of), None)
-        if known is None and self._lossy and any(parameter.grad is not None for parameter in parameters):
-            raise InvalidArgument(
-                f"the gradients of this {type(optimizer).__name__} are scaled for the first time, after "
-                f"others' have been: nothing says which batches are in them. Call service.attach(optimizer) "
-                f"before the first batch that it learns from"
-            )
-        window = self._fresh.copy_for(parameters) if known is None else known
-        self._set(window, new)
+        """Give every parameter of an optimizer a window: that of the optimizer where it has one."""
+        new = [parameter for parameter in parameters_of(optimizer) if parameter not in self._of]
+        window = self._last.get(optimizer)
+        if window is None:
+            if self._lossy and any(parameter.grad is not None for parameter in new):
+                raise InvalidArgument(
+                    f"the gradients of this {type(optimizer).__name__} are scaled for the first time, after "
+                    f"others' have been: nothing says which batches are in them. Call "
+                    f"service.attach(optimizer) before the first batch that it learns from"
+                )
+            window = self._fresh.copy_for(new)
+        self._set(optimizer, window, new)
 
     def scaled(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """The gradients of these optimizers were scaled: their next windows begin."""
@@ -172,7 +175,7 @@ class Windows:
         for optimizer in optimizers:
             parameters = [p for p in parameters_of(optimizer) if id(p) not in done]
             done |= {id(parameter) for parameter in parameters}
-            self._set(Window(parameters), parameters)
+            self._set(optimizer, Window(parameters), parameters)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
