@@ -49,6 +49,7 @@ class ElasticPasses:
         self._plain = plain
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: tuple[tuple[Slice, int, int], ...] = ()
+        self._asked = True  # for more than what was handed out
         self._stands_in = False  # the loop has a batch that holds no record of its own
         self._taken_out = 0
 
@@ -142,7 +143,7 @@ class ElasticPasses:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         if not self.is_open(number):
             return
-        finished = self._exhausted
+        finished = self._exhausted and self._asked  # synchronous ranks look ahead of the batch in hand
         try:
             self._leases.close_pass()
         finally:  # it may raise what sending an earlier report raised
@@ -204,12 +205,12 @@ class ElasticPasses:
             if handed:
                 self._steps.handed()
                 self._in_hand = self._book.slices(ticket)
-                self._stands_in = False
+                self._stands_in = self._asked = False
         return handed
 
     def stood_in(self) -> None:
         """The loop gets a batch that holds no record of its own."""
-        self._in_hand, self._stands_in = (), True
+        self._in_hand, self._stands_in, self._asked = (), True, False
 
     @property
     def taken_out(self) -> int:
@@ -233,6 +234,7 @@ class ElasticPasses:
 
     def batch_requested(self) -> None:
         """The loop asks for the next batch: without an optimizer it is done with those before."""
+        self._asked = True
         self._confirmer.moved_on()
         if not self._steps.attached:
             self._settle(self._steps.ahead)
