@@ -130,11 +130,11 @@ class ElasticPasses:
     def check_stuck(self) -> None:
         """Records that only this trainer can finish would make `while not service.finished` spin for ever."""
         if self._leases.is_open and self._leases.read_nothing and self._book:
-            slowest = ", ".join(self._steps.slowest) or "an attached optimizer"
+            slowest = ", ".join(self._steps.slowest) or "none is attached"
             raise AccountingError(
                 f"{self._book.batch_records} record(s) of {self._dataset!r} were handed out after the last "
-                f"step() of {slowest} and nothing else is left: step on them at the end of an epoch; call "
-                f"service.detach(optimizer) where another has taken its place; or call "
+                f"optimizer.step() ({slowest}) and nothing else is left: step on them at the end of an "
+                f"epoch; call service.detach(optimizer) where another has taken its place; or call "
                 f"service.report_batch_done() if they count as trained on, as after a step that a GradScaler "
                 f"may skip"
             )

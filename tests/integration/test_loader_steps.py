@@ -346,7 +346,7 @@ def test_an_optimizer_that_steps_no_more_is_named() -> None:
             run_epoch(dataset, new.step)
         with (
             pytest.warns(UserWarning, match="Adagrad"),
-            pytest.raises(AccountingError, match=r"78 record\(s\).*step\(\) of Adagrad.*service\.detach"),
+            pytest.raises(AccountingError, match=r"78 record\(s\).*step\(\) \(Adagrad\).*service\.detach"),
         ):
             take(iter(elastic(dataset)), 10)
         service.detach(old)
