@@ -5,6 +5,7 @@ The master decides when such a pass ends. It does not know what is in a batch, n
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -48,6 +49,9 @@ class ElasticPasses:
         self._plain = plain
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: tuple[tuple[Slice, int, int], ...] = ()
+        self._asked = True  # for more than what was handed out
+        self._stands_in = False  # the loop has a batch that holds no record of its own
+        self._taken_out = 0
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self._leases} exhausted={self._exhausted}>"
@@ -63,6 +67,7 @@ class ElasticPasses:
             )
         self._joining.plan()
         self._plain.finish()
+        self._tell_idle()
         with self._book.lock:
             self._steps.passed_on()
         self.batch_requested()
@@ -99,6 +104,18 @@ class ElasticPasses:
         self._exhausted = not more
         return more
 
+    def _tell_idle(self) -> None:
+        with self._book.lock:
+            idle = self._steps.take_idle()
+        if idle:
+            warnings.warn(
+                f"of the optimizers attached for {self._dataset!r}, {', '.join(idle)} did not step since the "
+                f"last pass began, though others did: batches wait for a step of each. Call "
+                f"service.detach(optimizer) where "
+                f"another has taken its place",
+                stacklevel=2,
+            )
+
     @property
     def is_over(self) -> bool:
         """Whether the master has said that the epoch is over."""
@@ -113,18 +130,20 @@ class ElasticPasses:
     def check_stuck(self) -> None:
         """Records that only this trainer can finish would make `while not service.finished` spin for ever."""
         if self._leases.is_open and self._leases.read_nothing and self._book:
+            slowest = ", ".join(self._steps.slowest) or "none is attached"
             raise AccountingError(
-                f"{self._book.batch_records} record(s) of {self._dataset!r} were handed out after the "
-                f"last optimizer.step() and nothing else is left: step on them at the end of an epoch, or "
-                f"call service.report_batch_done() if they count as trained on, as after a step that a "
-                f"GradScaler may skip"
+                f"{self._book.batch_records} record(s) of {self._dataset!r} were handed out after the last "
+                f"optimizer.step() ({slowest}) and nothing else is left: step on them at the end of an "
+                f"epoch; call service.detach(optimizer) where another has taken its place; or call "
+                f"service.report_batch_done() if they count as trained on, as after a step that a GradScaler "
+                f"may skip"
             )
 
     def close(self, number: int) -> None:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         if not self.is_open(number):
             return
-        finished = self._exhausted
+        finished = self._exhausted and self._asked  # synchronous ranks look ahead of the batch in hand
         try:
             self._leases.close_pass()
         finally:  # it may raise what sending an earlier report raised
@@ -134,6 +153,9 @@ class ElasticPasses:
     def _withdraw(self) -> None:
         with self._book.lock:
             in_hand = self._steps.in_hand if self._steps.attached else self._book.batches
+            if self._stands_in:  # those before it are not in hand any more
+                in_hand = min(in_hand, self._steps.ahead)
+            self._taken_out += bool(in_hand)
             self._reporter.note(give_backs=self._book.withdraw(in_hand))
             self._steps.withdrawn(in_hand)
         self._reporter.send()
@@ -183,11 +205,17 @@ class ElasticPasses:
             if handed:
                 self._steps.handed()
                 self._in_hand = self._book.slices(ticket)
+                self._stands_in = self._asked = False
         return handed
 
     def stood_in(self) -> None:
         """The loop gets a batch that holds no record of its own."""
-        self._in_hand = ()
+        self._in_hand, self._stands_in, self._asked = (), True, False
+
+    @property
+    def taken_out(self) -> int:
+        """How often the batch in hand was taken out of the loop's: it failed, or was given back."""
+        return self._taken_out
 
     def records_in_hand(self) -> Indices:
         """Name and number of each record of the batch that was handed out last."""
@@ -206,9 +234,28 @@ class ElasticPasses:
 
     def batch_requested(self) -> None:
         """The loop asks for the next batch: without an optimizer it is done with those before."""
+        self._asked = True
         self._confirmer.moved_on()
         if not self._steps.attached:
             self._settle(self._steps.ahead)
+
+    def attach(self, name: str) -> int:
+        """Another optimizer decides when a batch has been trained on; returns its number."""
+        with self._book.lock:
+            return self._steps.attach(name)
+
+    def detach(self, optimizer: int) -> None:
+        """An optimizer decides no more: what all others have stepped on is acknowledged."""
+        with self._book.lock:
+            self._steps.detach(optimizer)
+            keep = self._steps.keep
+        if self._steps.attached:
+            self._settle(keep)
+
+    def forget_optimizer(self, optimizer: int) -> None:
+        """An optimizer does not exist any more."""
+        with self._book.lock:
+            self._steps.gone(optimizer)
 
     def stepped(self, optimizer: int) -> None:
         """An attached optimizer stepped."""
@@ -246,9 +293,14 @@ class ElasticPasses:
         return completed
 
     def fail_batch(self, reason: str) -> None:
-        """The batch in hand could not be trained on: its records go to quarantine."""
+        """The batch in hand could not be trained on: its records go to quarantine. One that stands in has
+        none.
+        """
+        if self._stands_in:
+            return
         with self._book.lock:
             failures = self._book.fail_batch(reason, self._steps.ahead)
             self._steps.failed()
+            self._taken_out += 1
             self._reporter.note(failures=failures)
         self._reporter.send()

@@ -6,7 +6,7 @@ about batches, and does not know torch.
 
 from __future__ import annotations
 
-from edl_torch.client.peers import Peers, together
+from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.errors import InvalidArgument
 
 
@@ -45,12 +45,12 @@ class Lockstep:
         """The ranks have agreed on this."""
         self._finished = finished
 
-    def same_on_all(self, text: str, what: str) -> None:
+    def same_on_all(self, doing: Doing, text: str, what: str) -> None:
         """Raise InvalidArgument, on every rank that differs, unless `text` is the same on every rank."""
-        first = self.peers.share(text)
+        first = together(self.peers, doing, lambda: None, lambda: text)
 
         def compare() -> None:
             if text != first:
                 raise InvalidArgument(f"{what} of rank {self.peers.rank} differs from that of rank 0")
 
-        together(self.peers, compare, str)
+        together(self.peers, doing, compare, str)

@@ -6,52 +6,135 @@ port's; it does not know torch, nor what a batch is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import Any, Protocol, Self
 
 from edl_torch.errors import PeerFailed
 
+_AGAIN = "Start all ranks again from the last checkpoint, as torchrun does by itself"
+_NAMED = 8  # ranks in a message
+
+
+class Doing(IntEnum):
+    """What a rank is at when it votes. All ranks are at the same, or their program is wrong."""
+
+    STEP = 1
+    BEGIN = 2
+    END = 3
+    SCALE = 4
+    SAVE = 5
+    RESTORE = 6
+    SAVE_CHECKPOINT = 7
+    LOAD_CHECKPOINT = 8
+
+    @property
+    def words(self) -> str:
+        """As messages say it."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Doing.STEP: "asks for the next batch",
+    Doing.BEGIN: "begins a pass over the loader",
+    Doing.END: "is at the end of an epoch",
+    Doing.SCALE: "calls scale_gradients()",
+    Doing.SAVE: "calls state_dict()",
+    Doing.RESTORE: "calls load_state_dict()",
+    Doing.SAVE_CHECKPOINT: "calls save_checkpoint()",
+    Doing.LOAD_CHECKPOINT: "calls load_checkpoint()",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ballot:
-    """One rank's word, or the sum over all ranks. Every number is 0 or more.
-
-    Attributes:
-        batches: 1 for a rank that has a batch for the step.
-        records: the records of that batch.
-        bare: 1 for a rank that never had a batch, and so nothing to stand in for one.
-        failed: 1 for a rank that cannot go on.
-        verdict: what rank 0 knows of the master: 1 for yes. Other ranks leave it out.
-    """
+class _Numbers:
+    """What adds up over ranks. Every number is 0 or more."""
 
     batches: int = 0
-    records: int = 0
     bare: int = 0
     failed: int = 0
     verdict: int = 0
+    by_records: int = 0
+    by_count: int = 0
+    weight: float = 0.0
 
-    @property
-    def numbers(self) -> list[int]:
-        """The values in the order of the fields."""
-        return [getattr(self, field.name) for field in fields(self)]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot(_Numbers):
+    """One rank's word.
+
+    Attributes:
+        doing: what this rank is at.
+        batches: 1 for a rank that has a batch for the step.
+        bare: 1 for a rank that never had a batch, and so nothing to stand in for one.
+        failed: 1 for a rank that cannot go on.
+        verdict: what rank 0 knows of the master: 1 for yes. Other ranks leave it out.
+        by_records, by_count: 1 for a rank whose gradients hold batches weighed by their records, or by counts
+            of the loop's own.
+        weight: the sum of those.
+    """
+
+    doing: Doing
+
+    def numbers(self, rank: int, size: int) -> list[float]:
+        """One number for each field that adds up, then one for each rank: 0 for all but this one."""
+        doing = [0.0] * size
+        doing[rank] = float(self.doing)
+        return [float(getattr(self, field.name)) for field in fields(_Numbers)] + doing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count(_Numbers):
+    """The sum of all ranks' ballots, and what each rank is at, in the order of the ranks."""
+
+    doing: tuple[Doing, ...]
 
     @classmethod
-    def of(cls, numbers: list[int]) -> Ballot:
-        """The reverse of `numbers`."""
-        return cls(**dict(zip((field.name for field in fields(cls)), numbers, strict=True)))
+    def of(cls, sums: Iterable[float]) -> Self:
+        """Of the sums of all ranks' `Ballot.numbers`."""
+        numbers = list(sums)
+        names = [field.name for field in fields(_Numbers)]
+        values: dict[str, Any] = dict(zip(names, map(int, numbers), strict=False))
+        values["weight"] = numbers[names.index("weight")]
+        return cls(doing=tuple(Doing(int(number)) for number in numbers[len(names) :]), **values)
+
+    def check(self) -> None:
+        """Raise PeerFailed, the same on every rank, unless all ranks are at the same and can go on."""
+        ranks: dict[Doing, list[int]] = {}
+        for rank, doing in enumerate(self.doing):
+            ranks.setdefault(doing, []).append(rank)
+        if len(ranks) > 1:
+            said = ", ".join(f"{_ranks(which)} {doing.words}" for doing, which in ranks.items())
+            raise PeerFailed(
+                f"the ranks of this job are not at the same point: {said}. All make the same calls and leave "
+                f"their loops at the same step; what one rank alone decides, all must hear of. {_AGAIN}"
+            )
+        if self.failed:
+            raise PeerFailed(
+                f"{self.failed} other rank(s) of this job cannot go on: their own errors say why. {_AGAIN}"
+            )
+
+
+def _ranks(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    named = ", ".join(map(str, numbers[:_NAMED]))
+    rest = len(numbers) - _NAMED
+    return f"each of ranks {named}{f' and {rest} more' if rest > 0 else ''}"
 
 
 class Vote(Protocol):
     """A vote under way."""
 
-    def wait(self) -> Ballot:
+    def wait(self) -> Count:
         """The sum of all ranks' ballots. Raises PeerFailed when a rank is gone."""
         ...
 
 
 class Peers(Protocol):
-    """All ranks that step together. Every rank makes the same calls in the same order."""
+    """All ranks that step together. Every rank makes the same calls in the same order; a vote tells when one
+    does not, so one comes before all else."""
 
     @property
     def rank(self) -> int:
@@ -76,33 +159,25 @@ class Peers(Protocol):
         ...
 
 
-def together(peers: Peers, prepare: Callable[[], object], ask: Callable[[], str]) -> str:
+def together(peers: Peers, doing: Doing, prepare: Callable[[], object], ask: Callable[[], str]) -> str:
     """Prepare on every rank, then ask on rank 0, and give every rank the answer.
 
     What goes wrong on one rank ends the call on all: that rank raises its own error, the others PeerFailed.
+    So do all where not every rank is doing this.
     """
-    _all_do(peers, prepare)
+    _all_do(peers, doing, prepare)
     answers: list[str] = []
-    _all_do(peers, lambda: answers.append(ask() if peers.rank == 0 else ""))
+    _all_do(peers, doing, lambda: answers.append(ask() if peers.rank == 0 else ""))
     return peers.share(answers[0])
 
 
-def _all_do(peers: Peers, act: Callable[[], object]) -> None:
+def _all_do(peers: Peers, doing: Doing, act: Callable[[], object]) -> None:
     error: Exception | None = None
     try:
         act()
     except Exception as exc:  # noqa: BLE001  the others must hear of it before it goes on
         error = exc
-    count = peers.vote(Ballot(failed=int(error is not None))).wait()
+    count = peers.vote(Ballot(doing=doing, failed=int(error is not None))).wait()
     if error is not None:
         raise error
-    check_peers(count)
-
-
-def check_peers(count: Ballot) -> None:
-    """Raise PeerFailed if a rank cannot go on."""
-    if count.failed:
-        raise PeerFailed(
-            f"{count.failed} other rank(s) of this job cannot go on: their own errors say why. Start all "
-            "ranks again from the last checkpoint, as torchrun does by itself"
-        )
+    count.check()

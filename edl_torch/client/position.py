@@ -16,7 +16,7 @@ from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.membership import Membership
-from edl_torch.client.peers import Peers, together
+from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.client.plain_pass import PlainPasses
 from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
@@ -85,7 +85,7 @@ class Position:
         def ask() -> str:
             return str(self.progress().epoch)
 
-        return int(together(lockstep.peers, lambda: lockstep.finished, ask))
+        return int(together(lockstep.peers, Doing.BEGIN, lambda: lockstep.finished, ask))
 
     def agree_on_end(self, lockstep: Lockstep) -> None:
         """All ranks learn whether the master has every record of every epoch accounted for."""
@@ -97,7 +97,7 @@ class Position:
             self._reporter.flush()
             self.check()
 
-        lockstep.agreed(finished=together(lockstep.peers, settle, ask) == "1")
+        lockstep.agreed(finished=together(lockstep.peers, Doing.END, settle, ask) == "1")
 
     # Of one history with the master -------------------------------------------------------------------------
 
@@ -143,11 +143,11 @@ class Position:
 
     def _snapshot_together(self, lockstep: Lockstep) -> str:
         if not lockstep.begun:  # as on every rank
-            beginning = together(lockstep.peers, lambda: None, self._beginning)
+            beginning = together(lockstep.peers, Doing.SAVE, lambda: None, self._beginning)
             if beginning:
                 self._description.told = True
                 return beginning
-        return together(lockstep.peers, self._settle, self._take_token)
+        return together(lockstep.peers, Doing.SAVE, self._settle, self._take_token)
 
     def _settled_token(self) -> str:
         self._settle()
@@ -216,10 +216,11 @@ class Position:
         self._lost = ""
 
     def _restore_together(self, lockstep: Lockstep, token: str | None) -> None:
-        lockstep.same_on_all(token or "", "the token")
+        lockstep.same_on_all(Doing.RESTORE, token or "", "the token")
         lineage = int(
             together(
                 lockstep.peers,
+                Doing.RESTORE,
                 lambda: self._prepare_restore(token),
                 lambda: str(self._take_back_to(token)),
             )

@@ -20,6 +20,7 @@ from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_is_reader
 from edl_torch.client.handle import DirectLink, Handle, LinkServer
 from edl_torch.client.leases import Mode
+from edl_torch.client.optimizers import Optimizers, SteppingOptimizer
 from edl_torch.client.port import MasterPort
 from edl_torch.client.session import Session
 from edl_torch.core.calls import DatasetStatus
@@ -28,14 +29,6 @@ from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
 
 log = logging.getLogger("edl_torch.client")
-
-
-class SteppingOptimizer(Protocol):
-    """What `attach` needs: torch.optim.Optimizer has it."""
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        """Call `hook(optimizer, args, kwargs)` after each step."""
-        ...
 
 
 class KeepsWorkers(Protocol):
@@ -122,7 +115,7 @@ class DataShardService:
         self._links: LinkServer | None = None
         self._raw = DirectLink(self._session)
         self._raw_open = False
-        self._hooks: list[Any] = []
+        self._optimizers = Optimizers(self._session.elastic)
         self._loaders: weakref.WeakSet[KeepsWorkers] = weakref.WeakSet()
         self._pid = os.getpid()
         self._closed = False
@@ -247,22 +240,29 @@ class DataShardService:
     def attach(self, optimizer: SteppingOptimizer) -> None:
         """Acknowledge the batches of an `ElasticDataLoader` after each `optimizer.step()`, not before.
 
-        With several optimizers a batch counts once each of them has stepped.
+        With several optimizers a batch counts once each of them has stepped. A step that a `GradScaler` skips
+        counts nothing, fused or not: the batch waits for the next step, as does one whose gradients
+        `zero_grad()` threw away. Attaching does not keep an optimizer alive, and attaching twice is attaching
+        once.
         """
-        register = getattr(optimizer, "register_step_post_hook", None)
-        if register is None:
-            raise InvalidArgument(
-                f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
-                f"leave it out"
-            )
-        number = self.session.steps.attach()
-        passes = self._session.elastic
+        self._check_open()
+        self._optimizers.attach(optimizer)
 
-        def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
-            if not _makes_state(optimizer, named):
-                passes.stepped(number)
+    def detach(self, optimizer: SteppingOptimizer) -> None:
+        """Let an attached optimizer decide no more, as when another takes its place.
 
-        self._hooks.append(register(stepped))
+        Batches that the others have stepped on are acknowledged. With none left, a batch counts again when
+        the next one is asked for; but where the last had batches to step on, these and later ones wait for a
+        step of an optimizer that is attached then, or for `report_batch_done()`. Raises InvalidArgument for
+        one that is not attached.
+        """
+        self._check_open()
+        self._optimizers.detach(optimizer)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The attached optimizers, for the loaders of this package."""
+        return self._optimizers.alive()
 
     # Checkpoints ----------------------------------------------------------------------------------------
 
@@ -339,8 +339,7 @@ class DataShardService:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
-        for hook in self._hooks:
-            hook.remove()
+        self._optimizers.close()
         try:
             self._session.close()
         finally:
@@ -378,16 +377,6 @@ def _choose_master(given: MasterPort | None, master_timeout_s: float | None, *, 
             f"proven from the log"
         )
     return master
-
-
-def _makes_state(optimizer: Any, named: Mapping[str, Any]) -> bool:
-    """Whether a step was one of `torch.distributed.checkpoint.state_dict`, which trains nothing.
-
-    It steps an optimizer that has neither state nor gradients, with rates of 0, to see what state it makes. A
-    step of the loop's own that looks the same is counted with the next one.
-    """
-    asked = "closure" in named and named["closure"] is None
-    return asked and not any(group.get("lr") for group in optimizer.param_groups)
 
 
 def _close_at_exit(service: weakref.ref[DataShardService]) -> None:

@@ -5,6 +5,8 @@ Counts only: batches read ahead by a wrapper, and batches that an attached optim
 
 from __future__ import annotations
 
+_NOBODY = -1  # in the place of optimizers of which the last was detached before it stepped
+
 
 class Steps:
     """`lookahead` is how many batches a wrapper asks for before it trains on the one in hand."""
@@ -13,10 +15,13 @@ class Steps:
         self._lookahead = lookahead
         self._ahead = 0  # newest batches that the wrapper may not have passed on yet
         self._since: dict[int, int] = {}  # optimizer -> newest batches that it has not stepped on
+        self._names: dict[int, str] = {}  # of optimizers, for messages
+        self._next = 0
+        self._idle: set[int] = set()  # optimizers that have not stepped since the pass began
 
     @property
     def attached(self) -> bool:
-        """Whether an optimizer decides when a batch has been trained on."""
+        """Whether a step decides when a batch has been trained on."""
         return bool(self._since)
 
     @property
@@ -34,11 +39,32 @@ class Steps:
         """Newest batches that the loop cannot have finished with when it ends now."""
         return self._ahead + (self.keep > self._ahead)
 
-    def attach(self) -> int:
-        """Another optimizer; returns its number. What was handed out before waits for no step of it."""
-        number = len(self._since)
-        self._since[number] = self._ahead
+    @property
+    def slowest(self) -> list[str]:
+        """Names of the optimizers that batches wait for longest."""
+        return [self._names[n] for n, since in self._since.items() if n in self._names and since == self.keep]
+
+    def attach(self, name: str = "optimizer") -> int:
+        """Another optimizer; returns its number. Batches that wait for a step wait for one of it too."""
+        number, self._next = self._next, self._next + 1
+        self._since[number] = self.keep
+        self._since.pop(_NOBODY, None)
+        self._names[number] = name
         return number
+
+    def detach(self, number: int) -> None:
+        """Optimizer `number` decides no more. What only the last one had not stepped on waits for a step of
+        one that is attached later, or for a report."""
+        since = self._since.pop(number)
+        del self._names[number]
+        self._idle.discard(number)
+        if not self._since and since > self._ahead:
+            self._since[_NOBODY] = since
+
+    def gone(self, number: int) -> None:
+        """Optimizer `number` does not exist any more. The last one decides on: nothing steps in its place."""
+        if len(self._since) > 1:
+            self.detach(number)
 
     def handed(self) -> None:
         """One more batch went to the loop."""
@@ -49,9 +75,11 @@ class Steps:
     def stepped(self, number: int) -> None:
         """Optimizer `number` stepped."""
         self._since[number] = min(self._ahead, self._since[number])
+        self._idle.discard(number)
 
     def reported(self) -> None:
         """The loop says that it is done with what it was passed."""
+        self._since.pop(_NOBODY, None)
         for number in self._since:
             self.stepped(number)
 
@@ -64,15 +92,28 @@ class Steps:
         self._ahead = max(0, self._ahead - batches)
         for number in self._since:
             self._since[number] = max(0, self._since[number] - batches)
+        self._forget_nobody()
 
     def failed(self) -> None:
         """The batch in hand went to quarantine: there is nothing to step on."""
         for number, since in self._since.items():
             self._since[number] = max(self._ahead, since - 1)
+        self._forget_nobody()
+
+    def _forget_nobody(self) -> None:
+        if self._since.get(_NOBODY) == self._ahead:
+            del self._since[_NOBODY]
 
     def passed_on(self) -> None:
         """The loop begins another pass: nothing is read ahead any more."""
         self._ahead = 0
+        self._idle = set(self._names)
+
+    def take_idle(self) -> list[str]:
+        """Names of optimizers that have not stepped since the last pass began, where others have."""
+        attached = self._names.keys()
+        idle, self._idle = self._idle & attached, set()
+        return [self._names[number] for number in sorted(idle)] if idle != attached else []
 
     def clear(self) -> None:
         """Another lineage: no batch is in flight."""

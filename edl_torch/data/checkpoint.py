@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from edl_torch.client.peers import together
+from edl_torch.client.peers import Doing, together
 from edl_torch.client.service import DataShardService
 from edl_torch.errors import CheckpointError, InvalidArgument
 
@@ -68,7 +68,7 @@ def save_checkpoint(
     _check_ranks(service)
     folder = Path(directory)
     last = service.session.checkpoints.get(str(folder))
-    partial = folder / _on_first(service, lambda: _prepare(folder, last))
+    partial = folder / _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _prepare(folder, last))
     name = partial.name.partition(".")[0]
     model_state, optimizer_state = get_state_dict(model, optimizer)
     try:
@@ -81,7 +81,7 @@ def save_checkpoint(
     except (OSError, CheckpointException) as exc:
         raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {_reasons(exc)}") from exc
     data = service.state_dict()
-    _on_first(service, lambda: _finish(partial, folder / name, data, keep))
+    _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _finish(partial, folder / name, data, keep))
     service.session.checkpoints[str(folder)] = name
     return folder / name
 
@@ -106,7 +106,7 @@ def load_checkpoint(
         service.session.position.look()  # first: whatever others restore from here on is seen
         return _newest(Path(directory))
 
-    name = _on_first(service, choose)
+    name = _on_first(service, Doing.LOAD_CHECKPOINT, choose)
     service.session.checkpoints[str(Path(directory))] = name
     if not name:
         service.load_state_dict(None)
@@ -142,10 +142,10 @@ def _reasons(error: OSError | CheckpointException | json.JSONDecodeError) -> str
     return "; ".join(f"{reason} (rank {', '.join(where)})" for reason, where in ranks.items())
 
 
-def _on_first(service: DataShardService, ask: Callable[[], str]) -> str:
+def _on_first(service: DataShardService, doing: Doing, ask: Callable[[], str]) -> str:
     """What rank 0 finds, on every rank."""
     lockstep = service.session.position.lockstep
-    return ask() if lockstep is None else together(lockstep.peers, lambda: None, ask)
+    return ask() if lockstep is None else together(lockstep.peers, doing, lambda: None, ask)
 
 
 def _check_ranks(service: DataShardService) -> None:

@@ -22,7 +22,7 @@ from edl_torch.data.dataset import Feed, ShardedDataset
 from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.process_group import ProcessGroupPeers
-from edl_torch.data.stand_in import StandIn, freeze_statistics
+from edl_torch.data.stand_in import StandIn, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import ConcurrentIteration, InvalidArgument
 from edl_torch.shard import Indices
@@ -54,7 +54,7 @@ class ElasticDataLoader(DataLoader[Any]):
     With `synchronous=True` all ranks of a `torch.distributed` job step together, for models whose gradients
     are reduced over them (DDP, FSDP): every rank gets the same number of batches. One that has none while
     others have gets a batch seen before to stand in, with `weight` 0. Every rank makes the loader, calls
-    `load_state_dict` and iterates at the same points. Backpropagate `loader.weigh(mean_loss)` and call
+    `load_state_dict` and iterates at the same points. Backpropagate `loader.weigh(loss)` and call
     `loader.scale_gradients(optimizer)` before each step: gradients are then those of the mean over all
     records of all ranks since the last step.
 
@@ -102,7 +102,12 @@ class ElasticDataLoader(DataLoader[Any]):
         self._peers = _peers_of(synchronous, process_group)
         self._ranks = 1 if self._peers is None else self._peers.size
         self._stand_in = StandIn()
-        self._weights = Weights(self._ranks)
+        self._statistics = Statistics()
+        self._weights = Weights(
+            self._peers,
+            attached=lambda: service.optimizers,
+            taken_out=lambda: service.session.elastic.taken_out,
+        )
         self._lineage = 0
         if self._peers is not None:
             service.session.position.synchronise(self._peers)
@@ -176,7 +181,9 @@ class ElasticDataLoader(DataLoader[Any]):
             self._weights.restart()
         if self._peers is None:
             return LoaderPass(self, session, whole_batch, self._weights, epoch)
-        return LockstepPass(self, session, whole_batch, self._weights, self._stand_in, epoch)
+        return LockstepPass(
+            *(self, session, whole_batch, self._weights, self._stand_in, self._statistics, epoch)
+        )
 
     def __len__(self) -> int:
         size = self.service.size
@@ -187,27 +194,49 @@ class ElasticDataLoader(DataLoader[Any]):
 
     @property
     def weight(self) -> int:
-        """Records in the batch in hand; 0 for one that stands in."""
+        """Records in the batch in hand; 0 for one that stands in, or that was reported as failed."""
         return self._weights.own
 
-    def weigh(self, mean_loss: torch.Tensor) -> torch.Tensor:
-        """What to backpropagate: a batch's mean loss as the sum over its records.
+    def weigh(self, loss: torch.Tensor, count: float | torch.Tensor | None = None) -> torch.Tensor:
+        """What to backpropagate: the batch's mean loss times its records, which is the sum over them.
 
-        Of a batch that stands in it is 0, whatever the loss was. Any shape; dtype and shape are kept.
+        Where the loss is a mean over something else, `count` is how much that is: what the loss was divided
+        by, as a number or a tensor of one (read at once: from an accelerator that waits for it). Tokens that
+        are not ignored, the class weights' sum, boxes. Give it always or never.
+
+        Of a batch that stands in or has failed, and where `count` is 0, it is 0 and gives every parameter a
+        gradient of exactly 0, whatever the loss was. Any shape; dtype and shape are kept. The batch counts
+        for `scale_gradients` when the result is backpropagated, once for each batch, before the next one is
+        asked for.
         """
-        return self._weights.weigh(mean_loss)
+        self._statistics.put_back()
+        return self._weights.weigh(loss, count)
 
-    def scale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients those of the mean over all records of all ranks since the last call.
+    def scale_gradients(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Make gradients the mean over all records (or `count`s) of all ranks that were weighed since the
+        last call.
 
-        Call it once before each `optimizer.step()`: before clipping, and with a `GradScaler` after
-        `unscale_(optimizer)`. Needs weighed losses and a wrapper that averages over the ranks, as DDP does.
+        Call it once before each `step()`, for the optimizers that step: before clipping, and with a
+        `GradScaler` after `unscale_(optimizer)`. Each optimizer has a window of its own: the batches
+        backpropagated since its gradients were last scaled, or since `zero_grad()` made them None. A second
+        call for a window does nothing; a parameter of two optimizers is scaled once. With several optimizers,
+        `service.attach` each before the loop: the first window of one that nobody knew of may be refused.
+
+        On synchronous ranks all call it at the same point. Needs weighed losses, and a wrapper that averages
+        over the ranks, as DDP does. Raises InvalidArgument where some batches were weighed with `count` and
+        others without.
         """
-        self._weights.scale([p for group in optimizer.param_groups for p in group["params"]])
+        self._statistics.put_back()
+        self._weights.scale(*optimizers)
 
     def freeze_statistics(self, model: torch.nn.Module) -> None:
-        """Let batches that stand in leave running statistics (batch norms) as they are."""
-        freeze_statistics(model, lambda: self._peers is not None and not self._weights.own)
+        """Let batches that stand in leave running statistics (batch norms) as they were.
+
+        They are put back by `weigh`, `scale_gradients` and the next batch; the model may be compiled. Call it
+        before the loop. Raises InvalidArgument for a model with SyncBatchNorm, which takes stand-ins into all
+        ranks' statistics.
+        """
+        self._statistics.watch(model)
 
     @property
     def _columnar(self) -> bool:

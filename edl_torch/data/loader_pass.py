@@ -94,8 +94,7 @@ class LoaderPass(Iterator[Any]):
                 self.close()
         if envelope is None:
             raise StopIteration
-        records = ticket_size(envelope.ticket)
-        self._weights.step(records, records)
+        self._weights.step(ticket_size(envelope.ticket))
         return envelope.batch
 
     def _end_early(self) -> NoReturn:

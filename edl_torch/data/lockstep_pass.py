@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from edl_torch.client.lockstep import Lockstep
-from edl_torch.client.peers import Ballot, Peers, Vote, check_peers, together
+from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.session import Session
 from edl_torch.client.tickets import Ticket, ticket_size
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.loader_pass import LoaderPass, Source
-from edl_torch.data.stand_in import StandIn
+from edl_torch.data.stand_in import StandIn, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 
@@ -24,7 +24,7 @@ PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not ove
 
 
 class LockstepPass(LoaderPass):
-    """The iterator. `stand_in` and `weights` are the loader's and outlive it."""
+    """The iterator. `stand_in`, `statistics` and `weights` are the loader's and outlive it."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class LockstepPass(LoaderPass):
         whole_batch: int | None,
         weights: Weights,
         stand_in: StandIn,
+        statistics: Statistics,
         epoch: int = NEW_PASS,
     ) -> None:
         lockstep = session.position.lockstep
@@ -41,6 +42,7 @@ class LockstepPass(LoaderPass):
         self._lockstep: Lockstep = lockstep
         self._peers: Peers = lockstep.peers
         self._stand_in = stand_in
+        self._statistics = statistics
         self._pulled: Envelope | None = None
         self._error: Exception | None = None
         self._vote: Vote | None = None
@@ -57,6 +59,7 @@ class LockstepPass(LoaderPass):
         if not self.going_on:
             self._end_early()
         going_on = False
+        self._statistics.let_go()
         try:
             self._passes.batch_requested()
             if self._vote is None:
@@ -84,8 +87,8 @@ class LockstepPass(LoaderPass):
         mine = self._pulled
         self._vote = self._peers.vote(
             Ballot(
+                doing=Doing.STEP,
                 batches=int(mine is not None),
-                records=0 if mine is None else ticket_size(mine.ticket),
                 bare=int(mine is None and not self._stand_in.made),
                 failed=int(self._error is not None),
                 verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._passes.is_over)),
@@ -99,13 +102,13 @@ class LockstepPass(LoaderPass):
     def _look(self, wait_s: float) -> Callable[[], bool]:
         return lambda: self._passes.look_for_more(wait_s)
 
-    def _agree(self) -> Ballot | None:
+    def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""
         while True:
             count = self._counted()
             if self._error is not None:
                 raise self._error
-            check_peers(count)
+            count.check()
             if count.batches:
                 return count
             if count.verdict:
@@ -114,7 +117,7 @@ class LockstepPass(LoaderPass):
             # All have told the master what they trained on, and none has a batch: rank 0 waits for its word.
             self._cast(PATIENCE_S if self._peers.rank == 0 else 0.0)
 
-    def _counted(self) -> Ballot:
+    def _counted(self) -> Count:
         vote, self._vote = self._vote, None
         if vote is None:
             raise InvalidArgument("no vote is under way")
@@ -122,10 +125,10 @@ class LockstepPass(LoaderPass):
 
     def _end(self) -> None:
         if not self._steps:
-            together(self._peers, self._passes.check_stuck, str)
+            together(self._peers, Doing.END, self._passes.check_stuck, str)
         self._session.position.agree_on_end(self._lockstep)
 
-    def _take(self, count: Ballot) -> Any:
+    def _take(self, count: Count) -> Any:
         """This rank's batch of the step, or what stands in for it."""
         mine = self._pulled
         if mine is not None:
@@ -134,9 +137,10 @@ class LockstepPass(LoaderPass):
             lent = self._peers.lend(None if mine is None else mine.batch)
             self._stand_in.keep(lent)
         self._steps += 1
-        self._weights.step(0 if mine is None else ticket_size(mine.ticket), count.records)
+        self._weights.step(0 if mine is None else ticket_size(mine.ticket))
         if mine is None:
             self._passes.stood_in()
+            self._statistics.keep()
             return self._stand_in.batch()
         if not self._passes.deliver(mine.ticket):
             raise StaleLease(
@@ -148,6 +152,7 @@ class LockstepPass(LoaderPass):
     def close(self) -> None:
         """End the pass. The vote under way is counted first: the other ranks have cast theirs."""
         vote, self._vote = self._vote, None
+        self._statistics.let_go()
         try:
             super().close()
         finally:

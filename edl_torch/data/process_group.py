@@ -6,7 +6,6 @@ Votes never wait behind the model's collectives, and need no accelerator. It mus
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
-from torch.serialization import default_restore_location
 
-from edl_torch.client.peers import Ballot
+from edl_torch.client.peers import Ballot, Count
 from edl_torch.data.fresh_names import fresh_name
+from edl_torch.data.lending import packed_batch, unpacked_batch
 from edl_torch.errors import InvalidArgument, PeerFailed
 from edl_torch.rpc.route import address_towards
 
@@ -52,8 +51,8 @@ class ProcessGroupPeers:
         return f"<ProcessGroupPeers rank={self.rank}/{self.size}>"
 
     def vote(self, ballot: Ballot) -> _Vote:
-        """Cast a ballot: one asynchronous all-reduce of five integers."""
-        numbers = torch.tensor(ballot.numbers, dtype=torch.int64)
+        """Cast a ballot: one asynchronous all-reduce of a few numbers, and one for each rank."""
+        numbers = torch.tensor(ballot.numbers(self.rank, self.size), dtype=torch.float64)
         with _peers_alive():
             return _Vote(numbers, self._gloo.allreduce([numbers]))
 
@@ -64,7 +63,8 @@ class ProcessGroupPeers:
     def lend(self, batch: Any) -> Any:
         """A batch of the lowest rank that gives one (None is none), on every rank, and on its accelerator.
 
-        It travels as a pickle between the ranks, as in torch's own collectives for objects.
+        It travels as `torch.load(weights_only=True)` takes it. Raises InvalidArgument, on every rank, for
+        what that does not: classes that nobody has declared to be safe.
         """
         lowest = torch.tensor([self.size if batch is None else self.rank], dtype=torch.int64)
         options = dist.AllreduceOptions()
@@ -72,7 +72,8 @@ class ProcessGroupPeers:
         with _peers_alive():
             self._gloo.allreduce([lowest], options).wait()
         source = int(lowest)
-        return _unpickled(self._broadcast(_pickled(batch) if source == self.rank else b"", source))
+        packed = packed_batch(batch) if source == self.rank else b""
+        return unpacked_batch(self._broadcast(packed, source))
 
     def _broadcast(self, data: bytes, source: int) -> bytes:
         options = dist.BroadcastOptions()
@@ -131,30 +132,15 @@ def _own_address(store: Store) -> str | None:
         return None
 
 
-def _pickled(batch: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(batch, file)
-    return file.getvalue()
-
-
-def _unpickled(batch: bytes) -> Any:
-    return torch.load(io.BytesIO(batch), map_location=_of_this_rank, weights_only=False)
-
-
-def _of_this_rank(storage: Any, location: str) -> Any:
-    """Where the lender's storage was on cuda:3, this rank's is on the cuda device that it has chosen."""
-    return default_restore_location(storage, location.partition(":")[0])  # type: ignore[no-untyped-call]
-
-
 class _Vote:
     def __init__(self, numbers: torch.Tensor, work: Any) -> None:
         self._numbers = numbers
         self._work = work
 
-    def wait(self) -> Ballot:
+    def wait(self) -> Count:
         with _peers_alive():
             self._work.wait()
-        return Ballot.of(self._numbers.tolist())
+        return Count.of(self._numbers.tolist())
 
 
 @contextmanager

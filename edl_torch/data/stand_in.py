@@ -1,18 +1,19 @@
 """A batch for a rank that has none, while others have: the step must be taken by all.
 
 It is a real batch seen before, so that every layer can compute it, and must leave no trace in the model:
-`Weights` masks its loss, `freeze_statistics` keeps running statistics as they are.
+`Weights` masks its loss, `Statistics` puts running statistics back.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from edl_torch.errors import InvalidArgument
 
 
 class StandIn:
@@ -37,37 +38,44 @@ class StandIn:
         return copy.deepcopy(self._batch)
 
 
-def freeze_statistics(model: nn.Module, when: Callable[[], bool]) -> list[Any]:
-    """Keep the running statistics of batch norms as they are in forward passes for which `when()` is true.
+class Statistics:
+    """Running statistics of batch norms, which a batch that stands in must not change.
 
-    Returns the handles of the hooks, to remove them.
+    They are put back after its forward passes, not kept from changing in them: hooks of modules do not run in
+    what `torch.compile` has made of them.
     """
-    handles = []
-    for module in model.modules():
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            frozen = _Frozen(when)
-            handles += [
-                module.register_forward_pre_hook(frozen.before),
-                module.register_forward_hook(frozen.after, always_call=True),
-            ]
-    return handles
 
+    def __init__(self) -> None:
+        self._norms: list[nn.Module] = []
+        self._kept: list[tuple[nn.Module, str, torch.Tensor]] = []
 
-class _Frozen:
-    """One module's statistics around a forward pass, on copies: autograd keeps what it worked on."""
+    def watch(self, model: nn.Module) -> None:
+        """Take those of `model` along. Raises InvalidArgument for layers that mix ranks."""
+        norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+        if any(isinstance(module, nn.SyncBatchNorm) for module in norms):
+            raise InvalidArgument(
+                "SyncBatchNorm takes batches that stand in for none into the statistics, and the gradients, "
+                "of all ranks: use BatchNorm, which keeps to its rank, or a norm without batches, such as "
+                "GroupNorm"
+            )
+        known = {id(module) for module in self._norms}
+        self._norms += [norm for norm in norms if norm.track_running_stats and id(norm) not in known]
 
-    def __init__(self, when: Callable[[], bool]) -> None:
-        self._when = when
-        self._kept: dict[str, torch.Tensor] = {}
+    def keep(self) -> None:
+        """A batch that stands in goes to the loop."""
+        self._kept = [
+            (norm, name, buffer.clone())
+            for norm in self._norms
+            for name, buffer in norm.named_buffers(recurse=False)
+        ]
 
-    def before(self, module: nn.Module, inputs: Any) -> None:
-        self._kept = {}
-        if self._when() and module.training:
-            self._kept = dict(module.named_buffers(recurse=False))
-            for name, buffer in self._kept.items():
-                setattr(module, name, buffer.clone())
+    def put_back(self) -> None:
+        """Its forward passes are over; there may be more of them."""
+        for norm, name, value in self._kept:
+            # Through `data`: a backward pass that is still to come does not need what is overwritten.
+            getattr(norm, name).data.copy_(value)
 
-    def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        for name, buffer in self._kept.items():
-            setattr(module, name, buffer)
-        self._kept = {}
+    def let_go(self) -> None:
+        """The batch is over."""
+        self.put_back()
+        self._kept = []

@@ -1,58 +1,177 @@
 """How much each batch counts, so that unequal ranks together give the mean over all their records.
 
-Losses that are weighed by their batches' records add up to the sum over all records of all ranks; gradients
-are then divided by how many those were. It does not know where the counts come from.
+A loss that is weighed by its denominator is a sum; sums of batches and ranks add up, and gradients are then
+divided by what all denominators add up to. It does not know where batches come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
+from edl_torch.client.peers import Ballot, Doing, Peers
+from edl_torch.data.masks import Masks
+from edl_torch.data.windows import Window, Windows
+from edl_torch.errors import InvalidArgument
+
 
 class Weights:
-    """The counts of the batch in hand, and of the steps since gradients were last scaled.
+    """The records of the batch in hand, and of those that are in the gradients.
 
-    `ranks` is how many ranks' gradients the model's wrapper averages.
+    `peers` are the ranks whose gradients the model's wrapper averages; None where one process trains alone.
+    `attached` gives the optimizers whose windows begin before they are first scaled, `taken_out` how often a
+    batch in hand was taken out of the loop's: it failed, or was given back.
     """
 
-    def __init__(self, ranks: int = 1) -> None:
-        self._ranks = ranks
+    def __init__(
+        self,
+        peers: Peers | None = None,
+        *,
+        attached: Callable[[], Iterable[torch.optim.Optimizer]] = tuple,
+        taken_out: Callable[[], int] = int,
+    ) -> None:
+        self._peers = peers
+        self._attached = attached
+        self._taken_out = taken_out
+        self._seen = taken_out()
+        self._windows = Windows()
+        self._batch = 0
         self._own = 0
-        self._window = 0
+        self._weighed = False
+        self._masks = Masks()
 
     def __repr__(self) -> str:
-        return f"<Weights own={self._own} window={self._window}>"
+        return f"<Weights own={self._own} batch={self._batch}>"
 
     @property
     def own(self) -> int:
-        """Records of the batch in hand; 0 for one that stands in."""
+        """Records of the batch in hand; 0 for one that stands in, or has failed."""
+        self._look()
         return self._own
 
-    def step(self, own: int, everywhere: int) -> None:
-        """A batch of `own` records goes to the loop, and `everywhere` to all ranks together."""
+    def step(self, own: int) -> None:
+        """A batch of `own` records goes to the loop."""
+        self._look()
+        self._masks.remove()
+        self._batch += 1
         self._own = own
-        self._window += everywhere
 
     def restart(self) -> None:
-        """Another pass, or another model: no gradient has been gathered."""
-        self._own = self._window = 0
+        """Another model, or the same one as it was: no gradient has been gathered."""
+        self._masks.remove()
+        self._seen, self._own = self._taken_out(), 0
+        self._windows.clear()
 
-    def weigh(self, mean_loss: torch.Tensor) -> torch.Tensor:
-        """The batch's mean loss as the sum over its records. Of one that stands in: 0, whatever it was.
+    def _look(self) -> None:
+        """The batch in hand may be none any more."""
+        if (taken_out := self._taken_out()) != self._seen:
+            self._seen, self._own = taken_out, 0
+            self._windows.discard(self._batch)
 
-        Shape and dtype are kept. `where`, not a product: 0 times NaN is NaN.
+    def weigh(self, loss: torch.Tensor, count: float | torch.Tensor | None = None) -> torch.Tensor:
+        """The batch's loss times its denominator: its records, or `count`. Shape and dtype are kept.
+
+        Where that is 0 it is 0, and so is every gradient that comes of it, whatever the loss was.
         """
-        if self._own:
-            return mean_loss * self._own
-        return torch.where(torch.zeros_like(mean_loss, dtype=torch.bool), mean_loss, 0.0)
+        self._look()
+        weight = float(self._own) if count is None else _checked(count)
+        self._weighed = True
+        if not self._own:
+            weight = 0.0
+        # `where`, not a product: 0 times NaN is NaN. On the way back it is so again, and leaves are masked.
+        weighed = (
+            loss * weight if weight else torch.where(torch.zeros_like(loss, dtype=torch.bool), loss, 0.0)
+        )
+        if weighed.requires_grad:
+            self._watch(weighed, weight, "records" if count is None else "count")
+        return weighed
 
-    def scale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Make means over ranks of weighed losses' gradients means over records, since the last time."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if self._window:
-            for gradient in gradients:
-                gradient.mul_(self._ranks / self._window)
-        self._window = 0
+    def _watch(self, weighed: torch.Tensor, weight: float, kind: str) -> None:
+        """The batch counts when its loss is backpropagated: not every loop does so with every loss."""
+        for optimizer in self._attached():
+            self._windows.know(optimizer)
+        batch, windows, masks = self._batch, self._windows, self._masks
+        if not weight:
+            masks.put(batch, weighed)
+
+        def begins(gradient: torch.Tensor) -> None:
+            backward = torch._C._current_graph_task_id()
+            if weight:
+                masks.unmasked(backward)
+            else:
+                masks.masked(batch, backward)
+            windows.add(batch, weight, kind, backward)
+
+        weighed.register_hook(begins)  # type: ignore[no-untyped-call]
+
+    def scale(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Make means over ranks of weighed losses' gradients the mean over all that was weighed.
+
+        Every rank calls it, with the same optimizers: they add up what they have weighed.
+        """
+        self._look()
+        if self._peers is None:
+            found = self._found(optimizers)
+            for window, parameters in found:
+                _check_kinds(len(window.kinds))
+                _multiply(parameters, 1, window.total)
+        else:
+            self._scale_together(self._peers, optimizers)
+        self._windows.scaled(optimizers)
+
+    def _found(
+        self, optimizers: tuple[torch.optim.Optimizer, ...]
+    ) -> list[tuple[Window, list[nn.Parameter]]]:
+        if self._own and not self._weighed:
+            raise InvalidArgument(
+                "scale_gradients() needs weighed losses: backpropagate loader.weigh(loss), not the loss "
+                "itself"
+            )
+        return self._windows.of(optimizers)
+
+    def _scale_together(self, peers: Peers, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+        try:
+            found = self._found(optimizers)
+        except InvalidArgument:
+            peers.vote(Ballot(doing=Doing.SCALE, failed=1)).wait()
+            raise
+        for window, parameters in found:
+            ballot = Ballot(
+                doing=Doing.SCALE,
+                by_records=int("records" in window.kinds),
+                by_count=int("count" in window.kinds),
+                weight=window.total,
+            )
+            count = peers.vote(ballot).wait()
+            count.check()
+            _check_kinds(bool(count.by_records) + bool(count.by_count))
+            _multiply(parameters, peers.size, count.weight)
+
+
+def _checked(count: float | torch.Tensor) -> float:
+    if isinstance(count, torch.Tensor) and count.numel() != 1:
+        raise InvalidArgument(
+            f"count is one number for the batch, not a tensor of shape {tuple(count.shape)}"
+        )
+    number = float(count)
+    if not 0 <= number < math.inf:
+        raise InvalidArgument(f"count is what the loss was divided by, 0 or more, not {number}")
+    return number
+
+
+def _check_kinds(kinds: int) -> None:
+    if kinds > 1:
+        raise InvalidArgument(
+            "some batches since the gradients were last scaled were weighed by their records, others by "
+            "weigh(loss, count=…): these are different means. Give a count always, or never"
+        )
+
+
+def _multiply(parameters: Iterable[nn.Parameter], ranks: int, total: float) -> None:
+    if total:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(ranks / total)

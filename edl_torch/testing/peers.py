@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from edl_torch.client.peers import Ballot, Vote
+from edl_torch.client.peers import Ballot, Count, Vote
 from edl_torch.errors import PeerFailed
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class ThreadPeers:
 
     def vote(self, ballot: Ballot) -> Vote:
         """Cast a ballot and go on."""
-        return _ThreadVote(self._put(ballot))
+        return _ThreadVote(self._put(ballot.numbers(self.rank, self.size)))
 
     def share(self, text: str) -> str:
         """Rank 0's text, on every rank."""
@@ -58,12 +58,11 @@ class ThreadPeers:
 
 
 class _ThreadVote:
-    def __init__(self, collect: Callable[[], list[Ballot]]) -> None:
+    def __init__(self, collect: Callable[[], list[list[float]]]) -> None:
         self._collect = collect
 
-    def wait(self) -> Ballot:
-        columns = zip(*(ballot.numbers for ballot in self._collect()), strict=True)
-        return Ballot.of([sum(column) for column in columns])
+    def wait(self) -> Count:
+        return Count.of(map(sum, zip(*self._collect(), strict=True)))
 
 
 class _Hall:

@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
 
 FEATURES = 5
+INITIAL_SCALE = 2.0**16  # of a GradScaler
 
 
 class VectorReader(AbstractDataReader):
@@ -61,13 +62,26 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss(model(x)[:, 0], y)
 
 
+def weighted_loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A mean that is not one over records, as of tokens or with class weights."""
+    return (shares_of(y) * (model(x)[:, 0] - y).square()).sum() / shares_of(y).sum()
+
+
+def shares_of(y: torch.Tensor) -> torch.Tensor:
+    return 0.3 + (y > 0) + y.abs()
+
+
 def full_gradients(model: nn.Module) -> list[torch.Tensor]:
     gradients = [parameter.grad for parameter in model.parameters()]
     return [g.full_tensor() if isinstance(g, DTensor) else g.clone() for g in gradients if g is not None]
 
 
 def worst_difference(
-    model: nn.Module, reader: VectorReader, records: list[int], found: list[torch.Tensor]
+    model: nn.Module,
+    reader: VectorReader,
+    records: list[int],
+    found: list[torch.Tensor],
+    loss_of: Callable[..., torch.Tensor],
 ) -> float:
     """How far `found` is from the gradients of the mean over `records`, relative to their norm."""
     rows = [reader.read_record("", index) for index in records]
@@ -94,15 +108,18 @@ def train(
     rank, device = dist.get_rank(), options.device
     reader = VectorReader(options.records)
     model = wrap(new_model().to(device), options.wrap, group)
+    if options.compile:
+        model.compile(backend="aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler(device, enabled=options.amp)
     service = DataShardService(
         3, reader=reader, dataset_name=f"size{size}", num_epochs=2, records_per_shard=7, shuffle_shards=True
     )
-    worst, steps, trained = 0.0, 0, list[int]()
+    worst, steps, poisoned, trained = 0.0, 0, 0, list[int]()
     window: list[int] = []
     compare = partial(update, model, optimizer, scaler, reader=reader, group=group)
-    compare = partial(compare, reference=new_model().to(device))
+    criterion = weighted_loss_of if options.count else loss_of
+    compare = partial(compare, reference=new_model().to(device), loss_of=criterion)
     with service:
         service.attach(optimizer)
         loader = ElasticDataLoader(
@@ -121,7 +138,12 @@ def train(
                 hold = nullcontext if closes or options.wrap != "ddp" else model.no_sync
                 x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
                 with hold():
-                    scaler.scale(loader.weigh(loss_of(model, x, y))).backward()
+                    loss = criterion(model, x, y)
+                    if options.poison and not loader.weight:
+                        loss = (loss - loss.detach()).sqrt()  # 0, with an infinite derivative
+                        poisoned += 1
+                    weighed = loader.weigh(loss, count=shares_of(y).sum() if options.count else None)
+                    scaler.scale(weighed).backward()
                 window += index.tolist() if loader.weight else []
                 trained += index.tolist() if loader.weight else []
                 if closes:
@@ -131,7 +153,8 @@ def train(
                 if options.wrap == "ddp":
                     reduce_by_hand(model, group)
                 worst = max(worst, compare(loader, window))
-    return {"rank": rank, "size": size, "worst": worst, "steps": steps, "trained": trained}
+    found = {"rank": rank, "size": size, "worst": worst, "steps": steps, "trained": trained}
+    return {**found, "poisoned": poisoned, "overflows": options.amp and scaler.get_scale() < INITIAL_SCALE}
 
 
 def reduce_by_hand(model: nn.Module, group: dist.ProcessGroup) -> None:
@@ -149,6 +172,7 @@ def update(
     window: list[int],
     *,
     reference: nn.Module,
+    loss_of: Callable[..., torch.Tensor],
     reader: VectorReader,
     group: dist.ProcessGroup,
 ) -> float:
@@ -158,7 +182,7 @@ def update(
     found = full_gradients(model)
     union: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(union, window, group=group)
-    worst = worst_difference(reference, reader, [n for part in union for n in part], found)
+    worst = worst_difference(reference, reader, [n for part in union for n in part], found, loss_of)
     scaler.step(optimizer)
     scaler.update()
     if scaler.is_enabled():
@@ -180,6 +204,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--slow_s", type=float, default=0.0)
     parser.add_argument("--wrap", choices=["ddp", "fsdp2"], default="ddp")
     parser.add_argument("--amp", action="store_true")
+    parser.add_argument("--count", action="store_true")
+    parser.add_argument("--poison", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--elsewhere", action="store_true")
     options = parser.parse_args(arguments)

@@ -98,7 +98,8 @@ def test_accumulation_across_the_end_of_an_epoch(every: int, num_workers: int, i
 def test_batches_never_stepped_on_are_an_error_and_not_an_endless_loop() -> None:
     fake = FakeMaster()
     with trainer(fake, {"a": 8}) as (service, dataset):
-        service.attach(optimizer())
+        sgd = optimizer()
+        service.attach(sgd)
         loader = elastic(dataset)
         assert len(take(iter(loader), 10)) == 2
         assert not service.finished
@@ -303,3 +304,229 @@ def test_a_last_step_that_a_scaler_skips_counts_where_the_loop_says_so(reported:
         else:
             with pytest.raises(AccountingError, match="GradScaler"):
                 train()
+
+
+# Optimizers that come and go ------------------------------------------------------------------------------
+
+
+def run_epoch(dataset: Any, step: Any) -> list[int]:
+    """One pass, with a step on each batch."""
+    seen = []
+    for batch in elastic(dataset):
+        seen += numbers(batch)
+        step()
+    return seen
+
+
+@pytest.mark.parametrize("detached", [True, False], ids=["detached", "let go"])
+def test_a_new_optimizer_in_each_epoch_counts_from_then_on(detached: bool) -> None:
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=3) as (service, dataset):
+        for epoch in range(3):
+            sgd = optimizer()
+            service.attach(sgd)
+            assert sorted(run_epoch(dataset, sgd.step)) == all_records()
+            assert sum(acknowledged(fake, service).values()) == 39 * (epoch + 1)
+            if detached:
+                service.detach(sgd)
+        assert service.finished
+    fake.outcomes["training"].check_complete(3)
+
+
+def test_an_optimizer_that_steps_no_more_is_named() -> None:
+    """It was replaced, but somebody still holds it."""
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=3) as (service, dataset):
+        old, new = torch.optim.Adagrad([torch.nn.Parameter(torch.zeros(1))]), optimizer()
+        service.attach(old)
+        run_epoch(dataset, old.step)
+        service.attach(new)
+        run_epoch(dataset, new.step)
+        with pytest.warns(UserWarning, match=r"Adagrad did not step.*service\.detach\(optimizer\)"):
+            run_epoch(dataset, new.step)
+        with (
+            pytest.warns(UserWarning, match="Adagrad"),
+            pytest.raises(AccountingError, match=r"78 record\(s\).*step\(\) \(Adagrad\).*service\.detach"),
+        ):
+            take(iter(elastic(dataset)), 10)
+        service.detach(old)
+        assert service.finished
+    fake.outcomes["training"].check_complete(3)
+
+
+def test_detaching_counts_what_the_others_have_stepped_on() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        one, two = optimizer(), optimizer()
+        service.attach(one)
+        service.attach(two)
+        loop = iter(elastic(dataset))
+        seen = take(loop, 1)
+        one.step()
+        seen += take(loop, 1)
+        assert not acknowledged(fake, service)
+        service.detach(two)
+        assert acknowledged(fake, service) == once(seen[0])
+
+
+def test_detaching_the_last_one_counts_nothing_that_it_did_not_step_on() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        old, new = optimizer(), optimizer()
+        service.attach(old)
+        loop = iter(elastic(dataset))
+        seen = take(loop, 2)
+        service.detach(old)
+        seen += take(loop, 1)
+        old.step()
+        assert not acknowledged(fake, service)
+        service.attach(new)
+        new.step()
+        assert acknowledged(fake, service) == once(flat(seen))
+
+
+def test_without_an_optimizer_left_batches_count_as_without_one() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        sgd = optimizer()
+        service.attach(sgd)
+        loop = iter(elastic(dataset))
+        seen = take(loop, 1)
+        sgd.step()
+        service.detach(sgd)
+        seen += take(loop, 2)
+        assert acknowledged(fake, service) == once(flat(seen[:2]))
+
+
+def test_an_optimizer_is_attached_once_and_detached_once() -> None:
+    with trainer(FakeMaster()) as (service, _):
+        sgd = optimizer()
+        service.attach(sgd)
+        service.attach(sgd)
+        service.detach(sgd)
+        with pytest.raises(InvalidArgument, match="not attached"):
+            service.detach(sgd)
+
+
+# Steps that train nothing, and steps that only look like it -----------------------------------------------
+
+
+def test_a_step_at_rate_zero_counts() -> None:
+    """As the last one of a cosine schedule, in loops that write `step(closure=None)`."""
+    fake = FakeMaster()
+    with trainer(fake, {"a": 8}) as (service, dataset):
+        sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+        service.attach(sgd)
+        run_epoch(dataset, lambda: sgd.step(closure=None))
+        assert service.finished
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_counts_nothing(fused: bool) -> None:
+    fake = FakeMaster()
+    weight = torch.nn.Parameter(torch.ones(1))
+    sgd = torch.optim.SGD([weight], lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu")
+    with trainer(fake) as (service, dataset):
+        service.attach(sgd)
+        loop = iter(elastic(dataset))
+        seen = []
+        for factor, told in ((1.0, 1), (torch.inf, 1), (1.0, 3)):
+            seen += take(loop, 1)
+            sgd.zero_grad()
+            scaler.scale((weight * factor).sum()).backward()
+            before = weight.item()
+            scaler.step(sgd)
+            scaler.update()
+            assert (weight.item() == before) == (factor == torch.inf)
+            assert acknowledged(fake, service) == once(flat(seen[:told]))
+
+
+# Gradients ------------------------------------------------------------------------------------------------
+
+
+def slope_of(loader: Any, batch: Any, weight: torch.nn.Parameter) -> None:
+    """Backpropagate the mean of the records' numbers times `weight`."""
+    loader.weigh((weight * batch.double()).mean()).backward()
+
+
+@pytest.mark.parametrize("zero", ["before", "after", "with zeros"])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("ends", ["break", "failure"])
+def test_a_batch_that_was_not_trained_on_is_not_in_the_mean(ends: str, trained: bool, zero: str) -> None:
+    fake = FakeMaster()
+    weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+    sgd = torch.optim.SGD([weight], lr=0.0)
+    with trainer(fake, max_bad_records=4) as (service, dataset):
+        service.attach(sgd)
+        loader = elastic(dataset)
+        for batch in loader:
+            if trained:
+                slope_of(loader, batch, weight)
+            if ends == "break":
+                break
+            service.report_batch_done(err_msg="NaN loss")
+            break
+        if zero == "after":
+            sgd.zero_grad()
+        for batch in loader:
+            if zero != "after":
+                sgd.zero_grad(set_to_none=zero == "before")
+            slope_of(loader, batch, weight)
+            loader.scale_gradients(sgd)
+            assert weight.grad is not None
+            assert float(weight.grad) == pytest.approx(batch.double().mean().item(), rel=1e-15)
+            sgd.step()
+            sgd.zero_grad()
+            zero = "after"
+        assert service.finished
+
+
+def test_a_failed_batch_has_no_weight() -> None:
+    with trainer(FakeMaster(), max_bad_records=4) as (service, dataset):
+        loader = elastic(dataset)
+        weight = torch.nn.Parameter(torch.ones(()))
+        for count, _ in enumerate(loader):
+            if count == 0:
+                assert loader.weight == 4
+                service.report_batch_done(err_msg="NaN loss")
+                assert loader.weight == 0
+                loader.weigh(weight * torch.nan).backward()
+                assert weight.grad == 0
+            else:
+                assert loader.weight > 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_tokens_that_are_ignored_are_not_in_the_mean(every: int) -> None:
+    """Batches hold unequal numbers of labels that count; the mean is over all of them."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 5).double()
+    x = torch.randn(39, 3).double()
+    labels = torch.randint(0, 5, (39,))
+    labels[torch.rand(39) < 0.6] = -100
+    of = {record: position for position, record in enumerate(all_records())}
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def loss_of(rows: list[int]) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(x[rows]), labels[rows])
+
+    window: list[int] = []
+    with trainer(FakeMaster()) as (service, dataset):
+        service.attach(sgd)
+        loader = elastic(dataset)
+        for count, batch in enumerate(loader, 1):
+            rows = [of[number] for number in numbers(batch)]
+            window += rows
+            loader.weigh(loss_of(rows), count=(labels[rows] != -100).sum()).backward()
+            if count % every == 0 or count == len(loader):
+                loader.scale_gradients(sgd)
+                found = model.weight.grad
+                wanted = torch.autograd.grad(loss_of(window), model.weight)[0]
+                assert found is not None
+                if wanted.isfinite().all():
+                    assert float((found - wanted).norm()) <= 1e-12 * float(wanted.norm())
+                sgd.step()
+                sgd.zero_grad()
+                window = []
+        assert service.finished

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from lockstep_kit import Failed, Rank, run_ranks
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.client.peers import Ballot
+from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
 from edl_torch.errors import BadRecord, InvalidArgument, PeerFailed, StaleLease
 from edl_torch.testing import FakeMaster, ThreadPeers, wait_until
 
@@ -264,6 +268,125 @@ def test_without_a_process_group_the_error_says_what_to_do() -> None:
             ElasticDataLoader(dataset, synchronous=True)
 
 
+# What one rank does alone --------------------------------------------------------------------------------
+
+
+def save(rank: Rank, folder: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    save_checkpoint(folder, model, torch.optim.SGD(model.parameters(), lr=0.1), rank.service)
+
+
+def load(rank: Rank, folder: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    load_checkpoint(folder, model, torch.optim.SGD(model.parameters(), lr=0.1), rank.service)
+
+
+def scale(rank: Rank, folder: Path) -> None:
+    weight = torch.nn.Parameter(torch.zeros(()))
+    rank.loader.weigh(weight * 1.0).backward()
+    rank.loader.scale_gradients(torch.optim.SGD([weight], lr=0.1))
+
+
+ALONE = {
+    "state_dict": (lambda rank, folder: rank.service.state_dict(), r"state_dict\(\)"),
+    "load_state_dict": (lambda rank, folder: rank.service.load_state_dict(None), r"load_state_dict\(\)"),
+    "save_checkpoint": (save, r"(state_dict|save_checkpoint)\(\)"),
+    "load_checkpoint": (load, r"load_checkpoint\(\)"),
+    "scale_gradients": (scale, r"scale_gradients\(\)"),
+    "break": (None, "begins a pass over the loader"),
+}
+
+
+@pytest.mark.parametrize("what", ALONE)
+def test_what_one_rank_does_alone_is_an_error_on_all_that_names_it(what: str, tmp_path: Path) -> None:
+    act, words = ALONE[what]
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        while not rank.service.finished:
+            for step, _ in enumerate(rank.one_pass()):
+                if rank.peers.rank == 1 and step == 1:
+                    if act is None:
+                        break
+                    act(rank, tmp_path)
+
+    began = time.monotonic()
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 3, work, UNEVEN)
+    assert time.monotonic() - began < 10  # of the 30 s that a vote may take
+    assert sorted(failed.value.errors) == [0, 1, 2]
+    for error in failed.value.errors.values():
+        assert isinstance(error, PeerFailed)
+        assert re.search(rf"each of ranks 0, 2 asks for the next batch, rank 1 (calls )?{words}", str(error))
+
+
+def test_a_rank_that_ends_an_epoch_alone_is_named() -> None:
+    """A service that one rank finds finished, in a loop of its own."""
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if rank.peers.rank == 1 and step == 1:
+                rank.service.session.position.agree_on_end(rank.service.session.position.lockstep)
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 2, work, UNEVEN)
+    for error in failed.value.errors.values():
+        assert "rank 0 asks for the next batch, rank 1 is at the end of an epoch" in str(error)
+
+
+def test_a_batch_that_one_rank_reports_as_failed_counts_on_none() -> None:
+    """Its record has no say in the gradients of the others, which are told how many are left."""
+    means: list[float] = []
+
+    def work(rank: Rank) -> None:
+        weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        rank.service.attach(optimizer)
+        rank.service.load_state_dict(None)
+        while not rank.service.finished:
+            for step, batch in enumerate(rank.one_pass()):
+                optimizer.zero_grad()
+                failed = rank.peers.rank == 1 and step == 1
+                if failed:
+                    rank.service.report_batch_done(err_msg="NaN loss")
+                mean = torch.tensor(torch.nan if failed else 2.5, dtype=torch.float64)
+                rank.loader.weigh(weight * mean).backward()
+                rank.loader.scale_gradients(optimizer)
+                assert weight.grad is not None
+                means.append(float(weight.grad))
+                optimizer.step()
+                if rank.loader.weight == 0:
+                    assert weight.grad == 0
+                assert len(batch) > 0
+
+    ranks = run_ranks(FakeMaster(), 2, work, {"a": 32}, max_bad_records=4)
+    (steps,) = same_steps(ranks)
+    assert sum(means) / 2 == pytest.approx(2.5 * steps, rel=1e-15)
+
+
+def test_what_ends_a_stand_in_leaves_the_batch_before_it_alone() -> None:
+    """That one is not in hand any more: its gradients wait for a step."""
+    fake = FakeMaster()
+
+    def work(rank: Rank) -> None:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.1)
+        rank.service.attach(optimizer)
+        rank.service.load_state_dict(None)
+        for _ in rank.one_pass():
+            if len(rank.seen.passes[0]) == 2:
+                if not rank.loader.weight:
+                    rank.service.report_batch_done(err_msg="the loss of a stand-in is no record's")
+                break
+        optimizer.step()
+        rank.service.state_dict()
+
+    ranks = run_ranks(fake, 2, work, {"a": 12}, records_per_shard=4, max_bad_records=4)
+    assert sum(rank.seen.stand_ins for rank in ranks) == 1
+    status = fake.dataset_status("training")
+    assert (status.acknowledged, status.quarantined) == (8, 0)
+
+
 # Breaks and checkpoints ---------------------------------------------------------------------------------
 
 
@@ -281,6 +404,23 @@ def test_all_ranks_may_break_at_one_step_and_go_on() -> None:
     ranks = run_ranks(fake, 3, work, UNEVEN)
     assert same_steps(ranks)[0] == 2
     assert trained(ranks) == each(1)
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_a_break_at_the_last_batch_gives_it_back_too() -> None:
+    """Ranks know that it is the last one while they are at it."""
+    fake = FakeMaster()
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for _ in rank.one_pass():
+            break
+        assert fake.dataset_status("training").acknowledged == 0
+        while not rank.service.finished:
+            list(rank.one_pass())
+
+    (rank,) = run_ranks(fake, 1, work, {"a": 4})
+    assert [len(batches) for batches in rank.seen.passes] == [1, 1]
     fake.outcomes["training"].check_complete(1)
 
 

@@ -67,5 +67,8 @@ def train(reader: Rows, optimizer: torch.optim.Optimizer) -> None:
         assert_type(service.state_dict(), dict[str, str])
         service.load_state_dict(service.state_dict())
         service.load_state_dict(None)
+        assert_type(loader.weigh(torch.ones(()), count=3), torch.Tensor)
+        loader.scale_gradients(optimizer, optimizer)
+        service.detach(optimizer)
         for batch in loader:
             assert_type(batch, Any)

@@ -84,3 +84,63 @@ def test_another_lineage_forgets_every_batch() -> None:
     steps.handed()
     steps.clear()
     assert (steps.keep, steps.ahead, steps.in_hand) == (0, 0, 0)
+
+
+def test_one_that_is_attached_takes_over_what_waits_for_a_step() -> None:
+    steps = Steps()
+    old = steps.attach()
+    steps.handed()
+    new = steps.attach()
+    steps.detach(old)
+    assert (steps.keep, steps.in_hand) == (1, 1)
+    steps.stepped(new)
+    assert (steps.keep, steps.in_hand) == (0, 0)
+
+
+def test_what_the_last_one_left_waits_for_a_later_one() -> None:
+    steps = Steps()
+    old = steps.attach()
+    steps.handed()
+    steps.detach(old)
+    steps.handed()
+    assert (steps.attached, steps.keep) == (True, 2)
+    steps.stepped(steps.attach())
+    assert steps.keep == 0
+
+
+def test_a_report_settles_what_the_last_one_left() -> None:
+    steps = Steps()
+    old = steps.attach()
+    steps.handed()
+    steps.detach(old)
+    steps.reported()
+    assert (steps.attached, steps.keep) == (False, 0)
+
+
+def test_with_none_left_and_nothing_waiting_no_step_decides() -> None:
+    steps = Steps()
+    only = steps.attach()
+    steps.handed()
+    steps.stepped(only)
+    steps.detach(only)
+    assert not steps.attached
+
+
+def test_the_last_one_decides_on_when_it_is_gone() -> None:
+    steps = Steps()
+    first = steps.attach()
+    steps.handed()
+    steps.gone(first)
+    assert (steps.attached, steps.keep) == (True, 1)
+
+
+def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
+    steps = Steps()
+    quick = steps.attach("quick")
+    steps.attach("idle")
+    steps.passed_on()
+    steps.handed()
+    steps.stepped(quick)
+    assert steps.take_idle() == ["idle"]
+    steps.passed_on()
+    assert steps.take_idle() == []

@@ -1,82 +1,414 @@
-"""Weighed losses and scaled gradients are those of the mean over all records."""
+"""Weighed losses and scaled gradients are those of the mean over all that was backpropagated."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, Optimizer
 
-from edl_torch.data.stand_in import StandIn, freeze_statistics
 from edl_torch.data.weights import Weights
+from edl_torch.errors import InvalidArgument, PeerFailed
+from edl_torch.testing import ThreadPeers
+
+
+def parameter() -> nn.Parameter:
+    return nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+
+def sgd(*parameters: nn.Parameter) -> Optimizer:
+    return SGD(list(parameters), lr=0.1)
+
+
+def backward(weights: Weights, slope: float, *parameters: nn.Parameter, count: Any = None) -> None:
+    """Backpropagate a mean loss whose gradient is `slope` for each parameter."""
+    weights.weigh(sum((slope * p for p in parameters), torch.zeros(())), count).backward()
+
+
+def train(weights: Weights, own: int, slope: float, *parameters: nn.Parameter, count: Any = None) -> None:
+    """One batch."""
+    weights.step(own)
+    backward(weights, slope, *parameters, count=count)
 
 
 def test_a_mean_loss_becomes_a_sum() -> None:
     weights = Weights()
-    weights.step(3, 3)
+    weights.step(3)
     assert weights.weigh(torch.tensor(2.0, dtype=torch.float64)) == 6.0
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1.0])
-def test_a_loss_of_a_stand_in_is_nothing_whatever_it_was(loss: float) -> None:
-    weights = Weights()
-    weights.step(0, 5)
-    value = torch.tensor(loss, requires_grad=True)
-    weighed = weights.weigh(value)
-    weighed.backward()
-    assert weighed == 0
-    assert value.grad == 0
-    assert weighed.dtype == value.dtype
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_gradients_are_means_over_the_records_of_the_window(ranks: int) -> None:
-    weights = Weights(ranks)
-    parameter = nn.Parameter(torch.ones(2))
-    unused = nn.Parameter(torch.ones(1))
-    parameter.grad = torch.tensor([6.0, 12.0])
-    weights.step(2, 8)
-    weights.step(0, 4)
-    weights.scale([parameter, unused])
-    assert torch.equal(parameter.grad, torch.tensor([6.0, 12.0]) * ranks / 12)
+def test_gradients_are_means_over_the_records_of_the_window() -> None:
+    weights, p, unused = Weights(), parameter(), parameter()
+    optimizer = sgd(p, unused)
+    train(weights, 2, 3.0, p)
+    train(weights, 6, 5.0, p)
+    weights.scale(optimizer)
+    assert p.grad == (2 * 3 + 6 * 5) / 8
     assert unused.grad is None
-    weights.step(1, 2)
-    weights.scale([parameter])
-    assert torch.equal(parameter.grad, torch.tensor([6.0, 12.0]) * ranks / 12 * ranks / 2)
+
+
+# Several optimizers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_each_of_two_optimizers_is_scaled(at_once: bool) -> None:
+    weights, p, q = Weights(), parameter(), parameter()
+    one, two = sgd(p), sgd(q)
+    for _ in range(2):
+        one.zero_grad()
+        two.zero_grad()
+        train(weights, 8, 4.5, p, q)
+        if at_once:
+            weights.scale(one, two)
+        else:
+            weights.scale(one)
+            weights.scale(two)
+        assert (p.grad, q.grad) == (4.5, 4.5)
+
+
+def test_optimizers_that_step_at_different_times_have_windows_of_their_own() -> None:
+    p, q = parameter(), parameter()
+    often, rarely = sgd(p), sgd(q)
+    weights = Weights(attached=lambda: [often, rarely])
+    for number, slope in enumerate((1.0, 2.0, 4.0), 1):
+        often.zero_grad()
+        train(weights, number, slope, p, q)
+        weights.scale(often)
+        assert p.grad == slope
+    weights.scale(rarely)
+    assert float(q.grad) == pytest.approx((1 * 1 + 2 * 2 + 3 * 4) / 6, rel=1e-15)
+
+
+def test_a_generator_that_learns_from_some_batches_only() -> None:
+    """The discriminator's losses do not reach it; it learns from every third batch."""
+    p, q = parameter(), parameter()
+    discriminator, generator = sgd(p), sgd(q)
+    weights = Weights(attached=lambda: [discriminator, generator])
+    for number in range(1, 7):
+        weights.step(number)
+        discriminator.zero_grad()
+        backward(weights, 2.0, p)
+        backward(weights, 4.0, p)  # of the same records: they count once
+        weights.scale(discriminator)
+        assert p.grad == 6.0
+        if number % 3 == 0:
+            generator.zero_grad()
+            backward(weights, 5.0, p, q)
+            weights.scale(generator)
+            assert q.grad == 5.0
+
+
+def test_a_parameter_of_two_optimizers_is_scaled_once() -> None:
+    weights, p, shared, q = Weights(), parameter(), parameter(), parameter()
+    one, two = sgd(p, shared), sgd(shared, q)
+    for _ in range(2):
+        for optimizer in (one, two):
+            optimizer.zero_grad()
+        train(weights, 4, 3.0, p, shared, q)
+        weights.scale(one)
+        weights.scale(two)
+        assert (p.grad, shared.grad, q.grad) == (3.0, 3.0, 3.0)
+
+
+def test_a_second_call_before_the_step_does_nothing() -> None:
+    weights, p = Weights(), parameter()
+    optimizer = sgd(p)
+    train(weights, 4, 3.0, p)
+    weights.scale(optimizer)
+    weights.scale(optimizer)
+    assert p.grad == 3.0
+
+
+def test_a_new_optimizer_of_the_same_parameters_goes_on_where_the_old_one_was() -> None:
+    weights, p = Weights(), parameter()
+    for epoch in range(3):
+        optimizer = sgd(p)
+        for own in (4, 2):
+            optimizer.zero_grad()
+            train(weights, own, epoch + 1.0, p)
+            weights.scale(optimizer)
+            assert p.grad == epoch + 1.0
+
+
+def test_parameters_that_an_optimizer_gets_later_belong_to_its_window() -> None:
+    weights, p, late = Weights(), parameter(), parameter()
+    optimizer = sgd(p)
+    for _ in range(3):
+        train(weights, 2, 1.0, p)
+        weights.scale(optimizer)
+        optimizer.zero_grad()
+    optimizer.add_param_group({"params": [late]})
+    train(weights, 4, 3.0, p, late)
+    weights.scale(optimizer)
+    assert (p.grad, late.grad) == (3.0, 3.0)
+
+
+def test_an_optimizer_that_nobody_knew_of_is_refused_where_its_window_is_not_known() -> None:
+    weights, p, q = Weights(), parameter(), parameter()
+    known, stranger = sgd(p), sgd(q)
+    for _ in range(2):
+        train(weights, 2, 1.0, p, q)
+        weights.scale(known)
+    with pytest.raises(InvalidArgument, match=r"SGD are scaled for the first time.*service\.attach"):
+        weights.scale(stranger)
+
+
+# What is not in the gradients ---------------------------------------------------------------------------
+
+
+def test_a_batch_that_was_not_backpropagated_does_not_count() -> None:
+    weights, p = Weights(), parameter()
+    optimizer = sgd(p)
+    weights.step(8)  # and the loop breaks, or skips it
+    weights.step(8)
+    weights.weigh(p * 2.0)  # looks at the loss, and skips it
+    train(weights, 8, 1.0, p)
+    weights.scale(optimizer)
+    assert p.grad == 1.0
+
+
+def test_a_batch_that_was_taken_out_does_not_count() -> None:
+    taken_out = 0
+    weights, p = Weights(taken_out=lambda: taken_out), parameter()
+    optimizer = sgd(p)
+    train(weights, 8, 7.0, p)
+    optimizer.zero_grad(set_to_none=False)
+    taken_out += 1
+    assert weights.own == 0
+    train(weights, 8, 1.0, p)
+    assert weights.own == 8
+    weights.scale(optimizer)
+    assert p.grad == 1.0
+
+
+def test_gradients_that_were_thrown_away_do_not_count() -> None:
+    p = parameter()
+    optimizer = sgd(p)
+    weights = Weights(attached=lambda: [optimizer])
+    train(weights, 8, 7.0, p)
+    optimizer.zero_grad()
+    train(weights, 2, 1.0, p)
+    train(weights, 2, 2.0, p)
+    weights.scale(optimizer)
+    assert p.grad == 1.5
+
+
+def test_a_parameter_that_a_batch_does_not_reach_counts_it_all_the_same() -> None:
+    """As an expert that no sample was sent to: the mean is over all of them."""
+    p, expert = parameter(), parameter()
+    optimizer = sgd(p, expert)
+    weights = Weights(attached=lambda: [optimizer])
+    train(weights, 6, 1.0, p)
+    train(weights, 2, 4.0, p, expert)
+    weights.scale(optimizer)
+    assert expert.grad == 1.0
+
+
+def test_losses_of_several_batches_may_be_backpropagated_at_once() -> None:
+    p = parameter()
+    optimizer = sgd(p)
+    weights = Weights(attached=lambda: [optimizer])
+    losses = []
+    for own, slope in ((2, 1.0), (6, 5.0)):
+        weights.step(own)
+        losses.append(weights.weigh(slope * p))
+    torch.stack(losses).sum().backward()
+    weights.scale(optimizer)
+    assert p.grad == 4.0
 
 
 def test_a_new_beginning_forgets_the_window() -> None:
-    weights = Weights()
-    weights.step(1, 100)
+    weights, p = Weights(), parameter()
+    train(weights, 100, 1.0, p)
+    p.grad = None
     weights.restart()
-    parameter = nn.Parameter(torch.ones(1))
-    parameter.grad = torch.ones(1)
-    weights.step(2, 2)
-    weights.scale([parameter])
-    assert parameter.grad == 0.5
+    train(weights, 2, 1.0, p)
+    weights.scale(sgd(p))
+    assert p.grad == 1.0
 
 
-def test_stand_ins_are_copies_of_the_first_batch() -> None:
-    stand_in = StandIn()
-    assert not stand_in.made
-    batch = {"x": torch.zeros(2), "names": ["a", "b"]}
-    stand_in.keep(batch)
-    stand_in.keep({"x": torch.ones(2)})
-    batch["x"] += 5  # the loop works in place
-    given = stand_in.batch()
-    assert torch.equal(given["x"], torch.zeros(2))
-    given["x"] += 1
-    assert torch.equal(stand_in.batch()["x"], torch.zeros(2))
+def test_losses_that_were_not_weighed_are_refused() -> None:
+    weights, p = Weights(), parameter()
+    weights.step(2)
+    p.backward()
+    with pytest.raises(InvalidArgument, match=r"loader\.weigh\(loss\)"):
+        weights.scale(sgd(p))
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_running_statistics_are_frozen_for_stand_ins_only(momentum: float | None) -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, momentum=momentum))
-    standing_in = True
-    freeze_statistics(model, lambda: standing_in)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model(torch.randn(8, 2)).sum().backward()
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    standing_in = False
-    model(torch.randn(8, 2))
-    assert not torch.equal(model.state_dict()["1.running_mean"], before["1.running_mean"])
-    assert model.state_dict()["1.num_batches_tracked"] == 1
+# A denominator of the loop's own ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [int, float, torch.tensor])
+def test_a_count_is_what_the_loss_was_divided_by(kind: Callable[[int], Any]) -> None:
+    weights, p = Weights(), parameter()
+    optimizer = sgd(p)
+    train(weights, 4, 10.0, p, count=kind(1))
+    train(weights, 4, 1.0, p, count=kind(3))
+    train(weights, 4, torch.nan, p, count=kind(0))  # every token was ignored: 0 / 0
+    weights.scale(optimizer)
+    assert p.grad == 13 / 4
+
+
+def test_counts_and_records_are_not_mixed() -> None:
+    weights, p = Weights(), parameter()
+    train(weights, 4, 1.0, p)
+    train(weights, 4, 1.0, p, count=3)
+    with pytest.raises(InvalidArgument, match="Give a count always, or never"):
+        weights.scale(sgd(p))
+
+
+def test_losses_of_one_batch_need_one_denominator() -> None:
+    weights, p = Weights(), parameter()
+    train(weights, 4, 1.0, p, count=3)
+    backward(weights, 1.0, p, count=5)
+    with pytest.raises(InvalidArgument, match="weighed by 3 and by 5"):
+        weights.scale(sgd(p))
+
+
+@pytest.mark.parametrize("count", [-1, torch.nan, torch.inf, torch.ones(2)])
+def test_a_count_that_is_none_is_refused(count: Any) -> None:
+    weights, p = Weights(), parameter()
+    weights.step(4)
+    with pytest.raises(InvalidArgument, match="count is"):
+        weights.weigh(p * 1.0, count)
+
+
+# Batches that stand in ----------------------------------------------------------------------------------
+
+
+def net(*, compiled: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).double()
+    return torch.compile(model, backend="aot_eager") if compiled else model
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        pytest.param(lambda y: (y - y).sqrt().mean(), id="infinite-derivative"),
+        pytest.param(lambda y: (y * torch.inf).mean(), id="infinite"),
+        pytest.param(lambda y: (y - torch.inf).log().mean(), id="nan"),
+        pytest.param(lambda y: y.mean(), id="finite"),
+    ],
+)
+def test_a_stand_in_gives_every_parameter_a_gradient_of_zero(
+    loss_of: Callable[[torch.Tensor], torch.Tensor], compiled: bool
+) -> None:
+    weights, model = Weights(), net(compiled=compiled)
+    scaler = torch.amp.GradScaler("cpu")
+    weights.step(0)
+    weighed = weights.weigh(loss_of(model(torch.ones(5, 3).double())))
+    scaler.scale(weighed).backward()
+    assert weighed == 0
+    assert weighed.dtype == torch.float64
+    gradients = [p.grad for p in model.parameters()]  # type: ignore[attr-defined]
+    assert len(gradients) == 4
+    for gradient in gradients:
+        assert gradient is not None
+        assert not gradient.any()
+
+
+def test_batches_before_and_after_a_stand_in_keep_their_gradients() -> None:
+    weights, p = Weights(), parameter()
+    train(weights, 2, 3.0, p)
+    train(weights, 0, torch.inf, p)
+    train(weights, 4, 6.0, p)
+    weights.scale(sgd(p))
+    assert p.grad == 5.0
+
+
+def test_other_losses_beside_a_stand_in_keep_their_gradients() -> None:
+    weights, p = Weights(), parameter()
+    train(weights, 0, torch.inf, p)
+    (2.0 * p).backward()
+    assert p.grad == 2.0
+
+
+def test_a_stand_in_is_not_backpropagated_together_with_another_batch() -> None:
+    weights, p = Weights(), parameter()
+    weights.step(2)
+    first = weights.weigh(2.0 * p)
+    weights.step(0)
+    with pytest.raises(InvalidArgument, match="before the next batch is asked for"):
+        (first + weights.weigh(p * torch.inf)).backward()
+
+
+# Several ranks ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_ranks() -> Callable[..., list[Any]]:
+    """Runs a function on each of two ranks; what they returned or raised."""
+
+    def run(work: Callable[[Weights, int], Any]) -> list[Any]:
+        found: list[Any] = [None, None]
+
+        def one(peers: ThreadPeers) -> None:
+            try:
+                found[peers.rank] = work(Weights(peers), peers.rank)
+            except Exception as exc:  # noqa: BLE001  the top of a thread
+                found[peers.rank] = exc
+            finally:
+                peers.leave()
+
+        threads = [threading.Thread(target=one, args=(peers,)) for peers in ThreadPeers.group(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return found
+
+    return run
+
+
+def test_what_a_rank_did_not_train_on_counts_on_none(on_ranks: Callable[..., list[Any]]) -> None:
+    def work(weights: Weights, rank: int) -> float:
+        p = parameter()
+        optimizer = sgd(p)
+        train(weights, 4 if rank else 0, 3.0, p)  # rank 0 has a stand-in
+        weights.step(8)
+        if not rank:
+            backward(weights, 5.0, p)  # rank 1 skips the batch
+        weights.scale(optimizer)
+        assert p.grad is not None
+        return float(p.grad)
+
+    found = on_ranks(work)
+    assert sum(found) / 2 == pytest.approx((4 * 3 + 8 * 5) / 12, rel=1e-15)
+
+
+def test_counts_add_up_over_ranks(on_ranks: Callable[..., list[Any]]) -> None:
+    def work(weights: Weights, rank: int) -> float:
+        p = parameter()
+        train(weights, 4, 3.0 + rank, p, count=0.5 + rank)
+        weights.scale(sgd(p))
+        assert p.grad is not None
+        return float(p.grad)
+
+    assert sum(on_ranks(work)) / 2 == pytest.approx((0.5 * 3 + 1.5 * 4) / 2, rel=1e-15)
+
+
+def test_counts_on_one_rank_and_records_on_another_are_refused_on_both(
+    on_ranks: Callable[..., list[Any]],
+) -> None:
+    def work(weights: Weights, rank: int) -> None:
+        p = parameter()
+        train(weights, 4, 3.0, p, count=7 if rank else None)
+        weights.scale(sgd(p))
+
+    assert [type(error) for error in on_ranks(work)] == [InvalidArgument] * 2
+
+
+def test_what_one_rank_refuses_ends_the_call_on_all(on_ranks: Callable[..., list[Any]]) -> None:
+    def work(weights: Weights, rank: int) -> None:
+        p = parameter()
+        train(weights, 4, 3.0, p, count=3)
+        backward(weights, 3.0, p, count=3 + rank)
+        weights.scale(sgd(p))
+
+    assert [type(error) for error in on_ranks(work)] == [PeerFailed, InvalidArgument]

@@ -1,0 +1,127 @@
+"""Optimizers whose steps decide when a batch has been trained on.
+
+It tells an optimizer's steps on batches from those on none, and holds no optimizer alive. It does not know
+torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+from edl_torch.client.elastic_pass import ElasticPasses
+from edl_torch.errors import InvalidArgument
+
+_CHECKPOINT = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
+
+
+class SteppingOptimizer(Protocol):
+    """What `attach` needs: torch.optim.Optimizer has it."""
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """Call `hook(optimizer, args, kwargs)` after each step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    optimizer: weakref.ref[Any]
+    hook: Any
+
+
+class Optimizers:
+    """The attached optimizers of one session. One that is not referenced elsewhere any more is detached."""
+
+    def __init__(self, passes: ElasticPasses) -> None:
+        self._passes = passes
+        self._attached: dict[int, _Attached] = {}
+
+    def __repr__(self) -> str:
+        return f"<Optimizers {[type(optimizer).__name__ for optimizer in self.alive()]}>"
+
+    def alive(self) -> list[Any]:
+        """Every attached optimizer that still exists."""
+        found = (attached.optimizer() for attached in self._attached.values())
+        return [optimizer for optimizer in found if optimizer is not None]
+
+    def attach(self, optimizer: SteppingOptimizer) -> None:
+        """Its steps decide from now on. Does nothing where they do already."""
+        register = getattr(optimizer, "register_step_post_hook", None)
+        if register is None:
+            raise InvalidArgument(
+                f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
+                f"leave it out"
+            )
+        if self._number_of(optimizer) is not None:
+            return
+        number = self._passes.attach(type(optimizer).__name__)
+
+        def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+            if not _makes_state(named) and not _is_skipped(optimizer):
+                self._let_go()
+                self._passes.stepped(number)
+
+        self._attached[number] = _Attached(weakref.ref(optimizer), register(stepped))
+        self._let_go()
+
+    def detach(self, optimizer: SteppingOptimizer) -> None:
+        """Its steps decide no more."""
+        number = self._number_of(optimizer)
+        if number is None:
+            raise InvalidArgument(
+                f"this {type(optimizer).__name__} is not attached: detach() takes an optimizer that was "
+                f"given to attach()"
+            )
+        self._attached.pop(number).hook.remove()
+        self._passes.detach(number)
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for attached in self._attached.values():
+            attached.hook.remove()
+        self._attached.clear()
+
+    def _number_of(self, optimizer: Any) -> int | None:
+        for number, attached in self._attached.items():
+            if attached.optimizer() is optimizer:
+                return number
+        return None
+
+    def _let_go(self) -> None:
+        """Detach what does not exist any more, but for the last: somebody's step has to decide."""
+        dead = [number for number, attached in self._attached.items() if attached.optimizer() is None]
+        for number in dead:
+            if len(self._attached) > 1:
+                del self._attached[number]
+                self._passes.forget_optimizer(number)
+
+
+def _makes_state(named: Mapping[str, Any]) -> bool:
+    """Whether a step is one of `torch.distributed.checkpoint.state_dict`, which trains nothing.
+
+    It steps an optimizer without state, at rates of 0, to see what state it makes, by `step(closure=None)`.
+    A loop's own step may look the same in all but its caller.
+    """
+    if "closure" not in named or named["closure"] is not None:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_skipped(optimizer: Any) -> bool:
+    """Whether a `GradScaler` found an overflow and let the optimizer skip the step, as fused ones do
+    themselves.
+
+    It leaves what it found with the optimizer for the time of the step. Where that is on an accelerator this
+    waits for it, as the scaler does for optimizers that are not fused.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)

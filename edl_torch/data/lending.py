@@ -1,0 +1,75 @@
+"""A batch as bytes that one rank lends to another; nothing in them is run.
+
+They are those of `torch.save`, read by `torch.load(weights_only=True)`: tensors, numpy arrays and plain
+Python values.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+from torch.serialization import (
+    default_restore_location,
+    get_unsafe_globals_in_checkpoint,
+    safe_globals,
+)
+
+from edl_torch.errors import InvalidArgument
+
+_BATCH, _REFUSED = b"b", b"r"
+_PLAIN: list[Any] = [
+    *(bytes, frozenset, range, slice),
+    np.ndarray,
+    np.dtype,
+    *(value.__reduce__()[0] for value in (np.zeros(1), np.float32(0))),  # what makes arrays and scalars
+    *{type(np.dtype(code)) for code in np.typecodes["All"]},
+]
+
+
+def packed_batch(batch: Any) -> bytes:
+    """The batch, or why it cannot be lent."""
+    file = io.BytesIO()
+    try:
+        torch.save(batch, file)
+        _loaded(file.getvalue(), "cpu")
+    except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as exc:
+        return _REFUSED + _reason(file, exc).encode()
+    return _BATCH + file.getvalue()
+
+
+def unpacked_batch(packed: bytes) -> Any:
+    """The batch, on the accelerator that this rank has chosen. Raises InvalidArgument for one that is not
+    lent.
+    """
+    if packed[:1] == _REFUSED:
+        raise InvalidArgument(packed[1:].decode())
+    return _loaded(packed[1:], _of_this_rank)
+
+
+def _reason(file: io.BytesIO, error: Exception) -> str:
+    file.seek(0)
+    try:
+        with safe_globals(_PLAIN):
+            unsafe = ", ".join(get_unsafe_globals_in_checkpoint(file))
+    except (RuntimeError, ValueError, pickle.UnpicklingError):  # it could not even be written
+        unsafe = ""
+    return (
+        f"a rank that never had a batch needs one of another rank's to stand in, and this loader's cannot be "
+        f"lent: they hold {unsafe or str(error).splitlines()[0]}. Tensors, numpy arrays, numbers, strings, "
+        f"bytes, None, and lists, tuples and dicts of them are lent, and classes that every rank gives to "
+        f"torch.serialization.add_safe_globals()"
+    )
+
+
+def _loaded(batch: bytes, where: Any) -> Any:
+    with safe_globals(_PLAIN):
+        return torch.load(io.BytesIO(batch), map_location=where, weights_only=True)
+
+
+def _of_this_rank(storage: Any, location: str) -> Any:
+    """Where the lender's storage was on cuda:3, this rank's is on the cuda device that it has chosen."""
+    return default_restore_location(storage, location.partition(":")[0])  # type: ignore[no-untyped-call]

@@ -1,0 +1,51 @@
+"""A batch that stands in is a copy, and leaves running statistics as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from edl_torch.data.stand_in import StandIn, Statistics
+from edl_torch.errors import InvalidArgument
+
+
+def test_stand_ins_are_copies_of_the_first_batch() -> None:
+    stand_in = StandIn()
+    assert not stand_in.made
+    batch = {"x": torch.zeros(2), "names": ["a", "b"]}
+    stand_in.keep(batch)
+    stand_in.keep({"x": torch.ones(2)})
+    batch["x"] += 5  # the loop works in place
+    given = stand_in.batch()
+    assert torch.equal(given["x"], torch.zeros(2))
+    given["x"] += 1
+    assert torch.equal(stand_in.batch()["x"], torch.zeros(2))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_are_those_of_batches_that_count(momentum: float | None, compiled: bool) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, momentum=momentum))
+    called = torch.compile(model, backend="aot_eager") if compiled else model
+    called(torch.randn(8, 2)).sum().backward()  # compiled before it is watched
+    statistics = Statistics()
+    statistics.watch(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    statistics.keep()
+    loss = called(torch.full((8, 2), torch.nan)).sum()
+    statistics.put_back()
+    loss.backward()
+    called(torch.randn(8, 2))
+    statistics.let_go()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    called(torch.randn(8, 2))
+    statistics.let_go()
+    assert not torch.equal(model.state_dict()["1.running_mean"], before["1.running_mean"])
+    assert model.state_dict()["1.num_batches_tracked"] == 2
+
+
+def test_a_norm_that_mixes_ranks_is_refused() -> None:
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
+    with pytest.raises(InvalidArgument, match="SyncBatchNorm"):
+        Statistics().watch(model)
