@@ -78,7 +78,7 @@ def test_a_trainer_of_another_ledger_is_refused(
     with trainer(other, COUNTS) as (service, _):
         assert not service.finished
         # The thread that fetches leases may find it out first, and throw away what the model has learnt.
-        with pytest.raises(StaleLease, match="keeps ledger other, not fake|come again"):
+        with pytest.raises(StaleLease, match=r"keeps ledger other, not fake|come again"):
             ask(zombie[0])
 
 
