@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import sys
 import time
@@ -91,7 +92,9 @@ def worst_difference(
     model.zero_grad()
     loss_of(model, x, y).backward()
     wanted = [parameter.grad for parameter in model.parameters()]
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True) if b is not None)
+    pairs = [(a, b) for a, b in zip(found, wanted, strict=True) if b is not None]
+    differences = [float((a - b).norm() / b.norm()) for a, b in pairs]
+    return max(differences) if all(map(math.isfinite, differences)) else math.inf  # of NaN, max is blind
 
 
 def wrap(model: nn.Module, kind: str, group: dist.ProcessGroup) -> nn.Module:
