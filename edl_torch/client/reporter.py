@@ -116,17 +116,28 @@ class Reporter:
         """Send what was noted. Raises what sending an earlier report raised."""
         with self._changed:
             self._raise_error()
-            self._stalled = False
-            if not self._outbox:
-                return
-            if not self._port.in_process:
-                self._wake_thread()
-                return
-            taken = self._take()
+            taken = self._begin()
         self._send_here(taken)
         if self._error is not None:
             with self._changed:
                 self._raise_error()
+
+    def post(self) -> None:
+        """Send what was noted, for callers other than the training loop: what that raises is kept for `send`."""
+        with self._changed:
+            taken = self._begin()
+        self._send_here(taken)
+
+    def _begin(self) -> Taken | None:
+        """What the caller is to send, with a master in the same process; else the thread does. The lock is
+        held."""
+        self._stalled = False
+        if not self._outbox:
+            return None
+        if self._port.in_process:
+            return self._take()
+        self._wake_thread()
+        return None
 
     def _wake_thread(self) -> None:
         if self._thread is not None:

@@ -122,6 +122,7 @@ class Session:
             confirmer=self._confirmer,
             broken=self._broken,
             plain=plain,
+            threads=self._threads,
         )
         return plain, elastic
 
@@ -190,7 +191,7 @@ class Session:
     def _on_unwanted(self, grants: list[Grant]) -> None:
         with self.book.lock:
             self._reporter.note(give_backs=self.book.give_back_undrawn(grants))
-        self._reporter.send()
+        self._reporter.post()  # the caller may be a thread that listens: errors are the loop's to hear
 
     def _on_answer(self, answer: ReportAnswer) -> None:
         if answer.stale:
@@ -214,6 +215,7 @@ class Session:
 
     def _on_wanted(self, dataset: str) -> None:
         if dataset == self.description.name:
+            self.elastic.end_abandoned()
             self._leases.yield_to_others()
 
     # What reading processes ask ---------------------------------------------------------------------------
@@ -223,6 +225,7 @@ class Session:
         plan = self.plan()
         if mode is Mode.ELASTIC:
             return self._leases.pass_number, plan
+        self.elastic.end_abandoned()
         return self._plain.begin(stream, run), plan
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -245,7 +248,8 @@ class Session:
 
     def stream_broke(self, stream: str) -> None:
         """A reading process hung up. While its pass is open that means that it died."""
-        self._broken.broke(stream)
+        if not self.elastic.abandoned:  # else torch has ended its workers
+            self._broken.broke(stream)
 
     def broken_streams(self, timeout_s: float) -> dict[str, str]:
         """Reading processes of this pass that died, and what they were at; waits for the first to be seen."""

@@ -147,7 +147,9 @@ class ElasticDataLoader(DataLoader[Any]):
         if spec.num_epochs:
             epoch = min(epoch, spec.num_epochs - 1)
         while (running := self._running_epoch()) <= epoch:
-            yield from self._iterate(running)
+            # Not `yield from`: that closes the iterator where the garbage collector closes this generator.
+            for batch in self._iterate(running):  # noqa: UP028
+                yield batch
 
     def _running_epoch(self) -> int:
         position = self.service.session.position

@@ -147,9 +147,10 @@ class LoaderPass(Iterator[Any]):
             shut_down()
 
     def __del__(self) -> None:
-        # A forked child has a copy of this object, and no business with the trainer's pass.
+        # The garbage collector may run this at any allocation of any thread, whatever locks that one holds: no
+        # lock, no call. A forked child has a copy of this object, and no business with the trainer's pass.
         if not self._closed and self._pid == os.getpid():
-            self.close()
+            self._passes.abandon(self._number)
 
 
 def in_own_words(error: Exception) -> Exception | None:
