@@ -9,6 +9,7 @@ allocation, whatever is held.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -18,7 +19,8 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,7 +136,9 @@ class Watch:
         cycle = find_cycle(self.order)
         if cycle:
             found.append(f"the order of locks has a cycle: {' → '.join(cycle)}")
-            found += [f"{b} was taken under {a} here:\n{self._stacks[a, b]}" for a, b in zip(cycle, cycle[1:])]
+            found += [
+                f"{b} was taken under {a} here:\n{self._stacks[a, b]}" for a, b in zip(cycle, cycle[1:])
+            ]
         if found:
             raise LockOrderViolated("\n".join(dict.fromkeys(found)))
 
@@ -257,25 +261,28 @@ def _stack() -> str:
     frames = [
         frame
         for frame in traceback.extract_stack()
-        if frame.filename != __file__ and "/_pytest/" not in frame.filename and "/pluggy/" not in frame.filename
+        if frame.filename != __file__
+        and "/_pytest/" not in frame.filename
+        and "/pluggy/" not in frame.filename
     ]
     return "".join(traceback.format_list(frames[-14:]))
 
 
-def package_modules() -> list[types.ModuleType]:
-    """Every module of the package that knows `threading`, and can be imported here."""
-    modules = []
-    for found in pkgutil.walk_packages(edl_torch.__path__, "edl_torch."):
-        if not found.name.startswith(ROOMS):
-            continue
-        module = importlib.import_module(found.name)
-        if getattr(module, "threading", None) is threading:
-            modules.append(module)
-    return modules
+# A trainer's parts, and those of a master that lives in its process.
+PARTS = (
+    *("edl_torch.client.", "edl_torch.data.", "edl_torch.audit.log", "edl_torch.master."),
+    *("edl_torch.testing.clock", "edl_torch.testing.faults"),
+)
 
 
-# A trainer's rooms, and those of a master that lives in its process.
-ROOMS = ("edl_torch.client", "edl_torch.data", "edl_torch.audit.log", "edl_torch.master", "edl_torch.testing.")
+@functools.cache
+def package_modules() -> tuple[types.ModuleType, ...]:
+    """The modules of those parts that know `threading`."""
+    rooms = (f"{room.name}." for room in pkgutil.iter_modules(edl_torch.__path__, "edl_torch.") if room.ispkg)
+    paths = {room: [str(Path(edl_torch.__path__[0]) / room.split(".")[1])] for room in rooms}
+    found = (name for room, path in paths.items() for _, name, _ in pkgutil.iter_modules(path, room))
+    modules = (importlib.import_module(name) for name in found if name.startswith(PARTS))
+    return tuple(module for module in modules if getattr(module, "threading", None) is threading)
 
 
 @contextmanager
@@ -290,11 +297,17 @@ def checked_locks(*, collects: bool = False) -> Iterator[Watch]:
         stand_in = _Threading(watch)
         for module in package_modules():
             patch.setattr(module, "threading", stand_in)
-        gc.collect()
-        gc.freeze()
-        try:
+        with _old_objects_left_out() if collects else nullcontext():
             yield watch
-        finally:
-            watch.collects = False
-            gc.unfreeze()
+        watch.collects = False
     watch.check()
+
+
+@contextmanager
+def _old_objects_left_out() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

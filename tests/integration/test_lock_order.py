@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,8 +12,8 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from checked_locks import LockOrderViolated, Watch, checked_locks
-from loader_kit import NumberReader, elastic, take
+from checked_locks import CheckedLock, LockOrderViolated, Watch, checked_locks
+from loader_kit import NumberReader, acknowledged, elastic, flat, once, take, trainer
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, LocalMaster, MasterClient, ShardedDataset
@@ -21,7 +22,6 @@ from edl_torch.master.threaded import ThreadedMaster
 from edl_torch.testing import FakeMaster
 
 COUNTS = {"a": 40, "b": 30}
-JOIN_S = 60.0
 
 Connect: TypeAlias = Callable[[str], MasterPort]
 Masters: TypeAlias = Callable[[Path], AbstractContextManager[Connect]]
@@ -127,15 +127,12 @@ def plain_life(service: DataShardService, dataset: ShardedDataset, num_workers: 
 LIVES = [elastic_life, plain_life]
 
 
-def peer(master: MasterPort, folder: Path, stop: threading.Event) -> None:
-    """Another trainer of the same data: it asks for records that the first one holds."""
-    service, dataset = service_of(master, folder)
-    with service:
-        loader = elastic(dataset)
-        while not (stop.is_set() or service.finished):
-            for _ in loader:
-                if stop.is_set():
-                    break
+@pytest.fixture(autouse=True, scope="module")
+def warm() -> None:
+    """What is imported at first use is old when the first test's collections begin: those are quick then."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.sum().backward()
+    torch.optim.SGD([weight], lr=0.1).step()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -143,11 +140,178 @@ def peer(master: MasterPort, folder: Path, stop: threading.Event) -> None:
 @pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.__name__)
 @pytest.mark.filterwarnings("ignore:a pass over|a plain DataLoader:UserWarning")
 def test_locks_are_taken_in_one_order_with_the_collector_at_each(
-    master: Masters, life: Callable[..., None], num_workers: int, tmp_path: Path
+    master: Masters,
+    life: Callable[..., None],
+    num_workers: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # torch's own finaliser waits so long for a worker that waits for a lock which the collecting thread holds.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
     with checked_locks(collects=True) as watch, master(tmp_path / "state") as connect:
         service, dataset = service_of(connect("first"), tmp_path, max_bad_records=50)
         with service:
             life(service, dataset, num_workers)
     assert watch.acquisitions > 100
     assert {"Book.lock", "LeaseSource._changed", "AuditLog._lock"} <= watch.names
+
+
+def test_locks_are_taken_in_one_order_where_two_trainers_share_the_data(tmp_path: Path) -> None:
+    """One holds records, by an iterator that is collected, while the other one waits for them."""
+    for number, master in enumerate(MASTERS):
+        folder = tmp_path / str(number)
+        with checked_locks(collects=True), master(folder / "state") as connect:
+            first, dataset = service_of(connect("first"), folder)
+            second, others = service_of(connect("second"), folder)
+            with first, second:
+                leave_in_a_cycle(elastic(dataset), 1)
+                assert second.progress().epoch == 0
+                assert len(flat(take(iter(elastic(others)), 100))) == sum(COUNTS.values())
+
+
+def collected_under(name: str, folder: Path, *, in_process: bool) -> Watch:
+    """A life in which an iterator is collected where the lock is taken for the first time after two batches."""
+    master = FakeMaster()
+    with checked_locks() as watch:
+        service, dataset = service_of(master.connect(in_process=in_process), folder)
+        with service:
+            loader = elastic(dataset)
+            abandoned = [iter(loader)]
+            first, _ = take(abandoned[0], 2)
+
+            def collect(acquired: str, held: tuple[str, ...]) -> None:
+                if acquired == name and abandoned:
+                    with watch.as_finaliser():
+                        abandoned.clear()
+
+            watch.on_acquired = collect
+            service.progress()
+            service.state_dict()
+            service.report_batch_done()
+            service.progress()
+            collect(name, ())
+            assert service.record_count == 0
+            done = acknowledged(master, service)
+            assert set(once(first)) <= set(done)
+            rest = flat(batch for _ in range(3) for batch in take(iter(loader), 100))
+            assert len(rest) + sum(done.values()) == 3 * sum(COUNTS.values())
+            assert service.finished
+    master.outcomes["training"].check_complete(3)
+    return watch
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_an_iterator_collected_under_any_lock_gives_its_records_back(
+    in_process: bool, tmp_path: Path
+) -> None:
+    found = collected_under("none", tmp_path / "none", in_process=in_process).names
+    assert len(found) > 5
+    for name in sorted(found):
+        collected_under(name, tmp_path / name, in_process=in_process)
+
+
+def test_a_collection_under_the_books_lock_does_not_wait_for_the_lease_thread() -> None:
+    """The schedule in which a finaliser that takes locks waits for ever."""
+    script = Path(__file__).with_name("collected_under_lock.py")
+    done = subprocess.run([sys.executable, script], timeout=120, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+# An iterator that is no more ----------------------------------------------------------------------------------
+
+
+def test_records_of_a_lost_iterator_go_to_a_trainer_that_waits_for_them() -> None:
+    """Though the one that held them asks for nothing."""
+    fake = FakeMaster()
+    with trainer(fake, {"a": 12}) as (first, dataset), trainer(fake, {"a": 12}) as (_, others):
+        iterator = iter(elastic(dataset))
+        take(iterator, 1)
+        del iterator
+        assert sorted(flat(take(iter(elastic(others)), 100))) == list(range(12))
+        assert first.session.book.records == 0
+
+
+def test_a_step_after_a_break_comes_too_late_for_the_batch_in_hand() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 12}) as (service, dataset):
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        service.attach(optimizer)
+        weight.sum().backward()
+        for _ in elastic(dataset):
+            break
+        optimizer.step()
+        assert not acknowledged(fake, service)
+        assert service.record_count == 0
+
+
+def test_a_generator_over_an_epoch_that_is_collected_takes_no_lock(tmp_path: Path) -> None:
+    with checked_locks() as watch:
+        service, dataset = service_of(FakeMaster(), tmp_path)
+        with service:
+            batches = [elastic(dataset).through(0)]
+            take(batches[0], 1)
+            with watch.as_finaliser():
+                batches.clear()
+            assert service.record_count == 0
+
+
+# What the checked locks see -----------------------------------------------------------------------------------
+
+
+def lock_of(watch: Watch, name: str, *, reentrant: bool = False) -> CheckedLock:
+    return CheckedLock(watch, name, reentrant=reentrant)
+
+
+def test_two_orders_are_a_fault_though_nobody_waits() -> None:
+    watch = Watch()
+    a, b, c = (lock_of(watch, name) for name in "abc")
+    for first, then in ((a, b), (b, c), (c, a)):
+        with first, then:
+            pass
+    with pytest.raises(LockOrderViolated, match="a → b → c → a"):
+        watch.check()
+
+
+def test_one_order_is_none() -> None:
+    watch = Watch()
+    a, b = lock_of(watch, "a", reentrant=True), lock_of(watch, "b")
+    with a, b, a:
+        pass
+    with a, b:
+        pass
+    watch.check()
+
+
+def test_a_lock_taken_twice_is_a_fault_where_it_would_wait_for_itself() -> None:
+    watch = Watch()
+    a = lock_of(watch, "a")
+    with pytest.raises(LockOrderViolated, match="a is taken again"), a, a:
+        pass
+
+
+def test_waiting_for_a_condition_with_another_lock_held_is_a_fault() -> None:
+    watch = Watch()
+    condition = threading.Condition(lock_of(watch, "a", reentrant=True))  # type: ignore[arg-type]
+    with lock_of(watch, "b"), condition:
+        condition.wait(0.001)
+    with pytest.raises(LockOrderViolated, match=r"a is awaited while the thread holds \('b',\)"):
+        watch.check()
+
+
+def test_a_lock_of_a_finaliser_is_a_fault() -> None:
+    watch = Watch(collects=True)
+    a = lock_of(watch, "a")
+
+    class Careless:
+        def __del__(self) -> None:
+            with a:
+                pass
+
+    cycle: list[object] = [Careless()]
+    cycle.append(cycle)
+    del cycle
+    with lock_of(watch, "b"):
+        pass
+    with pytest.raises(LockOrderViolated, match=r"a finaliser takes a while its thread holds \('b',\)"):
+        watch.check()
