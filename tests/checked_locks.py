@@ -20,6 +20,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ class LockOrderViolated(AssertionError):
 class Watch:
     """All checked locks of a test, and what was seen of them.
 
-    `collects` runs the garbage collector at each acquisition, with the lock held. `on_acquired` is called with
-    the lock's name and what the thread held before.
+    `collects` runs the garbage collector at each acquisition, with the lock held. `before_acquiring` and
+    `on_acquired` are called with the lock's name and the names of those that the thread held before.
     """
 
     def __init__(self, *, collects: bool = False) -> None:
@@ -136,9 +137,7 @@ class Watch:
         cycle = find_cycle(self.order)
         if cycle:
             found.append(f"the order of locks has a cycle: {' → '.join(cycle)}")
-            found += [
-                f"{b} was taken under {a} here:\n{self._stacks[a, b]}" for a, b in zip(cycle, cycle[1:])
-            ]
+            found += [f"{b} was taken under {a} here:\n{self._stacks[a, b]}" for a, b in pairwise(cycle)]
         if found:
             raise LockOrderViolated("\n".join(dict.fromkeys(found)))
 
@@ -149,7 +148,7 @@ def names(locks: list[CheckedLock]) -> tuple[str, ...]:
 
 
 def find_cycle(pairs: set[tuple[str, str]]) -> list[str]:
-    """A way from a lock back to itself, the first and the last item of the list; empty where there is none."""
+    """A way from a lock back to itself, first and last item of the list; empty where there is none."""
     after: dict[str, set[str]] = {}
     for first, then in pairs:
         after.setdefault(first, set()).add(then)
@@ -246,7 +245,7 @@ class _Threading(types.ModuleType):
 
 
 def _maker() -> str:
-    """The class and attribute that a lock is made for: the first frame outside of `threads.py` and this file."""
+    """The class and attribute that a lock is made for, outside of `threads.py` and this file."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename.endswith(("client/threads.py", __file__)):
         frame = frame.f_back  # type: ignore[assignment]
@@ -289,8 +288,8 @@ def package_modules() -> tuple[types.ModuleType, ...]:
 def checked_locks(*, collects: bool = False) -> Iterator[Watch]:
     """Locks that the package makes in the block are checked ones. Raises LockOrderViolated at its end.
 
-    Make in the block what makes locks: a service, its master. What was there before the block is not looked at
-    by the collections that `collects` asks for, so that they are quick.
+    Make in the block what makes locks: a service, its master. The collections that `collects` asks for leave
+    out what was there before the block, so that they are quick.
     """
     watch = Watch(collects=collects)
     with pytest.MonkeyPatch.context() as patch:

@@ -123,7 +123,7 @@ class Reporter:
                 self._raise_error()
 
     def post(self) -> None:
-        """Send what was noted, for callers other than the training loop: what it raises is kept for `send`."""
+        """Send what was noted, for callers other than the training loop: what it raises is kept."""
         with self._changed:
             taken = self._begin()
         self._send_here(taken)

@@ -1,18 +1,14 @@
 """A process in which the garbage collector runs at the worst moment: `python collected_under_lock.py`.
 
-The lease thread holds its source's condition and is about to take the book's lock. The training loop holds the
-book's lock, and there the collector finds an iterator that nobody uses any more. The process prints `done`; one
-that hangs shows all stacks after a while and ends with status 1.
+The lease thread holds its source's condition and is about to take the book's lock. The training loop holds
+the book's lock, and there the collector finds an iterator that nobody uses any more. The process prints
+`done`; one that hangs shows all stacks after a while and ends with status 1. Run it with `PYTHONPATH=tests`.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import sys
 import threading
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from checked_locks import Watch, checked_locks
 from loader_kit import acknowledged, elastic, numbers, once, trainer

@@ -1,7 +1,8 @@
-"""Whatever a trainer does, its locks are taken in one order, and the garbage collector may run at any time."""
+"""Whatever a trainer does, it takes its locks in one order, and the garbage collector may run at any time."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -146,7 +147,7 @@ def test_locks_are_taken_in_one_order_with_the_collector_at_each(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # torch's own finaliser waits so long for a worker that waits for a lock which the collecting thread holds.
+    # torch's own finaliser waits so long for a worker that waits for a lock of the thread that collects.
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
     with checked_locks(collects=True) as watch, master(tmp_path / "state") as connect:
         service, dataset = service_of(connect("first"), tmp_path, max_bad_records=50)
@@ -170,7 +171,7 @@ def test_locks_are_taken_in_one_order_where_two_trainers_share_the_data(tmp_path
 
 
 def collected_under(name: str, folder: Path, *, in_process: bool) -> Watch:
-    """A life in which an iterator is collected where the lock is taken for the first time after two batches."""
+    """A life in which an iterator is collected where the lock is taken first after two batches."""
     master = FakeMaster()
     with checked_locks() as watch:
         service, dataset = service_of(master.connect(in_process=in_process), folder)
@@ -213,11 +214,14 @@ def test_an_iterator_collected_under_any_lock_gives_its_records_back(
 def test_a_collection_under_the_books_lock_does_not_wait_for_the_lease_thread() -> None:
     """The schedule in which a finaliser that takes locks waits for ever."""
     script = Path(__file__).with_name("collected_under_lock.py")
-    done = subprocess.run([sys.executable, script], timeout=120, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(script.parent.parent)}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, timeout=120, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
-# An iterator that is no more ----------------------------------------------------------------------------------
+# An iterator that is no more --------------------------------------------------------------------------
 
 
 def test_records_of_a_lost_iterator_go_to_a_trainer_that_waits_for_them() -> None:
@@ -256,7 +260,7 @@ def test_a_generator_over_an_epoch_that_is_collected_takes_no_lock(tmp_path: Pat
             assert service.record_count == 0
 
 
-# What the checked locks see -----------------------------------------------------------------------------------
+# What the checked locks see ---------------------------------------------------------------------------
 
 
 def lock_of(watch: Watch, name: str, *, reentrant: bool = False) -> CheckedLock:

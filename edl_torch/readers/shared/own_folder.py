@@ -25,9 +25,9 @@ def own_folder(folder: Path) -> Path:
     """`folder`; or, where others could have put files there, a new one of this process, and a warning.
 
     A folder that has no folder above it to which everybody can write is taken as it is. Else it is made, with
-    permissions for its owner alone; one that is there is taken when it, what is in it and all above it belong to
-    this user or to root, nobody else can write to it or replace a folder above it, and no link leads there but
-    root's. The new one is removed when the process ends.
+    permissions for its owner alone. One that is there is taken when it, what is in it and all above it belong
+    to this user or to root, nobody else can write to it or replace a folder above it, and no link leads there
+    but root's. The new one is removed when the process ends.
     """
     folder = Path(os.path.abspath(folder))
     if not any(_mode(above) & stat.S_IWOTH for above in folder.parents):

@@ -72,7 +72,7 @@ def test_a_user_without_a_home_has_a_folder_all_the_same(
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder like `/tmp`, and a user without a home; processes' own folders have names of their own there."""
+    """The folder for temporary files, like `/tmp`, of a user without a home."""
 
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
