@@ -28,10 +28,10 @@ class Caller:
     """Calls to the master at `address`. `close()` ends those that wait; they raise ServiceClosed.
 
     `explain` gets some seconds, and raises where it is certain that the master will never let us in. It is
-    asked while no call was answered yet: a master that did answer, and ends connections, is only away. For the
-    same reason TLS that fails is an error at once before the first answer, and waited out after it. What
-    else answers at the address is always waited out: another program may have the port until the master is
-    back.
+    asked while no call was answered yet: a master that did answer, and ends connections, is only away. For
+    the same reason TLS that fails is an error at once before the first answer, and waited out after it.
+    Whatever else answers at the address is always waited out: another program may have the port until the
+    master is back.
     """
 
     def __init__(

@@ -303,7 +303,7 @@ class Reporter:
             self._sending = False
             if membership == self._membership:
                 self._stalled = True
-                self._request -= 1  # sent again it is the same report, maybe with more: the master may know it
+                self._request -= 1  # sent again it is the same report, maybe with more: it may be known
                 outbox.add_later(self._outbox)
                 self._outbox = outbox
                 self._error = error or self._error

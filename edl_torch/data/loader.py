@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.process_group import ProcessGroupPeers
 from edl_torch.data.stand_in import StandIn, freeze_statistics
 from edl_torch.data.weights import Weights
-from edl_torch.errors import ConcurrentIteration, InvalidArgument
+from edl_torch.errors import ConcurrentIteration, InvalidArgument, ServiceClosed
 from edl_torch.shard import Indices
 
 if TYPE_CHECKING:
@@ -217,10 +218,12 @@ class ElasticDataLoader(DataLoader[Any]):
         return self.batch_size is None and dataset.makes_batches
 
     def close(self) -> None:
-        """End an iteration that is under way: what the loop has not finished with goes back."""
+        """End an iteration that is under way, or was left: what the loop has not finished with goes back."""
         live = None if self._live is None else self._live()
         if live is not None:
             live.close()
+        with suppress(ServiceClosed):
+            self.service.session.elastic.end_abandoned()
 
     def end_workers(self) -> None:
         """End persistent workers; torch complains of those that are left when the program exits."""

@@ -65,6 +65,24 @@ def over_grpc(folder: Path) -> Iterator[Connect]:
 
 MASTERS = [embedded, fake, fake_remote, over_grpc]
 
+ORDER = [  # as docs/architecture.md has it; what is not here is below all of these
+    {"PlainPasses._beginning", "ElasticPasses._ending"},
+    {"Joining._joining"},
+    {"LeaseSource._changed"},
+    {"Book.lock"},
+]
+
+
+def level(name: str) -> int:
+    """How far down in the order a lock is."""
+    return next((number for number, names in enumerate(ORDER) if name in names), len(ORDER))
+
+
+def assert_downwards(watch: Watch) -> None:
+    """Each lock that was taken under another is below it, or both are where the order says nothing."""
+    clock = {("LocalMaster._changed", "FakeClock._lock")}
+    assert not [pair for pair in watch.order - clock if level(pair[0]) >= level(pair[1])]
+
 
 def leave_in_a_cycle(loader: Any, batches: int) -> None:
     """Take some batches, and leave the iterator to the garbage collector, in a cycle of references."""
@@ -155,6 +173,7 @@ def test_locks_are_taken_in_one_order_with_the_collector_at_each(
             life(service, dataset, num_workers)
     assert watch.acquisitions > 100
     assert {"Book.lock", "LeaseSource._changed", "AuditLog._lock"} <= watch.names
+    assert_downwards(watch)
 
 
 def test_locks_are_taken_in_one_order_where_two_trainers_share_the_data(tmp_path: Path) -> None:
@@ -233,6 +252,19 @@ def test_records_of_a_lost_iterator_go_to_a_trainer_that_waits_for_them() -> Non
         del iterator
         assert sorted(flat(take(iter(elastic(others)), 100))) == list(range(12))
         assert first.session.book.records == 0
+
+
+def test_a_loader_that_is_closed_after_a_break_gives_back_at_once() -> None:
+    with trainer(FakeMaster(), {"a": 12}) as (service, dataset):
+        loader = elastic(dataset)
+        for _ in loader:
+            break
+        assert service.session.book.records == 0
+        for _ in loader:
+            break
+        loader.close()
+        assert service._session.book.records == 0
+    loader.close()
 
 
 def test_a_step_after_a_break_comes_too_late_for_the_batch_in_hand() -> None:
