@@ -16,7 +16,7 @@ import grpc
 
 from edl_torch.client.attendance import backoff
 from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed
-from edl_torch.rpc.status import from_status
+from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status
 
 log = logging.getLogger("edl_torch.client")
 
@@ -28,7 +28,10 @@ class Caller:
     """Calls to the master at `address`. `close()` ends those that wait; they raise ServiceClosed.
 
     `explain` gets some seconds, and raises where it is certain that the master will never let us in. It is
-    asked while no call was answered yet: a master that did answer, and ends connections, is only away.
+    asked while no call was answered yet: a master that did answer, and ends connections, is only away. For
+    the same reason TLS that fails is an error at once before the first answer, and waited out after it.
+    Whatever else answers at the address is always waited out: another program may have the port until the
+    master is back.
     """
 
     def __init__(
@@ -41,30 +44,45 @@ class Caller:
         self._process = os.getpid()
         self._closing = threading.Event()
         self._explain = explain
+        self._answered = False
+        self._warned = False
 
     def call(
         self, rpc: Callable[..., Any], request: Any, *, wait_s: float = 0.0, attempt_s: float = ATTEMPT_S
     ) -> Any:
         """Repeat for `master_timeout_s`, with pauses of at most a second; then raise MasterUnavailable."""
         give_up_at = time.monotonic() + self.timeout_s
-        first: MasterUnavailable | None = None
+        first: EdlError | None = None
         pauses = backoff()
         while True:
             left_s = give_up_at - time.monotonic()
             timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(attempt_s, left_s))
             try:
                 answer = self.attempt(rpc, request, timeout_s, wait_for_ready=first is not None)
-                self._explain = None
+                self._answered, self._warned = True, False
                 return answer
-            except MasterUnavailable as error:
-                if first is None and self._explain is not None:
-                    self._explain(left_s)
+            except (MasterUnavailable, NoTrust) as error:
+                if not self._answered:
+                    self._explain_or_raise(error, left_s, first is None)
                 first = first or error
                 pause_s = next(pauses)
                 if time.monotonic() + pause_s >= give_up_at:
-                    raise self.unavailable(first) from error
-                log.debug("%s; trying again", error)
+                    raise self.unavailable(first, error) from error
+                self._tell(error)
             self.pause(pause_s)
+
+    def _explain_or_raise(self, error: EdlError, left_s: float, is_first: bool) -> None:
+        if isinstance(error, NoTrust):
+            raise error
+        if is_first and self._explain is not None:
+            self._explain(left_s)
+
+    def _tell(self, error: EdlError) -> None:
+        if isinstance(error, AnotherAnswers | NoTrust) and not self._warned:
+            self._warned = True
+            log.warning("%s; waiting for the master for up to %g s", error, self.timeout_s)
+        else:
+            log.debug("%s; trying again", error)
 
     def attempt(
         self, rpc: Callable[..., Any], request: Any, timeout_s: float, *, wait_for_ready: bool = False
@@ -109,11 +127,13 @@ class Caller:
                 "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
             )
 
-    def unavailable(self, first: MasterUnavailable) -> MasterUnavailable:
-        """What to raise in the end."""
+    def unavailable(self, first: EdlError, last: EdlError | None = None) -> MasterUnavailable:
+        """What to raise in the end, after these errors."""
+        other = isinstance(last, AnotherAnswers | NoTrust) and str(last) != str(first)
         return MasterUnavailable(
             f"no answer from the master at {self._address} within {self.timeout_s:g} s: "
             f"is it running, and is the address right? At first: {first}"
+            + (f". In the end: {last}" if other else "")
         )
 
     def close(self) -> None:

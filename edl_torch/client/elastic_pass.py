@@ -16,6 +16,7 @@ from edl_torch.client.plain_pass import PlainPasses
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
+from edl_torch.client.threads import Threads
 from edl_torch.client.tickets import Book, Ticket
 from edl_torch.core.calls import NEW_PASS, Acknowledgement
 from edl_torch.errors import AccountingError, ConcurrentIteration
@@ -37,6 +38,7 @@ class ElasticPasses:
         confirmer: Confirmer,
         broken: BrokenStreams,
         plain: PlainPasses,
+        threads: Threads,
     ) -> None:
         self._dataset = dataset
         self._book = book
@@ -52,6 +54,8 @@ class ElasticPasses:
         self._asked = True  # for more than what was handed out
         self._stands_in = False  # the loop has a batch that holds no record of its own
         self._taken_out = 0
+        self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
+        self._ending = threads.lock()
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self._leases} exhausted={self._exhausted}>"
@@ -60,6 +64,7 @@ class ElasticPasses:
 
     def open(self, epoch: int = NEW_PASS) -> int:
         """Begin a pass over `epoch`, or the one that runs; the master ends it. Returns its number."""
+        self.end_abandoned()
         if self._leases.is_open and self._leases.mode is Mode.ELASTIC:
             raise ConcurrentIteration(
                 f"dataset {self._dataset!r} is being iterated already: finish, break out of or "
@@ -141,14 +146,18 @@ class ElasticPasses:
 
     def close(self, number: int) -> None:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
+        if self._end(number):
+            self._reporter.send()
+
+    def _end(self, number: int) -> bool:
+        """Returns whether there is something to tell the master."""
         if not self.is_open(number):
-            return
+            return False
         finished = self._exhausted and self._asked  # synchronous ranks look ahead of the batch in hand
-        try:
-            self._leases.close_pass()
-        finally:  # it may raise what sending an earlier report raised
-            if not finished:
-                self._withdraw()
+        self._leases.close_pass()
+        if not finished:
+            self._withdraw()
+        return not finished
 
     def _withdraw(self) -> None:
         with self._book.lock:
@@ -158,7 +167,27 @@ class ElasticPasses:
             self._taken_out += bool(in_hand)
             self._reporter.note(give_backs=self._book.withdraw(in_hand))
             self._steps.withdrawn(in_hand)
-        self._reporter.send()
+
+    def abandon(self, number: int) -> None:
+        """Pass `number` has lost its iterator. For finalisers: takes no lock, makes no call, never raises;
+        `end_abandoned` acts on it."""
+        self._abandoned = number
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether a pass that lost its iterator has not been ended yet."""
+        return bool(self._abandoned)
+
+    def end_abandoned(self) -> None:
+        """End the pass that lost its iterator, if there is one, as `close` would. Never raises what a report
+        raised: the next one does. Called before anything else that the loop asks for, and for others who wait
+        for records."""
+        while number := self._abandoned:
+            with self._ending:  # another thread may be at it, and must have finished before the next pass
+                if self._end(number):
+                    self._reporter.post()
+                if self._abandoned == number:
+                    self._abandoned = 0
 
     # Batches ----------------------------------------------------------------------------------------------
 
@@ -259,6 +288,7 @@ class ElasticPasses:
 
     def stepped(self, optimizer: int) -> None:
         """An attached optimizer stepped."""
+        self.end_abandoned()
         self._confirmer.moved_on()
         with self._book.lock:
             if self._exhausted:

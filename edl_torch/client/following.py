@@ -18,6 +18,7 @@ from edl_torch.client.forks import ForkGuard
 from edl_torch.errors import EdlError
 from edl_torch.rpc.address import HostPort
 from edl_torch.rpc.credentials import Credentials
+from edl_torch.rpc.status import is_masters_own
 
 log = logging.getLogger("edl_torch.client")
 
@@ -131,7 +132,7 @@ class FollowingCall:
         try:
             answer = self._call(request, **options)
         except grpc.RpcError as error:
-            if error.trailing_metadata():  # the master's own refusal
+            if is_masters_own(error):
                 self._channel.trust()
             else:
                 self._channel.doubt()

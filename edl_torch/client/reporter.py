@@ -116,17 +116,28 @@ class Reporter:
         """Send what was noted. Raises what sending an earlier report raised."""
         with self._changed:
             self._raise_error()
-            self._stalled = False
-            if not self._outbox:
-                return
-            if not self._port.in_process:
-                self._wake_thread()
-                return
-            taken = self._take()
+            taken = self._begin()
         self._send_here(taken)
         if self._error is not None:
             with self._changed:
                 self._raise_error()
+
+    def post(self) -> None:
+        """Send what was noted, for callers other than the training loop: what it raises is kept."""
+        with self._changed:
+            taken = self._begin()
+        self._send_here(taken)
+
+    def _begin(self) -> Taken | None:
+        """What the caller is to send, with a master in the same process; else the thread does. The lock is
+        held."""
+        self._stalled = False
+        if not self._outbox:
+            return None
+        if self._port.in_process:
+            return self._take()
+        self._wake_thread()
+        return None
 
     def _wake_thread(self) -> None:
         if self._thread is not None:
@@ -211,7 +222,7 @@ class Reporter:
             error, settled = exc, not isinstance(exc, MasterUnavailable)
         finally:  # in the loop's own thread: Ctrl-C, or torch's word that a loader worker died
             if settled:
-                self._sent(noted, error)
+                self._sent(noted, membership, error)
             else:
                 self._keep(outbox, membership, error)
 
@@ -278,24 +289,24 @@ class Reporter:
         outbox, self._outbox = self._outbox, Outbox()
         return outbox, self._noted, self._membership
 
-    def _sent(self, noted: int, error: Exception | None) -> None:
+    def _sent(self, noted: int, membership: Membership, error: Exception | None) -> None:
         with self._changed:
             self._sending = False
             self._answered = max(noted, self._answered)
-            if error is not None:
-                self._error = error
+            if error is not None and membership == self._membership:
+                self._error = error  # of a member of before it is of no interest, as what was not sent
             if self._waiting or self._outbox:
                 self._changed.notify_all()
 
     def _keep(self, outbox: Outbox, membership: Membership, error: Exception | None) -> None:
         with self._changed:
             self._sending = False
-            self._stalled = True
-            self._request -= 1  # sent again it is the same report, maybe with more: the master may know it
             if membership == self._membership:
+                self._stalled = True
+                self._request -= 1  # sent again it is the same report, maybe with more: it may be known
                 outbox.add_later(self._outbox)
                 self._outbox = outbox
-            self._error = error or self._error
+                self._error = error or self._error
             self._changed.notify_all()
 
     def follow(self, membership: Membership) -> None:

@@ -141,13 +141,15 @@ class DataShardService:
 
     @property
     def session(self) -> Session:
-        """The session underneath, for the loaders of this package."""
+        """The session underneath, for the loaders of this package. A pass that lost its iterator is ended."""
         self._check_open()
+        self._session.elastic.end_abandoned()
         return self._session
 
     @property
     def record_count(self) -> int:
         """Records leased by this trainer and not yet acknowledged."""
+        self._session.elastic.end_abandoned()
         return self._session.book.records
 
     @property
@@ -193,7 +195,7 @@ class DataShardService:
         state = "closed" if self._closed else "open" if self._session.joined else "new"
         return (
             f"<DataShardService {self.dataset_name!r} {state} batch_size={self.batch_size} "
-            f"held={self.record_count} master={self._session.master!r}>"
+            f"held={self._session.book.records} master={self._session.master!r}>"
         )
 
     # Shards, for loops that read by themselves ---------------------------------------------------------

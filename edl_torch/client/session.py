@@ -124,6 +124,7 @@ class Session:
             confirmer=self._confirmer,
             broken=self._broken,
             plain=plain,
+            threads=self._threads,
         )
         return plain, elastic
 
@@ -192,7 +193,7 @@ class Session:
     def _on_unwanted(self, grants: list[Grant]) -> None:
         with self.book.lock:
             self._reporter.note(give_backs=self.book.give_back_undrawn(grants))
-        self._reporter.send()
+        self._reporter.post()  # the caller may be a thread that listens: errors are the loop's to hear
 
     def _on_answer(self, answer: ReportAnswer) -> None:
         if answer.stale:
@@ -216,6 +217,7 @@ class Session:
 
     def _on_wanted(self, dataset: str) -> None:
         if dataset == self.description.name:
+            self.elastic.end_abandoned()
             self._leases.yield_to_others()
 
     # What reading processes ask ---------------------------------------------------------------------------
@@ -231,6 +233,7 @@ class Session:
         plan = self.plan()
         if mode is Mode.ELASTIC:
             return self._leases.pass_number, plan
+        self.elastic.end_abandoned()
         return self._plain.begin(stream, run, deliveries), plan
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -254,7 +257,8 @@ class Session:
     def stream_broke(self, stream: str, run: str) -> None:
         """A reading process hung up without a word. While its pass is open that means that it died."""
         try:
-            self._broken.broke(stream)
+            if not self.elastic.abandoned:  # else torch has ended its workers
+                self._broken.broke(stream)
         finally:
             self._plain.worker_died(run)
 

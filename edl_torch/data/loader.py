@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.process_group import ProcessGroupPeers
 from edl_torch.data.stand_in import StandIn, Statistics
 from edl_torch.data.weights import Weights
-from edl_torch.errors import ConcurrentIteration, InvalidArgument
+from edl_torch.errors import ConcurrentIteration, InvalidArgument, ServiceClosed
 from edl_torch.shard import Indices
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ class ElasticDataLoader(DataLoader[Any]):
         if spec.num_epochs:
             epoch = min(epoch, spec.num_epochs - 1)
         while (running := self._running_epoch()) <= epoch:
-            yield from self._iterate(running)
+            # Not `yield from`: that closes the iterator where the garbage collector closes this generator.
+            for batch in self._iterate(running):  # noqa: UP028
+                yield batch
 
     def _running_epoch(self) -> int:
         position = self.service.session.position
@@ -244,10 +247,12 @@ class ElasticDataLoader(DataLoader[Any]):
         return self.batch_size is None and dataset.makes_batches
 
     def close(self) -> None:
-        """End an iteration that is under way: what the loop has not finished with goes back."""
+        """End an iteration that is under way, or was left: what the loop has not finished with goes back."""
         live = None if self._live is None else self._live()
         if live is not None:
             live.close()
+        with suppress(ServiceClosed):
+            self.service.session.elastic.end_abandoned()
 
     def end_workers(self) -> None:
         """End persistent workers; torch complains of those that are left when the program exits."""

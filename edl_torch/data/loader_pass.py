@@ -161,8 +161,10 @@ class LoaderPass(Iterator[Any]):
             shut_down()
 
     def __del__(self) -> None:
+        # The garbage collector may run this at any allocation of any thread, whatever locks that holds: it
+        # takes no lock and makes no call. A forked child has a copy, and no business with the trainer's pass.
         if not self._closed and self._is_ours:
-            self.close()
+            self._passes.abandon(self._number)
 
 
 def in_own_words(error: Exception) -> Exception | None:

@@ -68,6 +68,17 @@ _TOO_LARGE = "larger than max"
 # Without a class of ours: the master is away, or on its way out, and the same call may succeed later.
 _AWAY = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED})
 
+_NO_GRPC = ("Failed parsing HTTP/2", "http1.x server")  # what grpc says of a web server
+_FAILED_INSIDE = ("Unexpected <class", "Exception calling application")  # a bug of who knows the call
+
+
+class AnotherAnswers(MasterUnavailable):
+    """Something else than the master answers at its address, for as long as the master is away."""
+
+
+class NoTrust(errors.AccessDenied):
+    """TLS with whoever answers has failed."""
+
 
 def to_status(error: EdlError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Code, details and trailing metadata of an error."""
@@ -76,7 +87,10 @@ def to_status(error: EdlError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, s
 
 
 def from_status(error: grpc.RpcError, address: str) -> EdlError:
-    """The error that the master raised; else MasterUnavailable, or an EdlError with the foreign status."""
+    """The error that the master raised, MasterUnavailable where it is not there, NoTrust where TLS failed.
+
+    AnotherAnswers, a MasterUnavailable, where something else is there.
+    """
     code, details = error.code(), error.details() or ""
     cls = _BY_NAME.get(_error_name(error))
     if cls is not None:
@@ -84,17 +98,24 @@ def from_status(error: grpc.RpcError, address: str) -> EdlError:
     if code is _Code.UNAVAILABLE:
         for sign, meaning in _TLS.items():
             if sign in details:
-                return errors.AccessDenied(f"no connection to the master at {address}: {meaning}. {details}")
+                return NoTrust(f"no connection to the master at {address}: {meaning}. {details}")
     if code is _Code.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
         return errors.LimitExceeded(f"the call is too large for the master at {address}: {details}")
+    if code is _Code.UNAVAILABLE and any(sign in details for sign in _NO_GRPC):
+        return AnotherAnswers(f"what answers at {address} does not speak gRPC: {details}")
     if code in _AWAY:
         return MasterUnavailable(f"the master at {address} does not answer ({code.name}: {details})")
-    if code is _Code.UNIMPLEMENTED:
-        return EdlError(
-            f"{address} answers, but is no edl_torch master that knows this call: {details}. "
-            f"If it is ElasticDL's own master, give EDL_MASTER_PROTOCOL=elasticdl"
-        )
-    return EdlError(f"the master at {address} failed ({code.name}): {details}")
+    if is_masters_own(error) or details.startswith(_FAILED_INSIDE):
+        return EdlError(f"the master at {address} failed ({code.name}): {details}")
+    return AnotherAnswers(
+        f"what answers at {address} is no master that knows this call ({code.name}: {details}); if it is "
+        f"ElasticDL's own master, give EDL_MASTER_PROTOCOL=elasticdl"
+    )
+
+
+def is_masters_own(error: grpc.RpcError) -> bool:
+    """Whether it is a master of ours that has refused the call: it puts the class of each error beside it."""
+    return bool(_error_name(error))
 
 
 def _error_name(error: grpc.RpcError) -> str:

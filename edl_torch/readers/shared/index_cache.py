@@ -18,6 +18,7 @@ from typing import Any
 from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers.shared.alone import alone
 from edl_torch.readers.shared.mapped import Array, MappedArrays, write_arrays
+from edl_torch.readers.shared.own_folder import own_folder
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -68,7 +69,8 @@ def cached_index(
         options: What else the index depends on, such as a dialect.
         index_dir: A folder, or `BESIDE` for `<file>.<kind>.edl-index` beside the data. Default:
             `EDL_INDEX_DIR`, else `edl_torch/` in the user's cache (`XDG_CACHE_HOME`, `~/.cache`), for a user
-            without a home the folder for temporary files.
+            without a home `edl_torch-<uid>` in the folder for temporary files; where others could have put a
+            file there, a folder of this process alone (`own_folder`).
 
     Of several processes that start at once one builds, and the others take what it kept. Where it cannot be
     kept (a read-only folder, a full disk) a warning says so and the index lives in a temporary file. Raises
@@ -116,13 +118,16 @@ def index_place(
     if index_dir is not None and os.fspath(index_dir) == BESIDE:
         tail = f".{_digest(options)[:8]}" if options else ""
         return Path(f"{stamp.path}.{kind}{tail}.edl-index")
-    folder = Path(index_dir) if index_dir is not None else _default_folder()
+    folder = Path(index_dir) if index_dir is not None else _chosen_folder() or own_folder(_default_folder())
     return folder / f"{Path(stamp.path).name[:100]}.{kind}.{_digest(stamp.path, options)}.edl-index"
 
 
+def _chosen_folder() -> Path | None:
+    chosen = os.environ.get("EDL_INDEX_DIR")
+    return Path(chosen) if chosen else None
+
+
 def _default_folder() -> Path:
-    if chosen := os.environ.get("EDL_INDEX_DIR"):
-        return Path(chosen)
     if cache := os.environ.get("XDG_CACHE_HOME"):
         return Path(cache) / "edl_torch"
     try:

@@ -11,7 +11,7 @@ from edl_torch.client.membership import Membership
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.threads import SYSTEM, SystemThread, SystemThreads, Thread, Threads
 from edl_torch.core.calls import Acknowledgement, GiveBack, ReportAnswer, ReportCall
-from edl_torch.errors import MasterUnavailable, SessionLost, StaleLease
+from edl_torch.errors import EdlError, MasterUnavailable, SessionLost, StaleLease
 from edl_torch.testing import wait_until
 
 
@@ -168,6 +168,36 @@ def test_another_lineage_drops_what_was_not_sent(remote: Case) -> None:
         (3, (ack(1, 4),)),
         (4, (ack(9, 1),)),
     ]
+
+
+@pytest.mark.parametrize("error", [StaleLease("another lineage"), MasterUnavailable("away")])
+def test_what_a_report_of_another_lineage_raised_is_not_raised_in_this_one(
+    remote: Case, error: EdlError
+) -> None:
+    """A loader worker of before may draw a lease, and it go back, while the dataset goes back to a token."""
+    remote.port.gate.clear()
+    remote.port.errors = [error]
+    remote.tell(ack(1, 4))
+    wait_until(lambda: remote.reporter._sending)
+    remote.reporter.follow(Membership(ledger="l", lineage=4, member=2))
+    remote.port.gate.set()
+    remote.tell(ack(9, 1))
+    assert remote.reporter.flush()
+    assert [c.lineage for c in remote.port.calls] == [4]
+
+
+def test_what_is_posted_is_sent_and_raised_later(case: Case) -> None:
+    """By callers who cannot act on it: a thread that hears of another trainer's want."""
+    case.port.errors = [StaleLease("another lineage")]
+    case.reporter.note(acknowledgements=[ack(1, 4)])
+    case.reporter.post()
+    wait_until(lambda: case.reporter._error is not None)
+    case.reporter.note(give_backs=[GiveBack(task=2, attempt=1, start=0)])
+    case.reporter.post()
+    with pytest.raises(StaleLease):
+        case.reporter.flush()
+    assert case.reporter.flush()
+    assert len(case.port.calls) == 1
 
 
 def test_an_answer_may_lead_to_another_report(case: Case) -> None:

@@ -70,6 +70,121 @@ def test_a_user_without_a_home_has_a_folder_all_the_same(
     assert Path(index.path).parent == tmp_path / f"edl_torch-{os.getuid()}"
 
 
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, like `/tmp`, of a user without a home."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("EDL_INDEX_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+STRANGER = 4711
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
+
+
+def planted(data: Path, folder: Path) -> Path:
+    """An index of the data that says 99, where the index of a user without a home lies."""
+    folder.mkdir(mode=0o700)
+    index = cached_index(FileStamp.of(data), "kind1", lambda: {"n": np.full(3, 99)}, index_dir=folder)
+    return Path(index.path)
+
+
+def assert_not_read(data: Path, folder: Path, caplog: pytest.LogCaptureFixture, fault: str) -> None:
+    build = Builder()
+    for _ in range(2):
+        index = cached_index(FileStamp.of(data), "kind1", build)
+        assert index["n"].tolist() == [1, 1, 1]
+    assert build.built == 1
+    own = Path(index.path).parent
+    assert own != folder
+    assert own.stat().st_mode & 0o777 == 0o700
+    told = [record.getMessage() for record in caplog.records if "EDL_INDEX_DIR" in record.getMessage()]
+    assert len(told) == 1
+    assert fault in told[0]
+    assert str(own) in told[0]
+
+
+def test_the_folder_among_temporary_files_is_for_its_user_alone(data: Path, temporary: Path) -> None:
+    build = Builder()
+    for _ in range(2):
+        index = cached_index(FileStamp.of(data), "kind1", build)
+    assert build.built == 1
+    folder = Path(index.path).parent
+    assert folder == temporary / f"edl_torch-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@needs_root
+def test_an_index_that_another_user_has_planted_is_not_read(
+    data: Path, temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = temporary / f"edl_torch-{os.getuid()}"
+    os.chown(planted(data, folder), STRANGER, -1)
+    os.chown(folder, STRANGER, -1)
+    assert_not_read(data, folder, caplog, f"belongs to user {STRANGER}")
+
+
+@needs_root
+def test_another_users_file_in_a_folder_of_ones_own_is_not_read(
+    data: Path, temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = temporary / f"edl_torch-{os.getuid()}"
+    os.chown(planted(data, folder), STRANGER, -1)
+    assert_not_read(data, folder, caplog, f"belongs to user {STRANGER}")
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(
+    data: Path, temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = temporary / f"edl_torch-{os.getuid()}"
+    planted(data, folder)
+    folder.chmod(0o770)
+    assert_not_read(data, folder, caplog, "others than its owner can write to")
+
+
+def test_a_link_instead_of_the_folder_is_not_followed(
+    data: Path, temporary: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted(data, tmp_path / "elsewhere")
+    folder = temporary / f"edl_torch-{os.getuid()}"
+    folder.symlink_to(tmp_path / "elsewhere")
+    if os.geteuid() == 0:
+        os.chown(folder, STRANGER, -1, follow_symlinks=False)  # a link of root's is followed
+    assert_not_read(data, folder, caplog, f"'{folder}' is a link")
+
+
+@needs_root
+def test_a_cache_below_temporary_files_is_looked_at_from_there_on(
+    data: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
+    (temporary / "cache").mkdir()
+    planted(data, temporary / "cache" / "edl_torch")
+    os.chown(temporary / "cache", STRANGER, -1)
+    assert_not_read(data, temporary / "cache" / "edl_torch", caplog, f"belongs to user {STRANGER}")
+
+
+@needs_root
+def test_a_folder_that_is_named_may_be_another_users(
+    data: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that an administrator has made for all: the one who names the folder trusts it."""
+    folder = temporary / "indexes"
+    os.chown(planted(data, folder), STRANGER, -1)
+    os.chown(folder, STRANGER, -1)
+    monkeypatch.setenv("EDL_INDEX_DIR", str(folder))
+    assert cached_index(FileStamp.of(data), "kind1", Builder())["n"].tolist() == [99, 99, 99]
+
+
 def test_an_index_may_lie_beside_its_data(data: Path) -> None:
     index = cached_index(FileStamp.of(data), "kind1", Builder(), index_dir=BESIDE)
     assert index.path == f"{data}.kind1.edl-index"

@@ -7,7 +7,7 @@ import pytest
 
 from edl_torch import errors
 from edl_torch.errors import EdlError, MasterUnavailable, StaleLease
-from edl_torch.rpc.status import MESSAGE_BYTES, STATUS, from_status, shorten, to_status
+from edl_torch.rpc.status import MESSAGE_BYTES, STATUS, AnotherAnswers, from_status, shorten, to_status
 
 ALL = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, EdlError)]
 
@@ -53,11 +53,31 @@ def test_no_answer_is_master_unavailable_and_names_the_address(code):
     assert "h:1" in str(error)
 
 
-@pytest.mark.parametrize("code", ["UNIMPLEMENTED", "UNKNOWN", "INTERNAL", "RESOURCE_EXHAUSTED"])
-def test_foreign_status_is_no_end_of_data_and_no_waiting(code):
-    error = from_status(Status(grpc.StatusCode[code], "odd"), "h:1")
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        ("UNIMPLEMENTED", "Method not found!"),
+        ("UNKNOWN", "Received http2 header with status: 500"),
+        ("INTERNAL", "Exception deserializing response!"),
+        ("PERMISSION_DENIED", "RBAC: access denied"),
+        ("UNAUTHENTICATED", "who are you?"),
+        ("UNAVAILABLE", "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame)"),
+    ],
+)
+def test_status_of_something_else_is_no_answer_of_the_master(code, details):
+    error = from_status(Status(grpc.StatusCode[code], details), "h:1")
+    assert isinstance(error, MasterUnavailable)
+    assert type(error) is AnotherAnswers
+    assert details in str(error)
+
+
+@pytest.mark.parametrize(
+    "details", ["Unexpected <class 'KeyError'>: 7", "Exception calling application: 'NoneType'"]
+)
+def test_a_masters_own_bug_is_no_end_of_data_and_no_waiting(details):
+    error = from_status(Status(grpc.StatusCode.UNKNOWN, details), "h:1")
     assert type(error) is EdlError
-    assert "odd" in str(error)
+    assert details in str(error)
 
 
 def test_unknown_class_name_is_not_trusted():

@@ -1,0 +1,219 @@
+"""While the master is away something else may answer on its port: that is waited out, and named."""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+import pytest
+from loader_kit import NumberReader, elastic, flat, numbers
+from processes import quiet_port
+
+from edl_torch import DataShardService, MasterClient, ShardedDataset
+from edl_torch.errors import AccessDenied, MasterUnavailable
+from edl_torch.master.threaded import ThreadedMaster
+from edl_torch.rpc.credentials import Credentials, Door
+
+LIMIT_S = 60.0
+
+
+class Strange(grpc.GenericRpcHandler):
+    """Knows no method, or answers any with `answer`. `called` is set at the first call."""
+
+    def __init__(self, answer: bytes | None = None) -> None:
+        self.called = threading.Event()
+        self._answer = answer
+
+    def service(self, details: Any) -> Any:
+        self.called.set()
+        answer = self._answer
+        return None if answer is None else grpc.unary_unary_rpc_method_handler(lambda request, _: answer)
+
+
+@contextmanager
+def grpc_server(port: int, answer: bytes | None = None) -> Iterator[threading.Event]:
+    handler = Strange(answer)
+    server = grpc.server(ThreadPoolExecutor(4), handlers=(handler,), options=(("grpc.so_reuseport", 0),))
+    assert server.add_insecure_port(f"127.0.0.1:{port}") == port
+    server.start()
+    yield handler.called
+    server.stop(0).wait(LIMIT_S)
+
+
+def without_our_service(port: int) -> AbstractContextManager[threading.Event]:
+    """Another program's gRPC server."""
+    return grpc_server(port)
+
+
+def with_garbage(port: int) -> AbstractContextManager[threading.Event]:
+    """One that answers every call, with what is no message."""
+    return grpc_server(port, b"\xff\xff\xff garbage")
+
+
+@contextmanager
+def web(port: int) -> Iterator[threading.Event]:
+    """A plain HTTP server."""
+    called = threading.Event()
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            called.set()
+            super().handle()
+
+        def log_message(self, *_: Any) -> None:
+            """Says nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield called
+        server.shutdown()
+        thread.join(LIMIT_S)
+
+
+Server: TypeAlias = Callable[[int], AbstractContextManager[threading.Event]]
+SERVERS = [without_our_service, with_garbage, web]
+for_each_server = pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.__name__)
+
+
+@for_each_server
+def test_a_trainer_goes_on_when_its_master_is_back(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = quiet_port()
+    reader = NumberReader({"a": 60})
+    seen: list[list[int]] = []
+    errors: list[BaseException] = []
+    third = threading.Event()
+
+    def train() -> None:
+        try:
+            while not service.finished:
+                for batch in elastic(dataset):
+                    seen.append(numbers(batch))
+                    if len(seen) == 3:
+                        third.set()
+                        goes_on.wait(LIMIT_S)
+        except BaseException as error:  # noqa: BLE001  a failing thread must fail the test
+            errors.append(error)
+
+    goes_on = threading.Event()
+    master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path)
+    with (
+        MasterClient(master.address, "w", master_timeout_s=LIMIT_S) as client,
+        DataShardService(4, client, reader=reader, records_per_shard=4) as service,
+    ):
+        dataset = ShardedDataset(service, reader)
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        assert third.wait(LIMIT_S)
+        master.stop()
+        with server(port) as called:
+            called.clear()
+            goes_on.set()
+            assert called.wait(LIMIT_S)
+            trainer.join(1.0)
+            assert trainer.is_alive(), errors
+        master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path)
+        trainer.join(LIMIT_S)
+        assert not errors
+        assert not trainer.is_alive()
+    master.stop()
+    assert sorted(flat(seen)) == list(range(60))
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert any(f"what answers at 127.0.0.1:{port}" in record.getMessage() for record in warned)
+
+
+@for_each_server
+def test_one_that_comes_first_is_waited_out_too(server: Server, tmp_path: Path) -> None:
+    port = quiet_port()
+    answers: list[str] = []
+    with MasterClient(f"127.0.0.1:{port}", "w", master_timeout_s=LIMIT_S) as client:
+        asking = threading.Thread(target=lambda: answers.append(client.status().ledger))
+        with server(port) as called:
+            asking.start()
+            assert called.wait(LIMIT_S)
+        master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path)
+        asking.join(LIMIT_S)
+        assert answers
+    master.stop()
+
+
+@for_each_server
+def test_in_the_end_the_error_says_that_something_else_is_there(server: Server) -> None:
+    port = quiet_port()
+    with (
+        server(port),
+        MasterClient(f"127.0.0.1:{port}", "w", master_timeout_s=0.5) as client,
+        pytest.raises(MasterUnavailable, match=rf"within 0.5 s.*what answers at 127.0.0.1:{port}"),
+    ):
+        client.status()
+
+
+def test_the_error_says_what_was_there_at_first_and_in_the_end() -> None:
+    """Nobody at first, and then another program."""
+    port = quiet_port()
+    caught: list[MasterUnavailable] = []
+
+    def ask() -> None:
+        with pytest.raises(MasterUnavailable) as raised:
+            client.status()
+        caught.append(raised.value)
+
+    with MasterClient(f"127.0.0.1:{port}", "w", master_timeout_s=4.0) as client:
+        asking = threading.Thread(target=ask)
+        asking.start()
+        with grpc_server(port):
+            asking.join(LIMIT_S)
+    assert "In the end: what answers at" in str(caught[0])
+
+
+def test_a_wrong_token_is_not_waited_for(tmp_path: Path) -> None:
+    """It is the master's own refusal."""
+    secret, other = tmp_path / "token", tmp_path / "other"
+    secret.write_text("correct-horse-battery")
+    other.write_text("wrong-horse-and-staple")
+    master = ThreadedMaster("127.0.0.1:0", state=tmp_path / "state", door=Door.read(token_file=secret))
+    credentials = Credentials.read(token_file=other)
+    with (
+        MasterClient(master.address, "w", master_timeout_s=LIMIT_S, credentials=credentials) as client,
+        pytest.raises(AccessDenied, match="EDL_MASTER_TOKEN_FILE"),
+    ):
+        client.status()
+    master.stop()
+
+
+def test_tls_that_fails_is_waited_out_once_the_master_has_answered(tmp_path: Path) -> None:
+    """Another program without TLS on the port of a master with it."""
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    made = authority.issue_cert("127.0.0.1")
+    cert, key, ca = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))
+    cert.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
+    made.private_key_pem.write_to_path(key)
+    authority.cert_pem.write_to_path(ca)
+    port = quiet_port()
+    door = Door.read(tls_cert=cert, tls_key=key)
+    answers: list[str] = []
+    master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path / "state", door=door)
+    credentials = Credentials.read(tls_ca=ca)
+    with MasterClient(master.address, "w", master_timeout_s=LIMIT_S, credentials=credentials) as client:
+        ledger = client.status().ledger
+        master.stop()
+        asking = threading.Thread(target=lambda: answers.append(client.status().ledger))
+        with web(port) as called:
+            asking.start()
+            assert called.wait(LIMIT_S)
+            asking.join(1.0)
+            assert asking.is_alive()
+        master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path / "state", door=door)
+        asking.join(LIMIT_S)
+    assert answers == [ledger]
+    master.stop()
