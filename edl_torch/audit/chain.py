@@ -1,7 +1,8 @@
 """From the final lineage back to the beginning of the data, token by token.
 
 A lineage began from a token; the records that have an outcome in it must have got it in the lineage in which
-that token was taken. What that lineage did beyond the token is rolled back, and proves nothing.
+that token was taken. What that lineage did beyond the token is rolled back, and proves nothing. Whoever took the
+token must have had just its records: which checkpoint was loaded, of several with one token, no log says.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, Key, Lineage, Reports
+from edl_torch.audit.lineage import History, Key, Lineage, Reports, Taken
 from edl_torch.audit.log import token_digest
-from edl_torch.audit.part import Part, Question, Settled, examine
+from edl_torch.audit.part import Part, Question, Settled, examine, records_of
+from edl_torch.audit.reading import Answer
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 
@@ -39,10 +41,8 @@ class Chain:
         self._history = history
         self._line = history.coordinates
         self._word = word
-        self._taken: dict[str, list[Key]] = {}  # by a token's digest, the latest lineage first
-        for key, lineage in sorted(history.lineages.items(), key=lambda item: -item[1].latest):
-            for digest in lineage.snapshots:
-                self._taken.setdefault(digest, []).append(key)
+        self._explained: dict[tuple[Key, str], Part] = {}  # by a lineage, and a token that was taken there
+        self._faults: dict[Taken, str] = {}
 
     def parts(self) -> list[Part]:
         """What each lineage did. Raises AuditError where the logs of a lineage are missing."""
@@ -87,7 +87,12 @@ class Chain:
         return -(-last // self._history.spec.size)
 
     def _part(
-        self, lineage: Lineage, required: Intervals, later: Token | None, settled: Settled | None = None
+        self,
+        lineage: Lineage,
+        required: Intervals,
+        later: Token | None,
+        settled: Settled | None = None,
+        left: Mapping[int, int] | None = None,
     ) -> Part:
         """The part of a lineage for `required`, which is what has an outcome in `later` if that is given."""
         token = self._decode(lineage.token)
@@ -97,6 +102,7 @@ class Chain:
             quarantine=self._line.quarantine(() if later is None else later.quarantine),
             crumbs=self._line.slices(() if token is None else token.crumbs),
             settled=settled or {},
+            left=left or {},
         )
         return examine(self._line, lineage, question)
 
@@ -112,24 +118,74 @@ class Chain:
 
     def _origin(self, part: Part, token: Token | None, visited: set[Key]) -> Part:
         """The part of the lineage in which the token was taken that `part`'s lineage began from."""
-        # The same token may be taken twice, as by a job that began again from the beginning: one must do.
-        latest = None
-        for key in self._origins(part.lineage, visited):
-            candidate = self._part(self._history.lineages[key], part.begun, token)
-            if candidate.sound:
-                return candidate
-            latest = latest or candidate
-        if latest is None:
+        began = part.lineage
+        taken = [one for one in self._taken(began) if one.key not in visited and _may_precede(one.key, began.key)]
+        keys = {one.key for one in taken} & self._history.lineages.keys()
+        latest_first = sorted(keys, key=lambda key: -self._history.lineages[key].latest)
+        candidates = [
+            self._explain(key, began.token or "", part.begun, token, taken)
+            for key in latest_first or self._told_before(began, visited)
+        ]
+        if not candidates:
             raise AuditError(
-                f"{self._called(part.lineage)} began from a token, and no log says where that was taken: "
+                f"{self._called(began)} began from a token, and no log says where that was taken: "
                 f"give the audit directories of all earlier runs of the job too"
             )
-        return latest
+        counted = [one.snapshot for one in taken if not one.snapshot.exact]
+        part.uncounted += max((snapshot.uncounted for snapshot in counted), default=0)
+        if counted:
+            part.doubt = "was taken while reports were counted over several loader workers"
+        elif not taken:
+            part.doubt = "was taken by nobody whose log is here"
+        part.contradictions += [fault for one in taken if (fault := self._fault(one, part.begun))]
+        if taken:
+            part.contradictions += [
+                f"the token was also taken in lineage {other.lineage.key[1]}, which had not trained on "
+                f"{other.missing.count} of its record(s), or on some twice"
+                for other in candidates
+                if not other.sound and any(c.sound for c in candidates)
+            ]
+        return next((candidate for candidate in candidates if candidate.sound), candidates[0])
 
-    def _origins(self, lineage: Lineage, visited: set[Key]) -> list[Key]:
-        taken = [key for key in self._taken.get(token_digest(lineage.token or ""), ()) if key not in visited]
-        before = lineage.key[0], lineage.before
-        return taken or [key for key in self._told() if key == before and key not in visited]
+    def _taken(self, began: Lineage) -> Sequence[Taken]:
+        return self._history.taken.get(token_digest(began.token or ""), ())
+
+    def _told_before(self, began: Lineage, visited: set[Key]) -> list[Key]:
+        before = began.key[0], began.before
+        return [key for key in self._told() if key == before and key not in visited]
+
+    def _explain(
+        self, key: Key, text: str, required: Intervals, token: Token | None, taken: Sequence[Taken]
+    ) -> Part:
+        """The part of lineage `key` that was left by a token; the last time that each log has it counts."""
+        if (key, text) not in self._explained:
+            lines = sorted((one.place, one.snapshot.line) for one in taken if one.key == key)
+            lineage = self._history.lineages[key]
+            self._explained[key, text] = self._part(lineage, required, token, left=dict(lines))
+        return self._explained[key, text]
+
+    def _fault(self, taken: Taken, done: Intervals) -> str:
+        """Why the model of the session that took a token, of `done`, cannot have been what it says."""
+        if taken not in self._faults:
+            self._faults[taken] = self._find_fault(taken, done)
+        return self._faults[taken]
+
+    def _find_fault(self, taken: Taken, done: Intervals) -> str:
+        found = taken.snapshot
+        who = f"the token was taken by {self._history.trainers[taken.place]} (lineage {found.lineage}, member "
+        who += f"{found.member})"
+        if found.late or taken.key not in self._history.lineages:
+            return f"{who}, which was superseded and knew it"
+        lineage = self._history.lineages[taken.key]
+        told = [
+            reports.at((reports.who == taken.place) & (reports.settled < found.line)).answered(Answer.ACCEPTED)
+            for reports in (lineage.acknowledged, lineage.quarantined)
+        ]
+        trained = records_of(Reports.join(told)) | self._begun(lineage)
+        beyond = (trained - done).count
+        if not beyond:
+            return ""
+        return f"{who} when {beyond} record(s) were trained on there that it has not: superseded by then"
 
     def _told(self) -> Iterator[Key]:
         """Lineages that can explain a token: a job that restores first leaves an empty one behind."""
@@ -150,6 +206,11 @@ class Chain:
         except TokenError as exc:
             raise AuditError(f"a token of dataset {self._history.spec.name!r} cannot be used: {exc}") from exc
         return token
+
+
+def _may_precede(one: Key, other: Key) -> bool:
+    """Whether a lineage can be the other's past: ledgers have no order, lineages of one have."""
+    return one[0] != other[0] or one[1] < other[1]
 
 
 def _compare(tokens: Sequence[Token | None], parts: Sequence[Part]) -> None:

@@ -34,6 +34,11 @@ class Steps:
         """Newest batches that the loop cannot have finished with when it ends now."""
         return self._ahead + (self.keep > self._ahead)
 
+    @property
+    def untouched(self) -> int:
+        """Newest batches that no attached optimizer has stepped on; 0 without one: nobody can say."""
+        return min(self._since.values(), default=0)
+
     def attach(self) -> int:
         """Another optimizer; returns its number. What was handed out before waits for no step of it."""
         number = len(self._since)

@@ -1,0 +1,238 @@
+"""What the audit says of loops that are left, report to a plain DataLoader, or save after they were replaced."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loader_kit import NumberReader
+from torch.utils.data import DataLoader
+
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.cli import main
+from edl_torch.testing import FakeMaster
+
+SIZE, BATCH = 40, 4
+READER = NumberReader({"a": SIZE})
+PROVEN, REFUTED, INEXACT = 0, 1, 3
+
+pytestmark = pytest.mark.filterwarnings("ignore:a pass over:UserWarning")
+
+
+def service(fake: FakeMaster, folder: Path, *, in_process: bool = True, **arguments: Any) -> DataShardService:
+    client = fake.connect(in_process=in_process)
+    arguments = {"records_per_shard": 8, **arguments}
+    return DataShardService(BATCH, client, reader=READER, audit_dir=folder, **arguments)
+
+
+def loader(trainer: DataShardService) -> ElasticDataLoader:
+    return ElasticDataLoader(ShardedDataset(trainer, READER))
+
+
+def finish(trainer: DataShardService) -> None:
+    batches = loader(trainer)
+    while not trainer.finished:
+        for _ in batches:
+            pass
+
+
+def judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    """The exit status, and what `--json` says of the only dataset."""
+    capsys.readouterr()
+    status = main(["audit", "--json", str(folder)])
+    (said,) = json.loads(capsys.readouterr().out)["datasets"]
+    return status, said
+
+
+class Sgd:
+    """An optimizer that steps on batches of numbers."""
+
+    def __init__(self) -> None:
+        self._optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        self.register_step_post_hook = self._optimizer.register_step_post_hook
+
+    def step(self) -> None:
+        self._optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+        self._optimizer.step()
+
+
+# Elastic loops ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_a_loop_that_asks_for_every_next_batch_is_proven(tmp_path, capsys, in_process):
+    with service(FakeMaster(), tmp_path, in_process=in_process) as trainer:
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["verdict"], said["rests_on"]) == (PROVEN, "PROVEN", {"next": SIZE})
+
+
+@pytest.mark.parametrize("left", ["break", "islice", "exception", "close"])
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_a_batch_given_back_after_the_loop_had_it_is_not_exact(tmp_path, capsys, left, in_process):
+    fake = FakeMaster()
+    with service(fake, tmp_path, in_process=in_process) as trainer:
+        batches = iter(loader(trainer))
+        if left == "islice":
+            for _ in islice(batches, 3):
+                pass
+            batches.close()
+        elif left == "close":
+            next(batches)
+        elif left == "exception":
+            with pytest.raises(ZeroDivisionError):
+                for _ in loader(trainer):
+                    raise ZeroDivisionError
+        else:
+            for _ in batches:
+                break
+            batches.close()
+    with service(fake, tmp_path, in_process=in_process) as trainer:
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["verdict"]) == (INEXACT, "PROVEN, acknowledgements inexact")
+    assert (said["repeated"], said["acknowledged"]) == (BATCH, SIZE)
+    (found,) = (finding for finding in said["findings"] if finding["kind"] == "repeated")
+    assert found["records"]["end"] - found["records"]["start"] == BATCH
+    assert "given back" in found["by"][0]
+
+
+def test_a_batch_that_no_attached_optimizer_stepped_on_is_given_back_exactly(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        optimizer = Sgd()
+        trainer.attach(optimizer)
+        batches = loader(trainer)
+        for number, _ in enumerate(batches):
+            if number == 3:
+                break
+            optimizer.step()
+        for _ in batches:
+            optimizer.step()
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["rests_on"]) == (PROVEN, {"step": SIZE})
+
+
+def test_a_batch_that_one_of_two_optimizers_stepped_on_is_not_given_back_exactly(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        first, second = Sgd(), Sgd()
+        trainer.attach(first)
+        trainer.attach(second)
+        batches = loader(trainer)
+        for _ in batches:
+            first.step()
+            break
+        for _ in batches:
+            first.step()
+            second.step()
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"]) == (INEXACT, BATCH)
+
+
+def test_what_was_given_back_after_the_checkpoint_is_rolled_back_with_it(tmp_path, capsys):
+    fake = FakeMaster()
+    with service(fake, tmp_path) as trainer:
+        for number, _ in enumerate(loader(trainer)):
+            if number == 3:
+                checkpoint = trainer.state_dict()
+            if number == 5:
+                break
+    with service(fake, tmp_path) as trainer:
+        trainer.load_state_dict(checkpoint)
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"]) == (PROVEN, 0)
+    assert said["rests_on"] == {"next": SIZE - BATCH, "token": BATCH}
+
+
+def test_what_was_given_back_before_the_checkpoint_is_in_its_model(tmp_path, capsys):
+    fake = FakeMaster()
+    with service(fake, tmp_path) as trainer:
+        for number, _ in enumerate(loader(trainer)):
+            if number == 3:
+                break
+        checkpoint = trainer.state_dict()
+    with service(fake, tmp_path) as trainer:
+        trainer.load_state_dict(checkpoint)
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"]) == (INEXACT, BATCH)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_a_batch_whose_lease_was_taken_back_while_the_loop_had_it_is_not_exact(tmp_path, capsys, in_process):
+    fake = FakeMaster()
+    stopped = service(fake, tmp_path, in_process=in_process)
+    batches = iter(loader(stopped))
+    next(batches)
+    next(batches)
+    fake.break_stream(stopped.session.id)
+    fake.clock.advance(60)
+    fake.expire()
+    with service(fake, tmp_path, in_process=in_process) as heir:
+        finish(heir)
+    assert list(batches) == []  # it goes on, and learns that its leases are others'
+    stopped.close()
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"], said["acknowledged"]) == (INEXACT, BATCH, SIZE)
+
+
+# Plain loops --------------------------------------------------------------------------------------------
+
+
+def plain(trainer: DataShardService, workers: int) -> DataLoader[Any]:
+    context = "fork" if workers else None
+    data = ShardedDataset(trainer, READER)
+    return DataLoader(data, batch_size=BATCH, num_workers=workers, multiprocessing_context=context)
+
+
+def test_reports_of_one_stream_of_records_are_exact(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        for _ in plain(trainer, 0):
+            trainer.report_batch_done()
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["rests_on"]) == (PROVEN, {"report": SIZE})
+
+
+def test_reports_counted_over_several_workers_are_not_exact(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        for _ in plain(trainer, 2):
+            trainer.report_batch_done()
+        assert trainer.finished
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["verdict"]) == (INEXACT, "PROVEN, acknowledgements inexact")
+    assert said["counted"] > 0
+    assert (said["acknowledged"], said["lost"]) == (SIZE, 0)
+
+
+def test_a_token_taken_while_reports_are_counted_is_not_exact(tmp_path, capsys):
+    fake = FakeMaster()
+    with service(fake, tmp_path) as trainer:
+        for number, _ in enumerate(plain(trainer, 2)):
+            trainer.report_batch_done()
+            if number == 4:
+                with pytest.warns(UserWarning, match="not exact"):
+                    checkpoint = trainer.state_dict()
+                break
+    with service(fake, tmp_path) as trainer:
+        trainer.load_state_dict(checkpoint)
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["inexact_tokens"]) == (INEXACT, 1)
+    assert said["uncounted"] > 0  # the model has them, and the token has not
+
+
+def test_a_pass_left_with_reports_uncounted_is_not_exact(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        for number, _ in enumerate(plain(trainer, 2)):
+            trainer.report_batch_done()
+            if number == 4:
+                break
+        trainer.abandon_pass()
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert status == INEXACT
+    assert said["uncounted"] > 0
