@@ -190,7 +190,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         help="the master's --state folder: its journal says what was heard of trainers that were killed",
     )
     _option(parser, "--json", action="store_true", help="print JSON")
-    _option(parser, "--unfinished", action="store_true", help="the job goes on: what is missing is open, not lost")
+    _option(parser, "--unfinished", action="store_true", help="the job goes on: what is missing is not lost")
     _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name")
 
 

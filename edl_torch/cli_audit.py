@@ -99,7 +99,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield f"  {verdict.unsettled} were reported without an answer; {verdict.assumed} of them {counting}"
     yield from (f"  INEXACT: {text}" for text in _inexact(verdict))
     yield from (f"  CONTRADICTION: {text}" for text in verdict.contradictions)
-    if verdict.outcome is Outcome.REFUTED and not (verdict.doubled or verdict.forgotten or verdict.contradictions):
+    if verdict.lost and not (verdict.doubled or verdict.forgotten or verdict.contradictions):
         yield "  a job that still runs, or was stopped and will go on: audit it with --unfinished"
     for kind in _MEANING:
         yield from _kind(verdict, kind)
@@ -120,11 +120,11 @@ def _inexact(verdict: Verdict) -> Iterator[str]:
             f"workers does not say which records a batch holds"
         )
     if verdict.uncounted:
-        yield f"{verdict.uncounted} record(s) were reported so, not acknowledged, and read again: nobody knows which"
+        yield f"{verdict.uncounted} record(s) were reported so and read again: the reports do not say which"
     if verdict.unexplained:
         yield (
-            f"{verdict.unexplained} record(s) were acknowledged by trainers whose log does not say how: it is "
-            f"of an older edl-torch"
+            f"{verdict.unexplained} record(s) were acknowledged, and the log does not say how: it is of an "
+            f"older edl-torch"
         )
     yield from verdict.doubts
 

@@ -1,8 +1,8 @@
 """From the final lineage back to the beginning of the data, token by token.
 
 A lineage began from a token; the records that have an outcome in it must have got it in the lineage in which
-that token was taken. What that lineage did beyond the token is rolled back, and proves nothing. Whoever took the
-token must have had just its records: which checkpoint was loaded, of several with one token, no log says.
+that token was taken. What that lineage did beyond the token is rolled back, and proves nothing. All who took
+the token must have had its records in their model: no log says which of their checkpoints was loaded.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Chain:
     def _origin(self, part: Part, token: Token | None, visited: set[Key]) -> Part:
         """The part of the lineage in which the token was taken that `part`'s lineage began from."""
         began = part.lineage
-        taken = [one for one in self._taken(began) if one.key not in visited and _may_precede(one.key, began.key)]
+        taken = [one for one in self._taken(began) if one.key not in visited and _may_precede(one, began)]
         keys = {one.key for one in taken} & self._history.lineages.keys()
         latest_first = sorted(keys, key=lambda key: -self._history.lineages[key].latest)
         candidates = [
@@ -172,16 +172,14 @@ class Chain:
 
     def _find_fault(self, taken: Taken, done: Intervals) -> str:
         found = taken.snapshot
-        who = f"the token was taken by {self._history.trainers[taken.place]} (lineage {found.lineage}, member "
-        who += f"{found.member})"
+        trainer = self._history.trainers[taken.place]
+        who = f"the token was taken by {trainer} (lineage {found.lineage}, member {found.member})"
         if found.late or taken.key not in self._history.lineages:
             return f"{who}, which was superseded and knew it"
         lineage = self._history.lineages[taken.key]
-        told = [
-            reports.at((reports.who == taken.place) & (reports.settled < found.line)).answered(Answer.ACCEPTED)
-            for reports in (lineage.acknowledged, lineage.quarantined)
-        ]
-        trained = records_of(Reports.join(told)) | self._begun(lineage)
+        told = Reports.join([lineage.acknowledged, lineage.quarantined])
+        own = told.at((told.who == taken.place) & (told.settled < found.line))
+        trained = records_of(own.answered(Answer.ACCEPTED)) | self._begun(lineage)
         beyond = (trained - done).count
         if not beyond:
             return ""
@@ -208,9 +206,9 @@ class Chain:
         return token
 
 
-def _may_precede(one: Key, other: Key) -> bool:
-    """Whether a lineage can be the other's past: ledgers have no order, lineages of one have."""
-    return one[0] != other[0] or one[1] < other[1]
+def _may_precede(taken: Taken, began: Lineage) -> bool:
+    """Whether a lineage can have begun from it: ledgers have no order, lineages of one have."""
+    return taken.key[0] != began.key[0] or taken.key[1] < began.key[1]
 
 
 def _compare(tokens: Sequence[Token | None], parts: Sequence[Part]) -> None:

@@ -115,16 +115,17 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
         unsettled=unsure.records + unsure_bad.records,
         returned=records_of(repeated.answered(Kind.RETURNED)),
         void=records_of(repeated.answered(Kind.VOID)),
-        late=_late(reported),
+        late=_late(reported, required),
         uncounted=sum(n for place, at, n in lineage.uncounted if at < question.left.get(place, at + 1)),
         ways=_ways(acknowledged.at(acknowledged.answers != Answer.REFUSED), trained),
     )
 
 
-def _late(reported: Reports) -> Intervals:
+def _late(reported: Reports, required: Intervals) -> Intervals:
     """Records that a trainer reported in vain: it lives, and the lease was another's by then."""
     refused, lost = records_of(reported.answered(Answer.REFUSED)), records_of(reported.answered(Answer.LOST))
-    return refused | (lost & records_of(reported.answered(Answer.ACCEPTED)))
+    # What an earlier try may have told has its outcome from that, unless others have it, or no token has.
+    return refused | (lost & records_of(reported.answered(Answer.ACCEPTED))) | (lost - required)
 
 
 def _ways(reports: Reports, trained: Intervals) -> dict[Way, int]:

@@ -1,7 +1,8 @@
 """Proves, or refutes by naming the records, that each record of each epoch had exactly one outcome.
 
-A proof says besides whether the outcomes are all that the model has: whether no record was given back, taken
-back, counted or saved inexactly after a loop had trained on it. What counts is the model that came out: the final lineage and those that it goes back to (`audit.chain`).
+What counts is the model that came out: the final lineage and those that it goes back to (`audit.chain`). A
+proof is exact where no record was in that model without being counted: given back, taken back, counted or
+saved inexactly after a loop may have trained on it.
 """
 
 from __future__ import annotations

@@ -119,9 +119,7 @@ class Reporter:
         if not (failures or acknowledgements or give_backs):
             return
         with self._changed:
-            self._outbox.add(
-                failures, acknowledgements, give_backs, way if acknowledgements else 0, returned
-            )
+            self._outbox.add(failures, acknowledgements, give_backs, way if acknowledgements else 0, returned)
             self._noted += 1
 
     def send(self) -> None:
