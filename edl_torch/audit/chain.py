@@ -50,10 +50,9 @@ class Chain:
         token = self._decode(self._word.token)
         parts = [self._final_part(self._history.lineages[self._history.final], token)]
         tokens = [token]
-        while parts[-1].begun:
-            token = self._decode(parts[-1].lineage.token)
-            parts.append(self._origin(parts[-1], token, {part.lineage.key for part in parts}))
-            tokens.append(token)
+        while (origin := self._origin(parts[-1], {part.lineage.key for part in parts})) is not None:
+            tokens.append(self._decode(parts[-1].lineage.token))
+            parts.append(origin)
         _compare(tokens, parts)
         return parts
 
@@ -116,14 +115,17 @@ class Chain:
         token = self._decode(lineage.token)
         return Intervals() if token is None else self._line.done(token)
 
-    def _origin(self, part: Part, token: Token | None, visited: set[Key]) -> Part:
-        """The part of the lineage in which the token was taken that `part`'s lineage began from."""
+    def _origin(self, part: Part, visited: set[Key]) -> Part | None:
+        """The part of the lineage in which the token was taken that `part`'s lineage began from; None where
+        that is the beginning of the data, which nobody took."""
         began = part.lineage
-        taken = [one for one in self._taken(began) if one.key not in visited and _may_precede(one, began)]
+        taken = self._taken(began, visited)
+        if not taken and not part.begun:
+            return None
         keys = {one.key for one in taken} & self._history.lineages.keys()
         latest_first = sorted(keys, key=lambda key: -self._history.lineages[key].latest)
         candidates = [
-            self._explain(key, began.token or "", part.begun, token, taken)
+            self._explain(key, began.token or "", part.begun, taken)
             for key in latest_first or self._told_before(began, visited)
         ]
         if not candidates:
@@ -131,37 +133,28 @@ class Chain:
                 f"{self._called(began)} began from a token, and no log says where that was taken: "
                 f"give the audit directories of all earlier runs of the job too"
             )
-        counted = [one.snapshot for one in taken if not one.snapshot.exact]
-        part.uncounted += max((snapshot.uncounted for snapshot in counted), default=0)
-        if counted:
-            part.doubt = "was taken while reports were counted over several loader workers"
-        elif not taken:
-            part.doubt = "was taken by nobody whose log is here"
+        _doubt(part, taken)
         part.contradictions += [fault for one in taken if (fault := self._fault(one, part.begun))]
-        if taken:
-            part.contradictions += [
-                f"the token was also taken in lineage {other.lineage.key[1]}, which had not trained on "
-                f"{other.missing.count} of its record(s), or on some twice"
-                for other in candidates
-                if not other.sound and any(c.sound for c in candidates)
-            ]
-        return next((candidate for candidate in candidates if candidate.sound), candidates[0])
+        sound = [candidate for candidate in candidates if candidate.sound]
+        if sound and taken:
+            part.contradictions += [_unexplained(other) for other in candidates if not other.sound]
+        return sound[0] if sound else candidates[0]
 
-    def _taken(self, began: Lineage) -> Sequence[Taken]:
-        return self._history.taken.get(token_digest(began.token or ""), ())
+    def _taken(self, began: Lineage, visited: set[Key]) -> list[Taken]:
+        """All who took the token that a lineage began from."""
+        taken = self._history.taken.get(token_digest(began.token or ""), ())
+        return [one for one in taken if one.key not in visited and _may_precede(one, began)]
 
     def _told_before(self, began: Lineage, visited: set[Key]) -> list[Key]:
         before = began.key[0], began.before
         return [key for key in self._told() if key == before and key not in visited]
 
-    def _explain(
-        self, key: Key, text: str, required: Intervals, token: Token | None, taken: Sequence[Taken]
-    ) -> Part:
+    def _explain(self, key: Key, text: str, required: Intervals, taken: Sequence[Taken]) -> Part:
         """The part of lineage `key` that was left by a token; the last time that each log has it counts."""
         if (key, text) not in self._explained:
             lines = sorted((one.place, one.snapshot.line) for one in taken if one.key == key)
             lineage = self._history.lineages[key]
-            self._explained[key, text] = self._part(lineage, required, token, left=dict(lines))
+            self._explained[key, text] = self._part(lineage, required, self._decode(text), left=dict(lines))
         return self._explained[key, text]
 
     def _fault(self, taken: Taken, done: Intervals) -> str:
@@ -177,7 +170,7 @@ class Chain:
         if found.late or taken.key not in self._history.lineages:
             return f"{who}, which was superseded and knew it"
         lineage = self._history.lineages[taken.key]
-        told = Reports.join([lineage.acknowledged, lineage.quarantined])
+        told = lineage.acknowledged  # what loader workers fail to read may be heard at any time
         own = told.at((told.who == taken.place) & (told.settled < found.line))
         trained = records_of(own.answered(Answer.ACCEPTED)) | self._begun(lineage)
         beyond = (trained - done).count
@@ -204,6 +197,23 @@ class Chain:
         except TokenError as exc:
             raise AuditError(f"a token of dataset {self._history.spec.name!r} cannot be used: {exc}") from exc
         return token
+
+
+def _doubt(part: Part, taken: Sequence[Taken]) -> None:
+    """Note what is inexact in the token that `part`'s lineage began from."""
+    counted = [one.snapshot for one in taken if not one.snapshot.exact]
+    part.uncounted += max((snapshot.uncounted for snapshot in counted), default=0)
+    if counted:
+        part.doubt = "was taken while reports were counted over several loader workers"
+    elif not taken:
+        part.doubt = "was taken by nobody whose log is here"
+
+
+def _unexplained(part: Part) -> str:
+    which = f"lineage {part.lineage.key[1]} of ledger {part.lineage.key[0]}"
+    many = f", and on {part.doubled.count} more than once" if part.doubled else ""
+    missing = f"which had not trained on {part.missing.count} of its record(s){many}"
+    return f"the token was also taken in {which}, {missing}"
 
 
 def _may_precede(taken: Taken, began: Lineage) -> bool:

@@ -126,9 +126,9 @@ class Naive:
                 if kind == "ack":
                     lineage.accepted.update(records)
                     lineage.events.append((session, line, f"by {way}", records))
+                    lineage.events.append((session, line, "accepted", records))
                 else:
                     lineage.bad |= records
-                lineage.events.append((session, line, "accepted " + kind, records))
         pending.clear()
 
     def _doubt(self, lineage, records, way, session, line) -> None:
@@ -159,8 +159,6 @@ class Naive:
                 counts["rolled_back"] += len(
                     (set(lineage.accepted) | lineage.unsure | lineage.bad) - begun - required
                 )
-            if not begun:
-                break
             digest = token_digest(lineage.token or "")
             earlier = [
                 k
@@ -168,6 +166,8 @@ class Naive:
                 if digest in other.taken and k not in used and (k[0] != key[0] or k[1] < key[1])
             ]
             earlier.sort(key=place, reverse=True)
+            if not begun and not earlier:
+                break
             quarantine = {(q.epoch, q.shard, q.position) for q in token.quarantine}
             key, left = self._origin(counts, earlier, digest, begun, quarantine)
             required = begun
@@ -194,7 +194,7 @@ class Naive:
             lineage = self.lineages[key]
             had = self.begun(lineage)
             for session, line, what, records in lineage.events:
-                if session == one.session and line < one.line and what.startswith("accepted"):
+                if session == one.session and line < one.line and what == "accepted":
                     had |= records
             counts["faults"] += bool(had - required)
         sound = {}
@@ -216,7 +216,7 @@ class Naive:
                 counts["uncounted"] += records
             elif what == "maybe late":
                 others = [
-                    e[3] for e in lineage.events if e[2] == "accepted ack" and e[1] < left.get(e[0], e[1] + 1)
+                    e[3] for e in lineage.events if e[2] == "accepted" and e[1] < left.get(e[0], e[1] + 1)
                 ]
                 repeated["late"] |= {r for r in records if r in set().union(*others) or r not in required}
 

@@ -77,12 +77,17 @@ def test_of_two_lineages_that_took_the_same_token_both_must_explain_it(tmp_path)
     job.restart(token)
     job.finish()
     assert one(tmp_path).outcome is Outcome.PROVEN
-    for number, log in ((1, first), (2, second)):  # no log says whose checkpoint was loaded
+    for lineage, ledger, log in (
+        (1, "ledger1", first),
+        (2, "ledger2", second),
+    ):  # no log says whose checkpoint was loaded
         whole = log.path.read_text()
         row = next(line for line in whole.splitlines() if line[0].isdigit())
         log.path.write_text(whole.replace(f"{row}\n", ""))
         (contradiction,) = one(tmp_path).contradictions
-        assert f"also taken in lineage {number}, which had not trained on 3 of its" in contradiction
+        assert (
+            f"also taken in lineage {lineage} of ledger {ledger}, which had not trained on 3" in contradiction
+        )
         log.path.write_text(whole)
 
 
