@@ -29,7 +29,7 @@ class Outbox:
         self.failures: list[Failure] = []
         self.acknowledgements: dict[int, Acknowledgement] = {}  # by task: the later one says it all
         self.give_backs: list[GiveBack] = []
-        self.returned: list[Run] = []  # of what is given back, the records that the loop had
+        self.returned: tuple[Run, ...] = ()  # of what is given back, the records that the loop had
         self.way = 0  # of the acknowledgements: the `Way` that proves the least
 
     def __bool__(self) -> bool:
@@ -44,11 +44,13 @@ class Outbox:
         acknowledgements: Iterable[Acknowledgement],
         give_backs: Iterable[GiveBack],
         way: int = 0,
-        returned: Iterable[Run] = (),
+        returned: Sequence[Run] = (),
     ) -> None:
         """Tell this too."""
-        self.way = max(way, self.way)
-        self.returned += returned
+        if way > self.way:
+            self.way = way
+        if returned:
+            self.returned = (*self.returned, *returned)
         self.failures += failures
         for done in acknowledgements:
             self.acknowledgements[done.task] = done

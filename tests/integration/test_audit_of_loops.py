@@ -61,14 +61,15 @@ class Sgd:
         self._optimizer.step()
 
 
-def leave(batches: ElasticDataLoader, how: str) -> None:
-    """A loop that ends with a batch in hand; after `closed` it ends with its service."""
+def leave(batches: ElasticDataLoader, how: str) -> Any:
+    """A loop that ends with a batch in hand; `closed` returns an iterator that ends with its service."""
+    iterator = None
     if how == "islice":
         for _ in islice(batches, 3):
             pass
     elif how == "closed":
-        batches.kept = iter(batches)
-        next(batches.kept)
+        iterator = iter(batches)
+        next(iterator)
     elif how == "break":
         for _ in batches:
             break
@@ -76,6 +77,7 @@ def leave(batches: ElasticDataLoader, how: str) -> None:
         with suppress(ZeroDivisionError):
             for _ in batches:
                 raise ZeroDivisionError
+    return iterator
 
 
 # Elastic loops ------------------------------------------------------------------------------------------
@@ -94,7 +96,8 @@ def test_a_loop_that_asks_for_every_next_batch_is_proven(tmp_path, capsys, in_pr
 def test_a_batch_given_back_after_the_loop_had_it_is_not_exact(tmp_path, capsys, left, in_process):
     fake = FakeMaster()
     with service(fake, tmp_path, in_process=in_process) as trainer:
-        leave(loader(trainer), left)
+        kept = leave(loader(trainer), left)
+    del kept
     with service(fake, tmp_path, in_process=in_process) as trainer:
         finish(trainer)
     status, said = judged(tmp_path, capsys)
