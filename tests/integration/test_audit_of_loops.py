@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from loader_kit import NumberReader
+from lockstep_kit import Rank, run_ranks
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -185,6 +186,33 @@ def test_a_batch_whose_lease_was_taken_back_while_the_loop_had_it_is_not_exact(t
     stopped.close()
     status, said = judged(tmp_path, capsys)
     assert (status, said["repeated"], said["acknowledged"]) == (INEXACT, BATCH, SIZE)
+
+
+@pytest.mark.parametrize("saved", ["before", "after"])
+def test_synchronous_ranks_that_left_a_step_are_exact_if_they_go_back_before_it(tmp_path, capsys, saved):
+    fake, tokens = FakeMaster(), []
+
+    def left(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if step == 1 and saved == "before":
+                tokens.append(rank.service.state_dict())
+            if step == 2:
+                break  # with a batch in hand on each rank
+        if saved == "after":
+            tokens.append(rank.service.state_dict())
+
+    def resumed(rank: Rank) -> None:
+        rank.service.load_state_dict(tokens[0])
+        while not rank.service.finished:
+            list(rank.one_pass())
+
+    ranks = run_ranks(fake, 3, left, READER, audit_dir=tmp_path)
+    in_hand = [len(batch) for rank in ranks for batch, weight in rank.seen.passes[-1][-1:] if weight]
+    run_ranks(fake, 2, resumed, READER, audit_dir=tmp_path)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"]) == ((PROVEN, 0) if saved == "before" else (INEXACT, sum(in_hand)))
+    assert (said["acknowledged"], said["lineage"]) == (SIZE, 3)
 
 
 # Plain loops --------------------------------------------------------------------------------------------
