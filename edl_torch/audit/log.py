@@ -66,6 +66,11 @@ class Audit:
     def lost(self) -> None:
         """The report was refused as a whole: nobody will say whether an earlier try of it arrived."""
 
+    def dropped(
+        self, acknowledgements: Iterable[Acknowledgement], returned: Iterable[Run], *, on_its_way: bool
+    ) -> None:
+        """The leases are void, and this will not be reported (again). Another report may be on its way."""
+
     def void(self, runs: Iterable[Run]) -> None:
         """The master took these records back, which the loop has, and trains on or has trained on."""
 
@@ -254,6 +259,18 @@ class AuditLog(Audit):
                 self._event("lost")
             self._settle()
 
+    def dropped(
+        self, acknowledgements: Iterable[Acknowledgement], returned: Iterable[Run], *, on_its_way: bool
+    ) -> None:
+        with self._lock:
+            told = [(done, self._held(done.task, done.attempt)) for done in acknowledgements]
+            trained = [(done.task, lease.upto, done.upto) for done, lease in told if lease is not None]
+            unwritten = [run for run in trained if run[1] < run[2]]
+            self._write(b"".join(self._repeated_runs("void", (*unwritten, *returned))))
+            if self._pending and not on_its_way:
+                self._event("lost")
+                self._settle()
+
     def void(self, runs: Iterable[Run]) -> None:
         with self._lock:
             self._write(b"".join(self._repeated_runs("void", runs)))
@@ -277,6 +294,8 @@ class AuditLog(Audit):
     def close(self) -> None:
         with self._lock:
             if self._file >= 0:
+                if self._pending and not self._broken:
+                    self._event("lost")  # a killed trainer cannot say so, and its model is gone
                 os.close(self._file)
                 self._file = -1
             self._broken = self._broken or "it is closed"

@@ -311,16 +311,24 @@ class Reporter:
             if membership == self._membership:
                 outbox.add_later(self._outbox)
                 self._outbox = outbox
+            else:
+                self._drop(outbox)
             self._error = error or self._error
             self._changed.notify_all()
 
     def follow(self, membership: Membership) -> None:
         """The trainer takes part anew: what was not sent is of no interest any more."""
         with self._changed:
+            self._drop(self._outbox)
             self._outbox = Outbox()
             self._answered = self._noted
             self._membership = membership
             self._changed.notify_all()
+
+    def _drop(self, outbox: Outbox) -> None:
+        """Nobody will hear of it: others train on its records. The lock is held."""
+        acknowledgements = outbox.acknowledgements.values()
+        self._audit.dropped(acknowledgements, outbox.returned, on_its_way=self._sending)
 
     def close(self, timeout_s: float) -> None:
         """Send what is left and end the thread, within `timeout_s`. What a master does not answer it takes

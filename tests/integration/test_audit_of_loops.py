@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -188,6 +189,51 @@ def test_a_batch_whose_lease_was_taken_back_while_the_loop_had_it_is_not_exact(t
     assert (status, said["repeated"], said["acknowledged"]) == (INEXACT, BATCH, SIZE)
 
 
+def cut_off(fake: FakeMaster, session: str) -> None:
+    """The stream was broken for longer than the grace."""
+    fake.break_stream(session)
+    fake.clock.advance(1.5)
+    assert fake.expire()
+
+
+def stalled(fake: FakeMaster, session: str) -> None:
+    """The loop hung for longer than the progress timeout, and heartbeats flowed."""
+    for _ in range(4):
+        fake.clock.advance(5.0)
+        fake._dispatcher.heartbeat(session, fake.clock(), fake.presences[session].progress)
+        fake.presences[session].answered(fake.clock())
+    assert all(item.stalled for item in fake.expire())
+
+
+@pytest.fixture
+def fake() -> FakeMaster:
+    return FakeMaster(lease_timeout_s=30.0, grace_s=1.0, progress_timeout_s=15.0)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+@pytest.mark.parametrize("away", [cut_off, stalled])
+def test_what_a_loop_trained_on_twice_is_counted(tmp_path, capsys, fake, away, in_process):
+    """With three batches to a step no report tells the master, nor the log, of those that are lost."""
+    seen: Counter[int] = Counter()
+    with service(fake, tmp_path, in_process=in_process) as trainer:
+        optimizer = Sgd()
+        trainer.attach(optimizer)
+        number = 0
+        while not trainer.finished:
+            for batch in loader(trainer):
+                number += 1
+                if number == 5:  # one batch of the next step, and one in hand
+                    away(fake, trainer.session.id)
+                seen.update(batch.tolist())
+                if number % 3 == 0:
+                    optimizer.step()
+            optimizer.step()
+    status, said = judged(tmp_path, capsys)
+    twice = [record for record, times in seen.items() if times > 1]
+    assert len(twice) == 2 * BATCH
+    assert (status, said["repeated"], said["void"]) == (INEXACT, len(twice), len(twice))
+
+
 @pytest.mark.parametrize("saved", ["before", "after"])
 def test_synchronous_ranks_that_left_a_step_are_exact_if_they_go_back_before_it(tmp_path, capsys, saved):
     fake, tokens = FakeMaster(), []
@@ -258,6 +304,22 @@ def test_a_token_taken_while_reports_are_counted_is_not_exact(tmp_path, capsys):
     status, said = judged(tmp_path, capsys)
     assert (status, said["inexact_tokens"]) == (INEXACT, 1)
     assert said["uncounted"] > 0  # the model has them, and the token has not
+
+
+@pytest.mark.parametrize("away", [cut_off, stalled])
+def test_no_less_is_counted_than_a_plain_loop_trained_on_twice(tmp_path, capsys, fake, away):
+    seen: Counter[int] = Counter()
+    with service(fake, tmp_path, in_process=False) as trainer:
+        while not trainer.finished:
+            for number, batch in enumerate(plain(trainer, 0)):
+                if number == 3:
+                    away(fake, trainer.session.id)
+                seen.update(batch.tolist())
+                trainer.report_batch_done()
+    status, said = judged(tmp_path, capsys)
+    twice = [record for record, times in seen.items() if times > 1]
+    assert twice
+    assert (status, said["repeated"] >= len(twice)) == (INEXACT, True)
 
 
 def test_a_pass_left_with_reports_uncounted_is_not_exact(tmp_path, capsys):

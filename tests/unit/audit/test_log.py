@@ -174,6 +174,42 @@ def test_what_the_master_took_back_is_written_unless_a_restore_made_it_void_befo
     assert (second.repeated, second.uncounted, second.before) == ([], [], 1)
 
 
+def test_a_report_that_will_not_be_sent_says_what_was_trained_on(log):
+    log.intent(acknowledgements=ack(4))
+    log.answered()
+    log.dropped(ack(6), [(7, 6, 8)], on_its_way=False)
+    (chapter,) = only(log).chapters
+    assert [(item.cut.skip, item.cut.stop, item.kind) for item in chapter.repeated] == [
+        (4, 6, Kind.VOID),
+        (6, 8, Kind.VOID),
+    ]
+
+
+def test_a_report_that_will_not_be_sent_again_is_not_settled_by_the_answer_to_a_later_one(log):
+    log.intent(acknowledgements=ack(5))
+    log.unanswered()
+    log.dropped(ack(5), [], on_its_way=False)
+    log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
+    log.granted(grant_of(8, 1, 0, 8))
+    log.intent(acknowledgements=ack(3, task=8, attempt=1))
+    log.answered()
+    assert [chapter.answers.tolist() for chapter in only(log).chapters] == [[Answer.LOST], [Answer.ACCEPTED]]
+
+
+def test_a_report_on_its_way_is_settled_by_its_answer_though_later_ones_are_dropped(log):
+    log.intent(acknowledgements=ack(5))
+    log.dropped(ack(6), [], on_its_way=True)
+    log.answered()
+    assert only(log).chapters[0].answers.tolist() == [Answer.ACCEPTED]
+
+
+def test_a_session_that_ends_in_order_says_that_its_last_report_had_no_answer(log):
+    log.intent(acknowledgements=ack(5))
+    log.unanswered()
+    log.close()
+    assert only(log).chapters[0].answers.tolist() == [Answer.LOST]
+
+
 def test_a_report_without_outcomes_leaves_no_line(log):
     before = lines(log)
     log.intent(give_backs=[GiveBack(task=7, attempt=2, start=5)])
@@ -248,6 +284,7 @@ def test_a_trainer_without_a_log_takes_every_call():
     audit.answered()
     audit.unanswered()
     audit.lost()
+    audit.dropped(ack(1), [], on_its_way=False)
     audit.void([(1, 0, 1)])
     audit.uncounted(3)
     audit.snapshot("{}")
