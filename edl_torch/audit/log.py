@@ -136,7 +136,9 @@ class AuditLog(Audit):
         self._lock = threading.Lock()  # leases come and reports go on threads of their own
         self._file = -1
         self._broken = ""
+        # When leases are void, what is pending stays so: a call on its way may still be answered.
         self._leases: dict[int, _Lease] = {}
+        self._gone: dict[int, _Lease] = {}  # void since the session joined this lineage anew
         self._finished: list[int] = []  # leases that end with what is pending
         self._pending: set[int] = set()  # tasks with outcomes that no answer has settled
         self._repeated: set[int] = set()  # of those, tasks that were reported before without an answer
@@ -152,7 +154,10 @@ class AuditLog(Audit):
     ) -> None:
         with self._lock:
             self._open()
-            self._forget()
+            same = self._part.get("ledger"), self._part.get("lineage")
+            self._gone = self._leases if same == (ledger, lineage) else {}
+            self._leases = {}
+            self._finished.clear()
             self._part = {"ledger": ledger, "lineage": lineage, "member": member}
             self._event("joined", **self._part, batch_size=batch_size, dataset=write_spec(spec))
 
@@ -203,7 +208,10 @@ class AuditLog(Audit):
 
     def _acknowledge(self, done: Acknowledgement, tail: str) -> Iterable[bytes]:
         lease = self._held(done.task, done.attempt)
-        if lease is None or done.upto <= lease.upto:
+        if lease is None:
+            yield from self._report_in_vain(done)
+            return
+        if done.upto <= lease.upto:
             return
         where = f"{lease.epoch} {lease.shard} {lease.upto} {done.upto}"
         lease.upto = done.upto
@@ -215,9 +223,19 @@ class AuditLog(Audit):
         for task, first, after in runs:
             lease = self._leases.get(task)
             if lease is not None and first < lease.stop:  # else it is written down, or void since
-                yield self._line(
-                    kind, epoch=lease.epoch, shard=lease.shard, start=first, upto=after, task=task
-                )
+                yield self._run(kind, lease, (task, first, after))
+
+    def _run(self, kind: str, lease: _Lease, run: Run) -> bytes:
+        task, first, after = run
+        return self._line(kind, epoch=lease.epoch, shard=lease.shard, start=first, upto=after, task=task)
+
+    def _report_in_vain(self, done: Acknowledgement) -> Iterator[bytes]:
+        """A report was on its way here when the session joined anew: the master will refuse it."""
+        lease = self._gone.get(done.task)
+        if lease is not None and lease.attempt == done.attempt and lease.upto < done.upto:
+            run = done.task, lease.upto, done.upto
+            lease.upto = done.upto
+            yield self._run("void", lease, run)
 
     def _give_back(self, back: GiveBack) -> Iterable[bytes]:
         lease = self._held(back.task, back.attempt)
@@ -245,7 +263,7 @@ class AuditLog(Audit):
                 self._write(self._line("refused", tasks=sorted(refused - unsure), unsure=sorted(unsure)))
             elif self._pending:
                 self._write(ANSWERED)
-            for task in (*self._finished, *stale):
+            for task in self._finished:  # of one that was refused more may be told: what the loop has of it
                 self._leases.pop(task, None)
             self._settle()
 
@@ -287,7 +305,8 @@ class AuditLog(Audit):
 
     def restored(self, token: str | None, *, lineage: int) -> None:
         with self._lock:
-            self._forget()
+            self._gone, self._leases = {}, {}
+            self._finished.clear()
             replaced, self._part = self._part["lineage"], self._part | {"lineage": lineage}
             self._event("restored", lineage=lineage, replaced=replaced, token=token)
 
@@ -306,11 +325,6 @@ class AuditLog(Audit):
         self._finished.clear()
         self._pending.clear()
         self._repeated.clear()
-
-    def _forget(self) -> None:
-        """All leases are void. What is pending stays so: a call on its way may still be answered."""
-        self._leases.clear()
-        self._finished.clear()
 
     def _open(self) -> None:
         if self._file >= 0 or self._broken:

@@ -319,7 +319,8 @@ def test_no_less_is_counted_than_a_plain_loop_trained_on_twice(tmp_path, capsys,
     status, said = judged(tmp_path, capsys)
     twice = [record for record, times in seen.items() if times > 1]
     assert twice
-    assert (status, said["repeated"] >= len(twice)) == (INEXACT, True)
+    assert said["repeated"] >= len(twice), (sorted(twice), said)
+    assert status == INEXACT
 
 
 def test_a_pass_left_with_reports_uncounted_is_not_exact(tmp_path, capsys):

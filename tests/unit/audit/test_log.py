@@ -105,13 +105,26 @@ def test_a_refusal_of_what_may_have_been_heard_before_leaves_that_open(log):
     assert only(log).chapters[0].answers.tolist() == [Answer.LOST]
 
 
-def test_a_void_lease_is_not_written(log):
+def test_a_report_that_was_on_its_way_when_its_lease_became_void_is_no_acknowledgement(log):
     log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
+    for _ in range(2):
+        log.intent(acknowledgements=ack(5))
+        log.intent(acknowledgements=ack(5, attempt=1))
+        log.answered()
+    before, after = only(log).chapters
+    assert [len(chapter.rows) for chapter in (before, after)] == [0, 0]
+    assert [(item.cut.skip, item.cut.stop, item.kind) for item in after.repeated] == [(2, 5, Kind.VOID)]
+
+
+def test_of_leases_of_another_lineage_nothing_is_written(log):
+    log.joined(SPEC, ledger="L", lineage=2, batch_size=BATCH)
+    before = lines(log)
     log.intent(acknowledgements=ack(5))
-    log.intent(acknowledgements=ack(5, attempt=1))
     log.answered()
-    assert [len(chapter.rows) for chapter in only(log).chapters] == [0, 0]
-    assert len(lines(log)) == 3
+    log.restored(None, lineage=3)
+    log.intent(acknowledgements=ack(5))
+    assert lines(log)[: len(before)] == before
+    assert [(len(c.rows), len(c.repeated)) for c in only(log).chapters] == [(0, 0)] * 3
 
 
 def test_an_answer_that_comes_after_the_trainer_joined_anew_is_that_of_the_report_before(log):
