@@ -347,7 +347,7 @@ def show_status(options: argparse.Namespace) -> int:
 
 
 def run_audit(options: argparse.Namespace) -> int:
-    """Judge audit logs. Status 0: proven, 1: refuted, 2: the logs cannot be used."""
+    """Judge audit logs. Status 0: proven, 1: refuted, 2: unfinished, or unusable logs, 3: proven, inexact."""
     from edl_torch.cli_audit import run
 
     return run(

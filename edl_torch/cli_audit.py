@@ -11,16 +11,27 @@ from pathlib import Path
 
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.findings import Finding
-from edl_torch.audit.verdict import Verdict, audit
+from edl_torch.audit.verdict import Outcome, Verdict, audit
+from edl_torch.audit.way import Way
 from edl_torch.errors import EdlError
 
-PROVEN, REFUTED, WRONG_INPUT = 0, 1, 2
+WRONG_INPUT = 2
+_WORST_FIRST = (Outcome.REFUTED, Outcome.UNFINISHED, Outcome.INEXACT, Outcome.PROVEN)
 
 _MEANING = {
     "lost": "no outcome",
     "doubled": "more than one outcome",
     "forgotten": "confirmed, and unknown to the master",
+    "repeated": "loops had them more than once",
     "stale": "came too late and was refused",
+}
+_WAYS = {
+    Way.STEP.label: "when an attached optimizer had stepped",
+    Way.NEXT.label: "when the next batch was asked for",
+    Way.TOKEN.label: "by a token taken in the loop's body",
+    Way.REPORT.label: "by the loop's reports",
+    Way.COUNT.label: "by counting reports over several loader workers",
+    Way.UNKNOWN.label: "in a way that the log does not tell",
 }
 _COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgotten", "open")
 
@@ -36,7 +47,13 @@ def run(
         print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_INPUT
     print(write_json(verdicts) if as_json else write_table(verdicts))
-    return PROVEN if all(verdict.proven for verdict in verdicts) else REFUTED
+    return worst(verdicts).status
+
+
+def worst(verdicts: Sequence[Verdict]) -> Outcome:
+    """What several verdicts come to."""
+    found = {verdict.outcome for verdict in verdicts}
+    return next(outcome for outcome in _WORST_FIRST if outcome in found)
 
 
 def _words(state: Path) -> dict[str, FinalWord]:
@@ -48,8 +65,12 @@ def _words(state: Path) -> dict[str, FinalWord]:
 
 def write_json(verdicts: list[Verdict]) -> str:
     """Everything, indented. Names may hold undecodable bytes, so it is ASCII."""
-    datasets = [{"proven": verdict.proven, **asdict(verdict)} for verdict in verdicts]
-    return json.dumps({"proven": all(verdict.proven for verdict in verdicts), "datasets": datasets}, indent=2)
+    datasets = [_summary(verdict.outcome) | asdict(verdict) for verdict in verdicts]
+    return json.dumps(_summary(worst(verdicts)) | {"datasets": datasets}, indent=2)
+
+
+def _summary(outcome: Outcome) -> dict[str, object]:
+    return {"verdict": outcome.label, "proven": outcome in (Outcome.PROVEN, Outcome.INEXACT)}
 
 
 def write_table(verdicts: list[Verdict]) -> str:
@@ -58,7 +79,7 @@ def write_table(verdicts: list[Verdict]) -> str:
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
-    yield f"dataset {verdict.dataset!r}: {'PROVEN' if verdict.proven else 'REFUTED'}"
+    yield f"dataset {verdict.dataset!r}: {verdict.outcome.label}"
     epochs = f"{verdict.num_epochs} epoch(s)" if verdict.num_epochs else "endless"
     yield f"  {verdict.size} records, {epochs}; {verdict.records} must have exactly one outcome"
     yield (
@@ -68,14 +89,44 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     counts = [(name, getattr(verdict, name)) for name in _COUNTS]
     yield "  " + "  ".join(f"{name} {count}" for name, count in counts if count or name != "open")
     yield f"  rolled back {verdict.rolled_back}  refused as stale {verdict.refused}"
+    rests_on = [f"{count} {_WAYS[way]}" for way, count in verdict.rests_on.items()]
+    if rests_on:
+        yield f"  acknowledged: {'; '.join(rests_on)}"
     if verdict.judged:
         yield "  by the logs and the master's own word"
     if verdict.unsettled:
         counting = "the master has heard" if verdict.judged else "nobody else has, and count as acknowledged"
         yield f"  {verdict.unsettled} were reported without an answer; {verdict.assumed} of them {counting}"
+    yield from (f"  INEXACT: {text}" for text in _inexact(verdict))
     yield from (f"  CONTRADICTION: {text}" for text in verdict.contradictions)
+    if verdict.lost and not (verdict.doubled or verdict.forgotten or verdict.contradictions):
+        yield "  a job that still runs, or was stopped and will go on: audit it with --unfinished"
     for kind in _MEANING:
         yield from _kind(verdict, kind)
+
+
+def _inexact(verdict: Verdict) -> Iterator[str]:
+    if verdict.repeated:
+        why = {
+            "given back after a loop had them, and may have trained on them": verdict.returned,
+            "taken back by the master while a loop had them": verdict.void,
+            "reported too late": verdict.late,
+        }
+        reasons = "; ".join(f"{count} {what}" for what, count in why.items() if count)
+        yield f"{verdict.repeated} record(s) were delivered more than once: {reasons}"
+    if verdict.counted:
+        yield (
+            f"{verdict.counted} record(s) were acknowledged by counting: a plain DataLoader with several "
+            f"workers does not say which records a batch holds"
+        )
+    if verdict.uncounted:
+        yield f"{verdict.uncounted} record(s) were reported so and read again: the reports do not say which"
+    if verdict.unexplained:
+        yield (
+            f"{verdict.unexplained} record(s) were acknowledged, and the log does not say how: it is of an "
+            f"older edl-torch"
+        )
+    yield from verdict.doubts
 
 
 def _kind(verdict: Verdict, kind: str) -> Iterator[str]:

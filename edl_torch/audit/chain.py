@@ -1,7 +1,8 @@
 """From the final lineage back to the beginning of the data, token by token.
 
 A lineage began from a token; the records that have an outcome in it must have got it in the lineage in which
-that token was taken. What that lineage did beyond the token is rolled back, and proves nothing.
+that token was taken. What that lineage did beyond the token is rolled back, and proves nothing. All who took
+the token must have had its records in their model: no log says which of their checkpoints was loaded.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, Key, Lineage, Reports
+from edl_torch.audit.lineage import History, Key, Lineage, Reports, Taken
 from edl_torch.audit.log import token_digest
-from edl_torch.audit.part import Part, Question, Settled, examine
+from edl_torch.audit.part import Part, Question, Settled, examine, records_of
+from edl_torch.audit.reading import Answer
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 
@@ -39,10 +41,8 @@ class Chain:
         self._history = history
         self._line = history.coordinates
         self._word = word
-        self._taken: dict[str, list[Key]] = {}  # by a token's digest, the latest lineage first
-        for key, lineage in sorted(history.lineages.items(), key=lambda item: -item[1].latest):
-            for digest in lineage.snapshots:
-                self._taken.setdefault(digest, []).append(key)
+        self._explained: dict[tuple[Key, str], Part] = {}  # by a lineage, and a token that was taken there
+        self._faults: dict[Taken, str] = {}
 
     def parts(self) -> list[Part]:
         """What each lineage did. Raises AuditError where the logs of a lineage are missing."""
@@ -50,10 +50,9 @@ class Chain:
         token = self._decode(self._word.token)
         parts = [self._final_part(self._history.lineages[self._history.final], token)]
         tokens = [token]
-        while parts[-1].begun:
-            token = self._decode(parts[-1].lineage.token)
-            parts.append(self._origin(parts[-1], token, {part.lineage.key for part in parts}))
-            tokens.append(token)
+        while (origin := self._origin(parts[-1], {part.lineage.key for part in parts})) is not None:
+            tokens.append(self._decode(parts[-1].lineage.token))
+            parts.append(origin)
         _compare(tokens, parts)
         return parts
 
@@ -87,7 +86,12 @@ class Chain:
         return -(-last // self._history.spec.size)
 
     def _part(
-        self, lineage: Lineage, required: Intervals, later: Token | None, settled: Settled | None = None
+        self,
+        lineage: Lineage,
+        required: Intervals,
+        later: Token | None,
+        settled: Settled | None = None,
+        left: Mapping[int, int] | None = None,
     ) -> Part:
         """The part of a lineage for `required`, which is what has an outcome in `later` if that is given."""
         token = self._decode(lineage.token)
@@ -97,6 +101,7 @@ class Chain:
             quarantine=self._line.quarantine(() if later is None else later.quarantine),
             crumbs=self._line.slices(() if token is None else token.crumbs),
             settled=settled or {},
+            left=left or {},
         )
         return examine(self._line, lineage, question)
 
@@ -110,26 +115,68 @@ class Chain:
         token = self._decode(lineage.token)
         return Intervals() if token is None else self._line.done(token)
 
-    def _origin(self, part: Part, token: Token | None, visited: set[Key]) -> Part:
-        """The part of the lineage in which the token was taken that `part`'s lineage began from."""
-        # The same token may be taken twice, as by a job that began again from the beginning: one must do.
-        latest = None
-        for key in self._origins(part.lineage, visited):
-            candidate = self._part(self._history.lineages[key], part.begun, token)
-            if candidate.sound:
-                return candidate
-            latest = latest or candidate
-        if latest is None:
+    def _origin(self, part: Part, visited: set[Key]) -> Part | None:
+        """The part of the lineage in which the token was taken that `part`'s lineage began from; None where
+        that is the beginning of the data, which nobody took."""
+        began = part.lineage
+        taken = self._taken(began, visited)
+        if not taken and not part.begun:
+            return None
+        keys = {one.key for one in taken} & self._history.lineages.keys()
+        latest_first = sorted(keys, key=lambda key: -self._history.lineages[key].latest)
+        candidates = [
+            self._explain(key, began.token or "", part.begun, taken)
+            for key in latest_first or self._told_before(began, visited)
+        ]
+        if not candidates:
             raise AuditError(
-                f"{self._called(part.lineage)} began from a token, and no log says where that was taken: "
+                f"{self._called(began)} began from a token, and no log says where that was taken: "
                 f"give the audit directories of all earlier runs of the job too"
             )
-        return latest
+        _doubt(part, taken)
+        part.contradictions += [fault for one in taken if (fault := self._fault(one, part.begun))]
+        sound = [candidate for candidate in candidates if candidate.sound]
+        if sound and taken:
+            part.contradictions += [_unexplained(other) for other in candidates if not other.sound]
+        return sound[0] if sound else candidates[0]
 
-    def _origins(self, lineage: Lineage, visited: set[Key]) -> list[Key]:
-        taken = [key for key in self._taken.get(token_digest(lineage.token or ""), ()) if key not in visited]
-        before = lineage.key[0], lineage.before
-        return taken or [key for key in self._told() if key == before and key not in visited]
+    def _taken(self, began: Lineage, visited: set[Key]) -> list[Taken]:
+        """All who took the token that a lineage began from."""
+        taken = self._history.taken.get(token_digest(began.token or ""), ())
+        return [one for one in taken if one.key not in visited and _may_precede(one, began)]
+
+    def _told_before(self, began: Lineage, visited: set[Key]) -> list[Key]:
+        before = began.key[0], began.before
+        return [key for key in self._told() if key == before and key not in visited]
+
+    def _explain(self, key: Key, text: str, required: Intervals, taken: Sequence[Taken]) -> Part:
+        """The part of lineage `key` that was left by a token; the last time that each log has it counts."""
+        if (key, text) not in self._explained:
+            lines = sorted((one.place, one.snapshot.line) for one in taken if one.key == key)
+            lineage = self._history.lineages[key]
+            self._explained[key, text] = self._part(lineage, required, self._decode(text), left=dict(lines))
+        return self._explained[key, text]
+
+    def _fault(self, taken: Taken, done: Intervals) -> str:
+        """Why the model of the session that took a token, of `done`, cannot have been what it says."""
+        if taken not in self._faults:
+            self._faults[taken] = self._find_fault(taken, done)
+        return self._faults[taken]
+
+    def _find_fault(self, taken: Taken, done: Intervals) -> str:
+        found = taken.snapshot
+        trainer = self._history.trainers[taken.place]
+        who = f"the token was taken by {trainer} (lineage {found.lineage}, member {found.member})"
+        if found.late or taken.key not in self._history.lineages:
+            return f"{who}, which was superseded and knew it"
+        lineage = self._history.lineages[taken.key]
+        told = lineage.acknowledged  # what loader workers fail to read may be heard at any time
+        own = told.at((told.who == taken.place) & (told.settled < found.line))
+        trained = records_of(own.answered(Answer.ACCEPTED)) | self._begun(lineage)
+        beyond = (trained - done).count
+        if not beyond:
+            return ""
+        return f"{who} when {beyond} record(s) were trained on there that it has not: superseded by then"
 
     def _told(self) -> Iterator[Key]:
         """Lineages that can explain a token: a job that restores first leaves an empty one behind."""
@@ -150,6 +197,28 @@ class Chain:
         except TokenError as exc:
             raise AuditError(f"a token of dataset {self._history.spec.name!r} cannot be used: {exc}") from exc
         return token
+
+
+def _doubt(part: Part, taken: Sequence[Taken]) -> None:
+    """Note what is inexact in the token that `part`'s lineage began from."""
+    counted = [one.snapshot for one in taken if not one.snapshot.exact]
+    part.uncounted += max((snapshot.uncounted for snapshot in counted), default=0)
+    if counted:
+        part.doubt = "was taken while reports were counted over several loader workers"
+    elif not taken:
+        part.doubt = "was taken by nobody whose log is here"
+
+
+def _unexplained(part: Part) -> str:
+    which = f"lineage {part.lineage.key[1]} of ledger {part.lineage.key[0]}"
+    many = f", and on {part.doubled.count} more than once" if part.doubled else ""
+    missing = f"which had not trained on {part.missing.count} of its record(s){many}"
+    return f"the token was also taken in {which}, {missing}"
+
+
+def _may_precede(taken: Taken, began: Lineage) -> bool:
+    """Whether a lineage can have begun from it: ledgers have no order, lineages of one have."""
+    return taken.key[0] != began.key[0] or taken.key[1] < began.key[1]
 
 
 def _compare(tokens: Sequence[Token | None], parts: Sequence[Part]) -> None:

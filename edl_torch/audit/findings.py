@@ -12,17 +12,19 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import History, Lineage
 from edl_torch.audit.naming import RecordRange, name_records
 from edl_torch.audit.part import Part, records_of
-from edl_torch.audit.reading import Answer
+from edl_torch.audit.reading import Answer, Kind
 
+KINDS = ("lost", "doubled", "forgotten", "repeated", "stale")
 MOST_REPORTERS = 4  # of one range, in one lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Records that are `lost` (no outcome), `doubled` (several), `forgotten` (the master confirmed an outcome
-    and does not know it) or `stale` (reported too late and refused, which is as it should be).
+    and does not know it), `repeated` (loops of living trainers had them more than once) or `stale` (reported
+    too late and refused, which costs no outcome).
 
-    `by` names the trainers that reported them.
+    `by` names the trainers that reported them, or had them in vain.
     """
 
     kind: str
@@ -36,10 +38,11 @@ class Findings:
     def __init__(self, history: History, parts: Sequence[Part], *, judged: bool) -> None:
         self._history = history
         self._counting = [part.lineage for part in parts]
-        self.records = {kind: Intervals() for kind in ("lost", "doubled", "forgotten", "stale")}
+        self.records = {kind: Intervals() for kind in KINDS}
         for part in parts:
             self.records["lost"] |= part.missing
             self.records["doubled"] |= part.doubled
+            self.records["repeated"] |= part.repeated
         if judged:  # by the master's own word
             self.records["forgotten"] = parts[0].certain - parts[0].required
         for lineage in history.lineages.values():
@@ -55,6 +58,7 @@ class Findings:
             "lost": self._lost(limit),
             "doubled": self._reported("doubled", Answer.ACCEPTED, self._counting, limit),
             "forgotten": self._reported("forgotten", Answer.ACCEPTED, self._counting, limit),
+            "repeated": self._repeated(limit),
             "stale": self._reported("stale", Answer.REFUSED, self._history.lineages.values(), limit),
         }
         return tuple(finding for found in kinds.values() for finding in islice(found, limit))
@@ -70,6 +74,24 @@ class Findings:
             by = tuple(who for lineage in lineages for who in self._reporters(lineage, answer, start, end))
             for records in name_records(self._history.coordinates, Intervals.run(start, end), limit):
                 yield Finding(kind=kind, records=records, by=by)
+
+    def _repeated(self, limit: int) -> Iterator[Finding]:
+        for start, end in islice(self.records["repeated"], limit):
+            by = tuple(who for lineage in self._counting for who in self._had_in_vain(lineage, start, end))
+            for records in name_records(self._history.coordinates, Intervals.run(start, end), limit):
+                yield Finding(kind="repeated", records=records, by=by)
+
+    def _had_in_vain(self, lineage: Lineage, start: int, end: int) -> Iterator[str]:
+        late = lineage.acknowledged.answered(Answer.REFUSED, Answer.LOST)
+        for reports, why in (
+            (lineage.repeated.answered(Kind.RETURNED), "given back"),
+            (lineage.repeated.answered(Kind.VOID), "taken back"),
+            (late, "reported too late"),
+        ):
+            hit = (reports.starts < end) & (reports.ends > start)
+            for place in np.flatnonzero(hit)[:MOST_REPORTERS].tolist():
+                trainer = self._history.trainers[int(reports.who[place])]
+                yield f"{trainer} ({why} in lineage {lineage.key[1]}, task {reports.tasks[place]})"
 
     def _reporters(self, lineage: Lineage, answer: Answer, start: int, end: int) -> Iterator[str]:
         for reports in (lineage.acknowledged, lineage.quarantined):

@@ -6,8 +6,8 @@ A lineage is one history of the model; which of its acknowledgements count is de
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lines import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO
-from edl_torch.audit.reading import Answer, Chapter, Log
+from edl_torch.audit.reading import Chapter, Log, Snapshot
 from edl_torch.core.identity import differences, identity
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
@@ -25,7 +25,10 @@ Key = tuple[str, int]  # ledger id, number of the lineage
 
 @dataclass(slots=True)
 class Reports:
-    """Runs of records that were reported, as arrays of one length; `who` is the place of the log."""
+    """Runs of records that were reported, as arrays of one length.
+
+    `who` is the place of the log, `settled` the line there that has the answer, and `ways` how it came about.
+    """
 
     starts: IndexArray
     ends: IndexArray
@@ -33,12 +36,14 @@ class Reports:
     attempts: IndexArray
     answers: IndexArray
     who: IndexArray
+    settled: IndexArray
+    ways: IndexArray
 
     @classmethod
     def join(cls, parts: Sequence[Reports]) -> Reports:
         """All of them, in order."""
         if not parts:
-            return cls(*(np.empty(0, dtype=np.int64) for _ in range(6)))
+            return cls(*(np.empty(0, dtype=np.int64) for _ in cls.__slots__))
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
     def __len__(self) -> int:
@@ -48,9 +53,18 @@ class Reports:
         """Those at `places`, numbers or flags."""
         return Reports(*(getattr(self, name)[places] for name in self.__slots__))
 
-    def answered(self, answer: Answer) -> Reports:
-        """Those with this answer."""
-        return self.at(self.answers == answer)
+    def answered(self, *answers: int) -> Reports:
+        """Those with one of these answers."""
+        return self.at(np.isin(self.answers, answers))
+
+    def until(self, limits: Mapping[int, int]) -> Reports:
+        """Those settled before the line that `limits` has for their log; all of other logs."""
+        if not limits:
+            return self
+        kept = np.ones(len(self), dtype=np.bool_)
+        for place, line in limits.items():
+            kept &= (self.who != place) | (self.settled < line)
+        return self.at(kept)
 
     @property
     def records(self) -> int:
@@ -65,16 +79,30 @@ class Lineage:
     key: Key
     acknowledged: Reports
     quarantined: Reports
+    repeated: Reports  # that the loop had, and that another had then; `answers` says why, as a `Kind`
+    uncounted: list[tuple[int, int, int]]  # place of the log, line, records that were reported in vain
     crumbs: Intervals
     batch_size: int  # the largest of its trainers
     restored: bool = False
     token: str | None = None
     before: int = 0
-    snapshots: frozenset[str] = field(default_factory=frozenset)
     latest: float = 0.0  # when a trainer last joined it
 
     def __repr__(self) -> str:
         return f"<Lineage {self.key} acknowledged={self.acknowledged.records}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A token that a session took: the place of its log, and what that says of it."""
+
+    place: int
+    snapshot: Snapshot
+
+    @property
+    def key(self) -> Key:
+        """The lineage in which it was taken."""
+        return self.snapshot.ledger, self.snapshot.lineage
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +113,7 @@ class History:
     coordinates: Coordinates
     lineages: dict[Key, Lineage]
     final: Key
+    taken: Mapping[str, Sequence[Taken]]  # by a token's digest
     trainers: list[str]  # worker ids by place of the log; '' for logs of other datasets
 
     @property
@@ -122,6 +151,10 @@ def _history(chapters: list[_Placed], logs: int) -> History:
     lineages: defaultdict[Key, list[_Placed]] = defaultdict(list)
     for placed in same:
         lineages[placed[2].ledger, placed[2].lineage].append(placed)
+    taken: defaultdict[str, list[Taken]] = defaultdict(list)
+    for place, _, chapter in same:
+        for snapshot in chapter.snapshots:
+            taken[snapshot.digest].append(Taken(place=place, snapshot=snapshot))
     trainers = [""] * logs
     for place, log, _ in same:
         trainers[place] = log.worker_id or log.session
@@ -130,6 +163,7 @@ def _history(chapters: list[_Placed], logs: int) -> History:
         coordinates=coordinates,
         lineages={key: _lineage(key, parts, coordinates) for key, parts in lineages.items()},
         final=(ledger, newest.lineage),
+        taken=taken,
         trainers=trainers,
     )
 
@@ -153,12 +187,13 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates) -> Linea
         key=key,
         acknowledged=_around(acknowledged, quarantined),
         quarantined=quarantined,
+        repeated=Reports.join([_repeated(item, coordinates) for item in placed]),
+        uncounted=[(place, line, n) for place, _, chapter in placed for n, line in chapter.uncounted],
         crumbs=coordinates.slices(cut for item in placed for cut in _crumbs(item, coordinates)),
         batch_size=max(chapter.batch_size for _, _, chapter in placed),
         restored=opener is not None,
         token=None if opener is None else opener.token,
         before=0 if opener is None else opener.before,
-        snapshots=frozenset(digest for _, _, chapter in placed for digest in chapter.snapshots),
         latest=max(chapter.began for _, _, chapter in placed),
     )
 
@@ -171,19 +206,40 @@ def _acknowledged(placed: _Placed, coordinates: Coordinates) -> Reports:
     base = coordinates.starts(shards) + epochs * coordinates.size
     who = np.full(len(rows), place, dtype=np.int64)
     return Reports(
-        base + rows[:, START], base + rows[:, UPTO], rows[:, TASK], rows[:, ATTEMPT], chapter.answers, who
+        starts=base + rows[:, START],
+        ends=base + rows[:, UPTO],
+        tasks=rows[:, TASK],
+        attempts=rows[:, ATTEMPT],
+        answers=chapter.answers,
+        who=who,
+        settled=chapter.settled,
+        ways=chapter.ways,
     )
 
 
 def _quarantined(placed: _Placed, coordinates: Coordinates) -> Reports:
     place, log, chapter = placed
     found = chapter.quarantined
-    table = [(q.epoch, q.shard, q.position, q.task, q.attempt, q.answer, q.line) for q in found]
-    numbers = np.array(table, dtype=np.int64).reshape(-1, 7)
-    epochs, shards, positions, tasks, attempts, answers, lines = numbers.T
+    table = [(q.epoch, q.shard, q.position, q.task, q.attempt, q.answer, q.line, q.settled) for q in found]
+    numbers = np.array(table, dtype=np.int64).reshape(-1, 8)
+    epochs, shards, positions, tasks, attempts, answers, lines, settled = numbers.T
     _check(log, coordinates, epochs, shards, positions, positions + 1, lines)
     starts = coordinates.starts(shards) + epochs * coordinates.size + positions
-    return Reports(starts, starts + 1, tasks, attempts, answers, np.full(len(found), place, dtype=np.int64))
+    who = np.full(len(found), place, dtype=np.int64)
+    return Reports(starts, starts + 1, tasks, attempts, answers, who, settled, np.zeros_like(who))
+
+
+def _repeated(placed: _Placed, coordinates: Coordinates) -> Reports:
+    place, log, chapter = placed
+    table = [
+        (r.cut.epoch, r.cut.shard, r.cut.skip, r.cut.stop, r.task, r.kind, r.line) for r in chapter.repeated
+    ]
+    numbers = np.array(table, dtype=np.int64).reshape(-1, 7)
+    epochs, shards, starts, stops, tasks, kinds, lines = numbers.T
+    _check(log, coordinates, epochs, shards, starts, stops, lines)
+    base = coordinates.starts(shards) + epochs * coordinates.size
+    none, who = np.zeros_like(lines), np.full(len(table), place, dtype=np.int64)
+    return Reports(base + starts, base + stops, tasks, none, kinds, who, lines, none)
 
 
 def _crumbs(placed: _Placed, coordinates: Coordinates) -> list[Slice]:

@@ -22,7 +22,8 @@ import numpy as np
 from edl_torch.errors import EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Source, TaskType
 
-VERSION = 1
+VERSION = 2
+FIRST = 1  # the oldest that is read: it does not say how acknowledgements came about
 SUFFIX = ".audit"
 ANSWERED = b"=\n"
 COLUMNS = 8

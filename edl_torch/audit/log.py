@@ -11,16 +11,19 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl_torch.audit.lines import ANSWERED, SUFFIX, VERSION, write_event, write_spec
+from edl_torch.audit.way import Way
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+
+Run = tuple[int, int, int]  # task, first position, position after the last
 
 
 class Audit:
@@ -30,7 +33,9 @@ class Audit:
     lease; then for every report `intent`, and one of `answered`, `unanswered` and `lost`.
     """
 
-    def joined(self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int) -> None:
+    def joined(
+        self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int, member: int = 0
+    ) -> None:
         """The session takes part in a dataset, for the first time or anew: leases of before are void."""
 
     def granted(self, grant: Grant) -> None:
@@ -42,9 +47,15 @@ class Audit:
         failures: Iterable[Failure] = (),
         acknowledgements: Iterable[Acknowledgement] = (),
         give_backs: Iterable[GiveBack] = (),
+        way: int = Way.UNKNOWN,
+        returned: Iterable[Run] = (),
         step: int | None = None,
     ) -> None:
-        """This is about to be reported. What was written down before and is reported again adds nothing."""
+        """This is about to be reported. What was written down before and is reported again adds nothing.
+
+        `way` is the `Way` of the acknowledgements; `returned` are records among those given back that the
+        loop had, and may have trained on.
+        """
 
     def answered(self, stale: Collection[int] = ()) -> None:
         """The master has answered the last report; it refused what was said of the tasks in `stale`."""
@@ -55,8 +66,22 @@ class Audit:
     def lost(self) -> None:
         """The report was refused as a whole: nobody will say whether an earlier try of it arrived."""
 
-    def snapshot(self, token: str) -> None:
-        """A token was taken, in this session's lineage."""
+    def dropped(
+        self, acknowledgements: Iterable[Acknowledgement], returned: Iterable[Run], *, on_its_way: bool
+    ) -> None:
+        """The leases are void, and this will not be reported (again). Another report may be on its way."""
+
+    def void(self, runs: Iterable[Run]) -> None:
+        """The master took these records back, which the loop has, and trains on or has trained on."""
+
+    def uncounted(self, records: int) -> None:
+        """So many records were reported and are given back, as nobody can say which ones they are."""
+
+    def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0) -> None:
+        """A token was taken in this session's lineage; `exact` says whether it has just what was trained on.
+
+        Where it is not, `uncounted` records were reported that it has not.
+        """
 
     def restored(self, token: str | None, *, lineage: int) -> None:
         """This session took the dataset back to a token (None: the beginning), which opened `lineage`."""
@@ -111,22 +136,30 @@ class AuditLog(Audit):
         self._lock = threading.Lock()  # leases come and reports go on threads of their own
         self._file = -1
         self._broken = ""
+        # When leases are void, what is pending stays so: a call on its way may still be answered.
         self._leases: dict[int, _Lease] = {}
+        self._gone: dict[int, _Lease] = {}  # void since the session joined this lineage anew
         self._finished: list[int] = []  # leases that end with what is pending
         self._pending: set[int] = set()  # tasks with outcomes that no answer has settled
         self._repeated: set[int] = set()  # of those, tasks that were reported before without an answer
         self._steps = 0
+        self._way = 0  # of the rows written last
+        self._part: dict[str, object] = {}  # as what it takes part: ledger, lineage, member
 
     def __repr__(self) -> str:
         return f"<AuditLog {str(self.path)!r} pending={len(self._pending)}>"
 
-    def joined(self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int) -> None:
+    def joined(
+        self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int, member: int = 0
+    ) -> None:
         with self._lock:
             self._open()
-            self._forget()
-            self._event(
-                "joined", ledger=ledger, lineage=lineage, batch_size=batch_size, dataset=write_spec(spec)
-            )
+            same = self._part.get("ledger"), self._part.get("lineage")
+            self._gone = self._leases if same == (ledger, lineage) else {}
+            self._leases = {}
+            self._finished.clear()
+            self._part = {"ledger": ledger, "lineage": lineage, "member": member}
+            self._event("joined", **self._part, batch_size=batch_size, dataset=write_spec(spec))
 
     def granted(self, grant: Grant) -> None:
         cut = grant.slice
@@ -139,13 +172,20 @@ class AuditLog(Audit):
         failures: Iterable[Failure] = (),
         acknowledgements: Iterable[Acknowledgement] = (),
         give_backs: Iterable[GiveBack] = (),
+        way: int = Way.UNKNOWN,
+        returned: Iterable[Run] = (),
         step: int | None = None,
     ) -> None:
         with self._lock:
             lines = [line for failure in failures for line in self._quarantine(failure)]
             self._steps = self._steps + 1 if step is None else step
             tail = f"{self._steps} {self._ms()}\n"
-            lines += [line for done in acknowledgements for line in self._acknowledge(done, tail)]
+            rows = [line for done in acknowledgements for line in self._acknowledge(done, tail)]
+            if rows and way != self._way:
+                self._way = way
+                lines.append(self._line("way", way=Way(way).label))
+            lines += rows
+            lines += self._repeated_runs("returned", returned)
             lines += [line for back in give_backs for line in self._give_back(back)]
             self._write(b"".join(lines))
 
@@ -168,13 +208,34 @@ class AuditLog(Audit):
 
     def _acknowledge(self, done: Acknowledgement, tail: str) -> Iterable[bytes]:
         lease = self._held(done.task, done.attempt)
-        if lease is None or done.upto <= lease.upto:
+        if lease is None:
+            yield from self._report_in_vain(done)
+            return
+        if done.upto <= lease.upto:
             return
         where = f"{lease.epoch} {lease.shard} {lease.upto} {done.upto}"
         lease.upto = done.upto
         self._pending.add(done.task)
         self._finish(done.task, lease)
         yield f"{where} {done.task} {done.attempt} {tail}".encode()
+
+    def _repeated_runs(self, kind: str, runs: Iterable[Run]) -> Iterator[bytes]:
+        for task, first, after in runs:
+            lease = self._leases.get(task)
+            if lease is not None and first < lease.stop:  # else it is written down, or void since
+                yield self._run(kind, lease, (task, first, after))
+
+    def _run(self, kind: str, lease: _Lease, run: Run) -> bytes:
+        task, first, after = run
+        return self._line(kind, epoch=lease.epoch, shard=lease.shard, start=first, upto=after, task=task)
+
+    def _report_in_vain(self, done: Acknowledgement) -> Iterator[bytes]:
+        """A report was on its way here when the session joined anew: the master will refuse it."""
+        lease = self._gone.get(done.task)
+        if lease is not None and lease.attempt == done.attempt and lease.upto < done.upto:
+            run = done.task, lease.upto, done.upto
+            lease.upto = done.upto
+            yield self._run("void", lease, run)
 
     def _give_back(self, back: GiveBack) -> Iterable[bytes]:
         lease = self._held(back.task, back.attempt)
@@ -202,7 +263,7 @@ class AuditLog(Audit):
                 self._write(self._line("refused", tasks=sorted(refused - unsure), unsure=sorted(unsure)))
             elif self._pending:
                 self._write(ANSWERED)
-            for task in (*self._finished, *stale):
+            for task in self._finished:  # of one that was refused more may be told: what the loop has of it
                 self._leases.pop(task, None)
             self._settle()
 
@@ -216,18 +277,44 @@ class AuditLog(Audit):
                 self._event("lost")
             self._settle()
 
-    def snapshot(self, token: str) -> None:
+    def dropped(
+        self, acknowledgements: Iterable[Acknowledgement], returned: Iterable[Run], *, on_its_way: bool
+    ) -> None:
         with self._lock:
-            self._event("snapshot", token=token_digest(token))
+            told = [(done, self._held(done.task, done.attempt)) for done in acknowledgements]
+            trained = [(done.task, lease.upto, done.upto) for done, lease in told if lease is not None]
+            unwritten = [run for run in trained if run[1] < run[2]]
+            self._write(b"".join(self._repeated_runs("void", (*unwritten, *returned))))
+            if self._pending and not on_its_way:
+                self._event("lost")
+                self._settle()
+
+    def void(self, runs: Iterable[Run]) -> None:
+        with self._lock:
+            self._write(b"".join(self._repeated_runs("void", runs)))
+
+    def uncounted(self, records: int) -> None:
+        with self._lock:
+            if records and self._leases:  # without a lease a restore has made all of it void
+                self._event("uncounted", records=records)
+
+    def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0) -> None:
+        with self._lock:
+            digest = token_digest(token)
+            self._event("snapshot", token=digest, **self._part, exact=exact, uncounted=uncounted)
 
     def restored(self, token: str | None, *, lineage: int) -> None:
         with self._lock:
-            self._forget()
-            self._event("restored", lineage=lineage, token=token)
+            self._gone, self._leases = {}, {}
+            self._finished.clear()
+            replaced, self._part = self._part["lineage"], self._part | {"lineage": lineage}
+            self._event("restored", lineage=lineage, replaced=replaced, token=token)
 
     def close(self) -> None:
         with self._lock:
             if self._file >= 0:
+                if self._pending and not self._broken:
+                    self._event("lost")  # a killed trainer cannot say so, and its model is gone
                 os.close(self._file)
                 self._file = -1
             self._broken = self._broken or "it is closed"
@@ -238,11 +325,6 @@ class AuditLog(Audit):
         self._finished.clear()
         self._pending.clear()
         self._repeated.clear()
-
-    def _forget(self) -> None:
-        """All leases are void. What is pending stays so: a call on its way may still be answered."""
-        self._leases.clear()
-        self._finished.clear()
 
     def _open(self) -> None:
         if self._file >= 0 or self._broken:

@@ -13,7 +13,10 @@ import numpy as np
 from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals, covered
 from edl_torch.audit.lineage import Lineage, Reports
-from edl_torch.audit.reading import Answer
+from edl_torch.audit.reading import Answer, Kind
+from edl_torch.audit.way import Way
+
+_UNSURE = Answer.NONE, Answer.LOST  # an earlier try may have been heard
 
 Settled = Mapping[tuple[int, int], int]  # (task, attempt) -> the position that a lease is acknowledged to
 
@@ -23,7 +26,8 @@ class Question:
     """What a lineage is asked: for the outcomes of `required`, `begun` having had theirs before.
 
     `quarantine` is what the token or the master that requires them has there, `crumbs` those of the token
-    that the lineage began from.
+    that the lineage began from. `left` says at which line of which log the token was taken by which the
+    model left the lineage: what a log has after it is not in the model.
     """
 
     required: Intervals
@@ -31,11 +35,16 @@ class Question:
     quarantine: Intervals
     crumbs: Intervals
     settled: Settled = field(default_factory=dict)
+    left: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """The answer. `outcomes` includes `begun`; `certain` are those of them that are not assumed."""
+    """The answer. `outcomes` includes `begun`; `certain` are those of them that are not assumed.
+
+    Three sets have what loops had before others had it: `returned` was given back, `void` taken back, and
+    `late` reported in vain. `doubt` says what makes the token that the lineage began from inexact.
+    """
 
     lineage: Lineage
     required: Intervals
@@ -47,6 +56,12 @@ class Part:
     missing: Intervals
     doubled: Intervals
     unsettled: int
+    returned: Intervals
+    void: Intervals
+    late: Intervals
+    uncounted: int  # records reported in vain, nobody knows which
+    ways: Mapping[Way, int]  # how the records came to be acknowledged that have their outcome from here
+    doubt: str = ""
     contradictions: list[str] = field(default_factory=list)
 
     @property
@@ -58,6 +73,11 @@ class Part:
     def assumed(self) -> Intervals:
         """Records reported without an answer, required, and reported by nobody else."""
         return (self.outcomes - self.certain) & self.required
+
+    @property
+    def repeated(self) -> Intervals:
+        """Records that a loop had and another had once more."""
+        return self.returned | self.void | self.late
 
     @property
     def own(self) -> Intervals:
@@ -74,23 +94,50 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
     starts = np.concatenate((accepted.starts, bad.starts, begun.starts))
     ends = np.concatenate((accepted.ends, bad.ends, begun.ends))
     certain = covered(starts, ends)
-    unsure, unsure_bad = acknowledged.answered(Answer.NONE), lineage.quarantined.answered(Answer.NONE)
+    unsure, unsure_bad = acknowledged.answered(*_UNSURE), lineage.quarantined.answered(*_UNSURE)
     # Of two trainers that reported a record and were never answered, at most one was heard.
     assumed = (records_of(unsure) | records_of(unsure_bad)) - certain
     missing = required - (certain | assumed)
     dropped = _dropped(line, missing & (lineage.crumbs | question.crumbs), lineage.batch_size)
+    quarantined = ((bad - begun) | (records_of(unsure_bad) & assumed)) & required
+    trained = ((certain | assumed) - begun - quarantined) & required
+    repeated, reported = lineage.repeated.until(question.left), lineage.acknowledged.until(question.left)
     return Part(
         lineage=lineage,
         required=required,
         begun=begun,
         certain=certain,
         outcomes=certain | assumed,
-        quarantined=((bad - begun) | (records_of(unsure_bad) & assumed)) & required,
+        quarantined=quarantined,
         dropped=dropped,
         missing=missing - dropped,
         doubled=covered(starts, ends, 2) & required,
         unsettled=unsure.records + unsure_bad.records,
+        returned=records_of(repeated.answered(Kind.RETURNED)),
+        void=records_of(repeated.answered(Kind.VOID)),
+        late=_late(reported, required),
+        uncounted=sum(n for place, at, n in lineage.uncounted if at < question.left.get(place, at + 1)),
+        ways=_ways(acknowledged.at(acknowledged.answers != Answer.REFUSED), trained),
     )
+
+
+def _late(reported: Reports, required: Intervals) -> Intervals:
+    """Records that a trainer reported in vain: it lives, and the lease was another's by then."""
+    refused, lost = records_of(reported.answered(Answer.REFUSED)), records_of(reported.answered(Answer.LOST))
+    # What an earlier try may have told has its outcome from that, unless others have it, or no token has.
+    return refused | (lost & records_of(reported.answered(Answer.ACCEPTED))) | (lost - required)
+
+
+def _ways(reports: Reports, trained: Intervals) -> dict[Way, int]:
+    """How many of the records were acknowledged in which way; of several the one that proves the least."""
+    used = [way for way in sorted(Way, reverse=True) if (reports.ways == way).any()]
+    if len(used) == 1:
+        return {used[0]: trained.count}
+    ways = {}
+    for way in used:
+        ways[way] = (records_of(reports.at(reports.ways == way)) & trained).count
+        trained = trained - records_of(reports.at(reports.ways == way))
+    return ways
 
 
 def records_of(reports: Reports) -> Intervals:
@@ -100,7 +147,7 @@ def records_of(reports: Reports) -> Intervals:
 
 def _settle(reports: Reports, settled: Settled, line: Coordinates) -> Reports:
     """Answer what had no answer and the master's journal knows: accepted up to a position, refused beyond."""
-    unsure = reports.answered(Answer.NONE)
+    unsure = reports.answered(*_UNSURE)
     leases = zip(unsure.tasks.tolist(), unsure.attempts.tolist(), strict=True)
     upto = np.array([settled.get(lease, -1) for lease in leases], dtype=np.int64)
     known = upto >= 0
@@ -111,7 +158,9 @@ def _settle(reports: Reports, settled: Settled, line: Coordinates) -> Reports:
     heard.ends = unheard.starts = np.clip(limits, heard.starts, heard.ends)
     heard.answers = np.full(len(heard), Answer.ACCEPTED, dtype=np.int64)
     unheard.answers = np.full(len(unheard), Answer.REFUSED, dtype=np.int64)
-    return Reports.join([reports.at(reports.answers != Answer.NONE), unsure.at(~known), heard, unheard])
+    return Reports.join(
+        [reports.answered(Answer.ACCEPTED, Answer.REFUSED), unsure.at(~known), heard, unheard]
+    )
 
 
 def _dropped(line: Coordinates, crumbs: Intervals, batch_size: int) -> Intervals:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from edl_torch.audit.lines import COLUMNS, SUFFIX, TASK, VERSION, DamagedLine, read_rows, read_spec
+from edl_torch.audit.lines import COLUMNS, FIRST, SUFFIX, TASK, VERSION, DamagedLine, read_rows, read_spec
+from edl_torch.audit.way import Way
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
 
@@ -28,6 +29,7 @@ class Answer(IntEnum):
     NONE = 0  # the trainer never learnt it
     ACCEPTED = 1
     REFUSED = 2
+    LOST = 3  # it learnt that the report was refused, of which an earlier try may have been heard
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,20 +44,54 @@ class Quarantined:
     reason: str
     line: int
     answer: Answer = Answer.NONE
+    settled: int = 0  # the line that says so
+
+
+class Kind(IntEnum):
+    """Why records that the loop had went to a loop once more."""
+
+    RETURNED = 0  # given back by the trainer that had them
+    VOID = 1  # taken back by the master
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """Records that the loop had, and that were then given back or taken back."""
+
+    cut: Slice
+    task: int
+    kind: Kind
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A token that was taken. `late` says that the session knew of a later lineage, or of another ledger."""
+
+    digest: str
+    ledger: str
+    lineage: int
+    member: int
+    exact: bool
+    uncounted: int
+    late: bool
+    line: int
 
 
 @dataclass(slots=True, kw_only=True)
 class Chapter:
     """What one session did in one lineage, from one joining to the next.
 
-    `rows` are acknowledgements with the columns of `audit.lines`, `lines` their line numbers from 0 and
-    `answers` what became of each. `token` is what the lineage was opened with, where this session opened it.
+    `rows` are acknowledgements with the columns of `audit.lines`, `lines` their line numbers from 0,
+    `answers` what became of each, `settled` the line that says so (its own where none does) and `ways` how it
+    came about. `token` is what the lineage was opened with, where this session opened it.
     """
 
     dataset: DatasetSpec
     ledger: str
     lineage: int
     batch_size: int
+    member: int  # that the session was there; 0 where the log does not say
     began: float  # seconds since 1970, by the trainer's clock
     opened: bool = False
     token: str | None = None
@@ -63,9 +99,13 @@ class Chapter:
     rows: IndexArray = field(default_factory=lambda: np.empty((0, COLUMNS), dtype=np.int64))
     lines: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     answers: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    settled: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    ways: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     quarantined: list[Quarantined] = field(default_factory=list)
     crumbs: list[tuple[Slice, int]] = field(default_factory=list)  # with their line numbers
-    snapshots: list[str] = field(default_factory=list)
+    repeated: list[Repeated] = field(default_factory=list)
+    uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
+    snapshots: list[Snapshot] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +167,7 @@ class _LogReader:
         self._answered: list[IndexArray] = []  # line numbers of what settles the lines above
         self._lost: list[int] = []
         self._refused: dict[int, tuple[list[int], list[int]]] = {}  # line -> tasks refused, tasks unsure
+        self._ways: list[tuple[int, Way]] = [(-1, Way.UNKNOWN)]  # that of the rows after each line
 
     def read(self, data: bytes) -> Log:
         line, place = 0, 0
@@ -159,7 +200,7 @@ class _LogReader:
             header = {"session": str(values["session"]), "worker_id": str(values["worker_id"])}
         except (ValueError, TypeError, KeyError) as exc:
             raise self._damaged(0, f"no header of an audit log: {text[:80]!r}") from exc
-        if version != VERSION:
+        if version not in range(FIRST, VERSION + 1):
             raise AuditError(
                 f"{str(self._path)!r} has version {version}, this is {VERSION}: upgrade edl-torch"
             )
@@ -211,8 +252,14 @@ class _LogReader:
                 self._answered.append(np.array([line], dtype=np.int64))
             case "lost":
                 self._lost.append(line)
+            case "way":
+                self._ways.append((line, Way[values["way"].upper()]))
             case "snapshot":
-                self._chapters[-1].snapshots.append(str(values["token"]))
+                self._chapters[-1].snapshots.append(_snapshot(self._chapters[-1], values, line))
+            case "returned" | "void":
+                self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
+            case "uncounted":
+                self._chapters[-1].uncounted.append((int(values["records"]), line))
             case "crumb":
                 self._chapters[-1].crumbs.append((_crumb(values), line))
             case "quarantined":
@@ -230,6 +277,7 @@ class _LogReader:
             ledger=str(values["ledger"]),
             lineage=int(values["lineage"]),
             batch_size=int(values["batch_size"]),
+            member=int(values.get("member", 0)),
             began=self._opened + values["ms"] / 1000,
         )
 
@@ -241,10 +289,11 @@ class _LogReader:
             ledger=last.ledger,
             lineage=int(values["lineage"]),
             batch_size=last.batch_size,
+            member=last.member,
             began=self._opened + values["ms"] / 1000,
             opened=True,
             token=None if token is None else str(token),
-            before=last.lineage,
+            before=int(values.get("replaced", last.lineage)),
         )
 
     # Answers --------------------------------------------------------------------------------------------
@@ -258,6 +307,8 @@ class _LogReader:
             if rows:
                 chapter.rows, chapter.lines = np.concatenate(rows), np.concatenate(lines)
             chapter.answers = self._answers(chapter.lines, chapter.rows[:, TASK], settling, lost)
+            chapter.settled = _settled(chapter.lines, settling)
+            chapter.ways = self._ways_of(chapter.lines)
             self._settle_quarantined(chapter.quarantined, settling, lost)
 
     def _answers(self, lines: IndexArray, tasks: IndexArray, settling: IndexArray, lost: Any) -> IndexArray:
@@ -268,21 +319,52 @@ class _LogReader:
         after = np.searchsorted(settling, lines)
         known = after < len(settling)
         after = np.minimum(after, len(settling) - 1)
-        answers[known & ~lost[after]] = Answer.ACCEPTED
+        answers[known] = np.where(lost[after[known]], Answer.LOST, Answer.ACCEPTED)
         events = np.searchsorted(settling, np.array(list(self._refused), dtype=np.int64))
         firsts = np.searchsorted(after, events, side="left")  # `lines` ascend, so what each settles is a run
         ends = np.searchsorted(after, events, side="right")
         for (refused, unsure), first, end in zip(self._refused.values(), firsts, ends, strict=True):
             here = slice(first, end)
             answers[here][np.isin(tasks[here], refused) & known[here]] = Answer.REFUSED
-            answers[here][np.isin(tasks[here], unsure) & known[here]] = Answer.NONE
+            answers[here][np.isin(tasks[here], unsure) & known[here]] = Answer.LOST
         return answers
+
+    def _ways_of(self, lines: IndexArray) -> IndexArray:
+        told, ways = np.array(self._ways, dtype=np.int64).T
+        found: IndexArray = ways[np.searchsorted(told, lines) - 1]
+        return found
 
     def _settle_quarantined(self, records: list[Quarantined], settling: IndexArray, lost: Any) -> None:
         lines = np.array([record.line for record in records], dtype=np.int64)
         tasks = np.array([record.task for record in records], dtype=np.int64)
-        for record, answer in zip(records, self._answers(lines, tasks, settling, lost).tolist(), strict=True):
-            record.answer = Answer(answer)
+        answers = self._answers(lines, tasks, settling, lost)
+        for record, answer, line in zip(records, answers, _settled(lines, settling), strict=True):
+            record.answer, record.settled = Answer(answer), int(line)
+
+
+def _settled(lines: IndexArray, settling: IndexArray) -> IndexArray:
+    """The line after each that settles it; its own where none does."""
+    after = np.searchsorted(settling, lines)
+    found: IndexArray = np.where(after < len(settling), np.append(settling, 0)[after], lines)
+    return found
+
+
+def _snapshot(chapter: Chapter, values: dict[str, Any], line: int) -> Snapshot:
+    ledger, lineage = str(values.get("ledger", chapter.ledger)), int(values.get("lineage", chapter.lineage))
+    return Snapshot(
+        digest=str(values["token"]),
+        ledger=ledger,
+        lineage=lineage,
+        member=int(values.get("member", chapter.member)),
+        exact=bool(values.get("exact", True)),
+        uncounted=int(values.get("uncounted", 0)),
+        late=(ledger, lineage) != (chapter.ledger, chapter.lineage),
+        line=line,
+    )
+
+
+def _repeated(values: dict[str, Any], kind: Kind, line: int) -> Repeated:
+    return Repeated(cut=_crumb(values), task=int(values["task"]), kind=kind, line=line)
 
 
 def _crumb(values: dict[str, Any]) -> Slice:

@@ -1,12 +1,15 @@
 """Proves, or refutes by naming the records, that each record of each epoch had exactly one outcome.
 
-What counts is the model that came out: the final lineage and those that it goes back to (`audit.chain`).
+What counts is the model that came out: the final lineage and those that it goes back to (`audit.chain`). A
+proof is exact where no record was in that model without being counted: given back, taken back, counted or
+saved inexactly after a loop may have trained on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from os import PathLike
 
 from edl_torch.audit.chain import Chain, FinalWord
@@ -15,11 +18,25 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import History, histories
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs
+from edl_torch.audit.way import Way
 from edl_torch.errors import AuditError
 
 LISTED = 20  # ranges of each kind that are named, unless the caller wants more
 
 Words = Mapping[str, FinalWord]
+
+
+class Outcome(Enum):
+    """What a verdict comes to, with its exit status."""
+
+    PROVEN = "PROVEN", 0
+    INEXACT = "PROVEN, acknowledgements inexact", 3
+    UNFINISHED = "UNFINISHED", 2
+    REFUTED = "REFUTED", 1
+
+    def __init__(self, label: str, status: int) -> None:
+        self.label = label
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +65,17 @@ class Verdict:
     rolled_back: int  # acknowledged after a token that the job went back to; in all lineages
     trainers: int  # sessions
     lineages: int
+    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `audit.way.Way`
+    repeated: int  # loops had them more than once, and all of these trainers live: the three that follow
+    returned: int  # given back by a loop that had them, and may have trained on them
+    void: int  # taken back by the master while a loop had them
+    late: int  # reported, when the lease was another's
+    counted: int  # acknowledged by counting: by reports on batches of several loader workers
+    uncounted: int  # reported so, and trained on again, as the reports do not say which
+    unexplained: int  # acknowledged, and the log, of an older edl-torch, does not say how
+    inexact_tokens: int  # of those that the model went through
+    doubts: tuple[str, ...] = ()  # why these are inexact
+    unfinished: bool = False  # it was asked for, and records are open
     judged: bool = False  # by the master's own word
     contradictions: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -55,8 +83,28 @@ class Verdict:
 
     @property
     def proven(self) -> bool:
-        """Whether each record that must have an outcome has exactly one."""
-        return not (self.lost or self.doubled or self.forgotten or self.contradictions)
+        """Whether each record has exactly one outcome, be the acknowledgements exact or not."""
+        return self.outcome in (Outcome.PROVEN, Outcome.INEXACT)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a record that must have an outcome has none or several, or a token was not its model's."""
+        return bool(self.lost or self.doubled or self.forgotten or self.contradictions)
+
+    @property
+    def exact(self) -> bool:
+        """Whether no record was, or may have been, in a model that went on without being counted there."""
+        inexact = (self.repeated, self.counted, self.uncounted, self.unexplained, self.inexact_tokens)
+        return not any(inexact)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it comes to."""
+        if self.refuted:
+            return Outcome.REFUTED
+        if self.unfinished:
+            return Outcome.UNFINISHED
+        return Outcome.PROVEN if self.exact else Outcome.INEXACT
 
 
 def audit(
@@ -115,6 +163,9 @@ def judge(
     found = Findings(history, parts, judged=word.token is not None)
     named = found.named(listed)
     quarantined = sum((part.quarantined - part.begun).count for part in parts)
+    ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Way}
+    left_open = excused.count + ahead.count - late.count
+    doubts = [f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt]
     return Verdict(
         dataset=spec.name,
         ledger=final.lineage.key[0],
@@ -128,7 +179,18 @@ def judge(
         lost=found.count("lost"),
         doubled=found.count("doubled"),
         forgotten=found.count("forgotten"),
-        open=excused.count + ahead.count - late.count,
+        open=left_open,
+        unfinished=unfinished and left_open > 0,
+        rests_on={way.label: count for way, count in ways.items() if count},
+        repeated=found.count("repeated"),
+        returned=_all(part.returned for part in parts).count,
+        void=_all(part.void for part in parts).count,
+        late=_all(part.late for part in parts).count,
+        counted=ways[Way.COUNT],
+        uncounted=sum(part.uncounted for part in parts),
+        unexplained=ways[Way.UNKNOWN],
+        inexact_tokens=len(doubts),
+        doubts=tuple(doubts),
         unsettled=sum(part.unsettled for part in parts),
         assumed=sum(part.assumed.count for part in parts),
         refused=sum(item.acknowledged.answered(Answer.REFUSED).records for item in history.lineages.values()),
@@ -168,6 +230,13 @@ def _rolled_back(history: History, parts: list[Part]) -> int:
     used = {part.lineage.key for part in parts}
     unused = [lineage.acknowledged for key, lineage in history.lineages.items() if key not in used]
     return beyond + sum(records_of(r.at(r.answers != Answer.REFUSED)).count for r in unused)
+
+
+def _all(sets: Iterable[Intervals]) -> Intervals:
+    together = Intervals()
+    for records in sets:
+        together |= records
+    return together
 
 
 def _unnamed(found: Findings, named: Sequence[Finding]) -> dict[str, int]:

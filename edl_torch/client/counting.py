@@ -103,6 +103,14 @@ class StreamCounts:
         """Samples granted whose training no report has proved."""
         return sum(stream.granted - stream.counted for stream in self._streams.values())
 
+    @property
+    def uncounted(self) -> int:
+        """Samples that were reported and are not proved: nobody can say which ones they are."""
+        streams = self._streams.values()
+        reported = self._explicit_records + self._batch_size * self._default_reports
+        granted, counted = sum(s.granted for s in streams), sum(s.counted for s in streams)
+        return 0 if self.exact else max(0, min(reported, granted) - counted)
+
     def grant(self, stream: str, grant: Grant) -> None:
         """A worker drew a lease."""
         self._streams.setdefault(stream, _Stream()).grant(grant)

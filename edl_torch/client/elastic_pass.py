@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
+from edl_torch.audit.way import Way
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource, Mode
@@ -165,7 +166,8 @@ class ElasticPasses:
             if self._stands_in:  # those before it are not in hand any more
                 in_hand = min(in_hand, self._steps.ahead)
             self._taken_out += bool(in_hand)
-            self._reporter.note(give_backs=self._book.withdraw(in_hand))
+            returned = self._book.handed(in_hand, self._steps.untouched)
+            self._reporter.note(give_backs=self._book.withdraw(in_hand), returned=returned)
             self._steps.withdrawn(in_hand)
 
     def abandon(self, number: int) -> None:
@@ -266,7 +268,7 @@ class ElasticPasses:
         self._asked = True
         self._confirmer.moved_on()
         if not self._steps.attached:
-            self._settle(self._steps.ahead)
+            self._settle(self._steps.ahead, Way.NEXT)
 
     def attach(self, name: str) -> int:
         """Another optimizer decides when a batch has been trained on; returns its number."""
@@ -279,7 +281,7 @@ class ElasticPasses:
             self._steps.detach(optimizer)
             keep = self._steps.keep
         if self._steps.attached:
-            self._settle(keep)
+            self._settle(keep, Way.STEP)
 
     def forget_optimizer(self, optimizer: int) -> None:
         """An optimizer does not exist any more."""
@@ -295,29 +297,30 @@ class ElasticPasses:
                 self._steps.exhausted_step()
             self._steps.stepped(optimizer)
             keep = self._steps.keep
-        self._settle(keep)
+        self._settle(keep, Way.STEP)
 
     def settle_in_hand(self) -> None:
         """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
-        self._settle(self._steps.keep if self._steps.attached else self._steps.ahead)
+        attached = self._steps.attached
+        self._settle(self._steps.keep if attached else self._steps.ahead, Way.STEP if attached else Way.TOKEN)
 
-    def _settle(self, keep: int) -> None:
+    def _settle(self, keep: int, way: Way) -> None:
         """Acknowledge all handed batches but the last `keep`."""
         with self._book.lock:
-            self._note_settled(keep)
+            self._note_settled(keep, way)
         self._reporter.send()
 
-    def _note_settled(self, keep: int) -> list[Acknowledgement]:
+    def _note_settled(self, keep: int, way: Way) -> list[Acknowledgement]:
         """The book's lock is held."""
         acknowledgements = self._book.settle(keep)
-        self._reporter.note(acknowledgements=acknowledgements)
+        self._reporter.note(acknowledgements=acknowledgements, way=way)
         return acknowledgements
 
     def report(self) -> int:
         """The loop says that it is done with the batch in hand. Returns how many leases that completed."""
         with self._book.lock:
             self._steps.reported()
-            acknowledgements = self._note_settled(self._steps.ahead)
+            acknowledgements = self._note_settled(self._steps.ahead, Way.REPORT)
             completed = sum(done.task not in self._book for done in acknowledgements)
         self._reporter.send()
         return completed

@@ -122,6 +122,7 @@ class Joining:
             ledger=self._membership.ledger,
             lineage=lineage,
             batch_size=self._description.batch_size,
+            member=self._membership.member,
         )
 
     def _follow_answer(self, answer: RegisterAnswer) -> None:
@@ -159,6 +160,7 @@ class Joining:
             ledger=answer.ledger,
             lineage=answer.lineage,
             batch_size=self._description.batch_size,
+            member=answer.member,
         )
 
     def _forgotten(self, what: str) -> str:

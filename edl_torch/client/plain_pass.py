@@ -9,6 +9,8 @@ import threading
 import warnings
 from typing import Protocol
 
+from edl_torch.audit.log import Audit
+from edl_torch.audit.way import Way
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.counting import StreamCounts
 from edl_torch.client.deliveries import Deliveries
@@ -80,6 +82,7 @@ class PlainPasses:
     def __init__(
         self,
         description: Description,
+        audit: Audit,
         *,
         book: Book,
         leases: LeaseSource,
@@ -88,6 +91,7 @@ class PlainPasses:
         broken: BrokenStreams,
     ) -> None:
         self._description = description
+        self._audit = audit
         self._book = book
         self._leases = leases
         self._reporter = reporter
@@ -212,6 +216,7 @@ class PlainPasses:
 
     def forget(self) -> None:
         """All that was held is void."""
+        self._audit.uncounted(self._counts.uncounted)
         self._counts = StreamCounts(self._description.batch_size)
         self._counting = False
 
@@ -230,6 +235,11 @@ class PlainPasses:
     # Reports ----------------------------------------------------------------------------------------------
 
     @property
+    def uncounted(self) -> int:
+        """Records that were reported, and nobody can say which ones they are."""
+        return self._counts.uncounted
+
+    @property
     def exact(self) -> bool:
         """Whether reports say precisely which records were trained on."""
         return self._counts.exact
@@ -242,7 +252,8 @@ class PlainPasses:
             made = [self._book.acknowledge(task, upto) for task, upto in done.items()]
             acknowledgements = [a for a in made if a is not None]
             completed = sum(a.task not in self._book for a in acknowledgements)
-            self._reporter.note(acknowledgements=acknowledgements)
+            way = Way.REPORT if self._counts.exact else Way.COUNT
+            self._reporter.note(acknowledgements=acknowledgements, way=way)
         self._reporter.send()
         self._confirmer.moved_on()
         self._confirmer.ensure()  # the loop takes its next batch without asking here

@@ -13,7 +13,7 @@ from edl_torch.audit.log import Audit
 from edl_torch.client.description import Description
 from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.joining import Joining
-from edl_torch.client.leases import LeaseSource
+from edl_torch.client.leases import LeaseSource, Mode
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.membership import Membership
 from edl_torch.client.peers import Doing, Peers, together
@@ -147,7 +147,10 @@ class Position:
             if beginning:
                 self._description.told = True
                 return beginning
-        return together(lockstep.peers, Doing.SAVE, self._settle, self._take_token)
+        token = together(lockstep.peers, Doing.SAVE, self._settle, self._take_token)
+        if lockstep.peers.rank:
+            self._note_taken(token)  # each rank's log says what came before it
+        return token
 
     def _settled_token(self) -> str:
         self._settle()
@@ -162,8 +165,12 @@ class Position:
     def _take_token(self) -> str:
         token = self._as_member(lambda member: self._master.snapshot(self._joining.call(FencedCall, member)))
         self.check()  # once more: a session that was given up just now has lost what it held
-        self._audit.snapshot(token)
+        self._note_taken(token)
         return token
+
+    def _note_taken(self, token: str) -> None:
+        exact = self._leases.mode is Mode.ELASTIC or self._plain.exact
+        self._audit.snapshot(token, exact=exact, uncounted=0 if exact else self._plain.uncounted)
 
     def _beginning(self) -> str:
         """The token of data that no master has heard of; '' of others, and where their plan is not known."""

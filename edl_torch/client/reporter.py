@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from edl_torch.audit.log import Audit
+from edl_torch.audit.log import Audit, Run
+from edl_torch.audit.way import Way
 from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
@@ -22,12 +23,14 @@ log = logging.getLogger("edl_torch.client")
 class Outbox:
     """What is to be told. Several reports become one call: failures, acknowledgements, then give-backs."""
 
-    __slots__ = ("acknowledgements", "failures", "give_backs")
+    __slots__ = ("acknowledgements", "failures", "give_backs", "returned", "way")
 
     def __init__(self) -> None:
         self.failures: list[Failure] = []
         self.acknowledgements: dict[int, Acknowledgement] = {}  # by task: the later one says it all
         self.give_backs: list[GiveBack] = []
+        self.returned: tuple[Run, ...] = ()  # of what is given back, the records that the loop had
+        self.way = 0  # of the acknowledgements: the `Way` that proves the least
 
     def __bool__(self) -> bool:
         return bool(self.acknowledgements or self.failures or self.give_backs)
@@ -40,8 +43,14 @@ class Outbox:
         failures: Iterable[Failure],
         acknowledgements: Iterable[Acknowledgement],
         give_backs: Iterable[GiveBack],
+        way: int = 0,
+        returned: Sequence[Run] = (),
     ) -> None:
         """Tell this too."""
+        if way > self.way:
+            self.way = way
+        if returned:
+            self.returned = (*self.returned, *returned)
         self.failures += failures
         for done in acknowledgements:
             self.acknowledgements[done.task] = done
@@ -49,7 +58,8 @@ class Outbox:
 
     def add_later(self, later: Outbox) -> None:
         """Tell what was noted after this."""
-        self.add(later.failures, later.acknowledgements.values(), later.give_backs)
+        acknowledgements = later.acknowledgements.values()
+        self.add(later.failures, acknowledgements, later.give_backs, later.way, later.returned)
 
 
 Taken = tuple[Outbox, int, Membership]  # what is told, the reports noted by then, and as whom
@@ -103,13 +113,15 @@ class Reporter:
         failures: Sequence[Failure] = (),
         acknowledgements: Sequence[Acknowledgement] = (),
         give_backs: Sequence[GiveBack] = (),
+        way: Way = Way.UNKNOWN,
+        returned: Sequence[Run] = (),
     ) -> None:
         """Keep what has happened for `send`. Never raises and never waits: call it under the book's lock, so
         that the master hears things in the order in which they happened."""
         if not (failures or acknowledgements or give_backs):
             return
         with self._changed:
-            self._outbox.add(failures, acknowledgements, give_backs)
+            self._outbox.add(failures, acknowledgements, give_backs, way if acknowledgements else 0, returned)
             self._noted += 1
 
     def send(self) -> None:
@@ -240,7 +252,11 @@ class Reporter:
         )
         # Written down before it is sent: a trainer that dies in between has an intent, never a secret.
         self._audit.intent(
-            failures=call.failures, acknowledgements=call.acknowledgements, give_backs=call.give_backs
+            failures=call.failures,
+            acknowledgements=call.acknowledgements,
+            give_backs=call.give_backs,
+            way=outbox.way,
+            returned=outbox.returned,
         )
         answer = self._ask(call)
         if answer is not None:
@@ -307,15 +323,23 @@ class Reporter:
                 outbox.add_later(self._outbox)
                 self._outbox = outbox
                 self._error = error or self._error
+            else:
+                self._drop(outbox)
             self._changed.notify_all()
 
     def follow(self, membership: Membership) -> None:
         """The trainer takes part anew: what was not sent is of no interest any more."""
         with self._changed:
+            self._drop(self._outbox)
             self._outbox = Outbox()
             self._answered = self._noted
             self._membership = membership
             self._changed.notify_all()
+
+    def _drop(self, outbox: Outbox) -> None:
+        """Nobody will hear of it: others train on its records. The lock is held."""
+        acknowledgements = outbox.acknowledgements.values()
+        self._audit.dropped(acknowledgements, outbox.returned, on_its_way=self._sending)
 
     def close(self, timeout_s: float) -> None:
         """Send what is left and end the thread, within `timeout_s`. What a master does not answer it takes

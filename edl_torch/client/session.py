@@ -23,7 +23,7 @@ from edl_torch.client.reporter import Reporter
 from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
 from edl_torch.client.threads import SYSTEM, Threads
-from edl_torch.client.tickets import Book
+from edl_torch.client.tickets import Book, Ticket
 from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
@@ -107,7 +107,7 @@ class Session:
 
     def _make_passes(self) -> tuple[PlainPasses, ElasticPasses]:
         plain = PlainPasses(
-            self.description,
+            *(self.description, self._audit),
             book=self.book,
             leases=self._leases,
             reporter=self._reporter,
@@ -158,11 +158,17 @@ class Session:
     def _forget(self) -> None:
         """All that was held is void."""
         with self.book.lock:
+            self._audit.void(self._may_be_trained)
             if self.book.batches:
                 self.position.lost(f"{self.book.batches} batch(es)")
             self.book.clear()
             self.steps.clear()
             self._plain.forget()
+
+    @property
+    def _may_be_trained(self) -> Ticket:
+        """What the loop has; in a plain pass, where nobody sees that, what was drawn for it."""
+        return self.book.handed() if self.in_elastic_mode else self.book.drawn()
 
     def _rejoin(self, lost: Membership) -> None:
         """The master gave this session up: what it held is others' now, and it takes part anew.
@@ -205,6 +211,7 @@ class Session:
         """The master took leases back; their batches are thrown away where they arrive."""
         log.warning("dataset %s: %d lease(s) were taken back", self.description.name, len(tasks))
         with self.book.lock:
+            self._audit.void(run for run in self._may_be_trained if run[0] in tasks)
             if batches := self.book.handed_of(tasks):
                 self.position.lost(f"{batches} batch(es)")
             self.book.void(tasks)
@@ -324,5 +331,7 @@ class Session:
             self._leases.close(CLOSE_TIMEOUT_S)
         finally:
             with self.book.lock:
-                self._reporter.note(give_backs=self.book.give_back_unacknowledged())
+                returned = self.book.handed(untouched=self.steps.untouched)
+                self._plain.forget()
+                self._reporter.note(give_backs=self.book.give_back_unacknowledged(), returned=returned)
             self._reporter.close(max(0.0, deadline - self._threads.clock()))

@@ -40,6 +40,11 @@ class Steps:
         return self._ahead + (self.keep > self._ahead)
 
     @property
+    def untouched(self) -> int:
+        """Newest batches that no attached optimizer has stepped on; 0 without one: nobody can say."""
+        return min(self._since.values(), default=0)
+
+    @property
     def slowest(self) -> list[str]:
         """Names of the optimizers that batches wait for longest."""
         return [self._names[n] for n, since in self._since.items() if n in self._names and since == self.keep]

@@ -264,6 +264,17 @@ class Book:
         if holding.done >= holding.stop:
             del self._holdings[task]
 
+    def handed(self, newest: int | None = None, untouched: int = 0) -> Ticket:
+        """What the loop has and has not finished with: of the `newest` batches (of all), less `untouched`
+        that it cannot have trained on."""
+        batches = list(self._batches)[0 if newest is None else max(0, len(self._batches) - newest) :]
+        return tuple([run for ticket in batches[: max(0, len(batches) - untouched)] for run in ticket])
+
+    def drawn(self) -> Ticket:
+        """What streams have begun to read and is not acknowledged."""
+        held = self._holdings.items()
+        return tuple([(task, holding.done, holding.stop) for task, holding in held if holding.stream])
+
     def handed_of(self, tasks: Iterable[int]) -> int:
         """How many of the batches that the loop has not finished with hold records of these leases."""
         wanted = set(tasks)

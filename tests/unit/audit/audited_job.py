@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl_torch.audit.log import AuditLog
+from edl_torch.audit.way import Way
 from edl_torch.core.calls import NEW_PASS, Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
@@ -28,6 +30,7 @@ class Trainer:
     log: AuditLog
     session: str
     held: dict[int, list] = field(default_factory=dict)  # task -> [grant, next position, stop]
+    member: int = 0
 
 
 class Job:
@@ -37,6 +40,7 @@ class Job:
         self.directory = directory
         self.spec = spec
         self.sessions = 0
+        self.members = 0
         self.ledgers = 0
         self.token: str | None = None
         self.open_ledger()
@@ -60,8 +64,14 @@ class Job:
         """A session takes part (again): what it held is void."""
         trainer.held.clear()
         self.ledger.join(trainer.session, BATCH)
+        self.members += 1
+        trainer.member = self.members
         trainer.log.joined(
-            self.ledger.spec, ledger=self.ledger_id, lineage=self.ledger.lineage, batch_size=BATCH
+            self.ledger.spec,
+            ledger=self.ledger_id,
+            lineage=self.ledger.lineage,
+            batch_size=BATCH,
+            member=trainer.member,
         )
 
     # What happens to a job --------------------------------------------------------------------------------
@@ -77,7 +87,9 @@ class Job:
             trainer.held[grant.task] = [grant, grant.slice.skip, grant.slice.stop]
         return bool(grants)
 
-    def train(self, trainer: Trainer, *, answered: bool = True, heard: bool = True) -> None:
+    def train(
+        self, trainer: Trainer, *, answered: bool = True, heard: bool = True, way: Way = Way.NEXT
+    ) -> None:
         """Acknowledge a batch; maybe the master does not hear it, or its answer is lost."""
         if not trainer.held:
             return
@@ -85,7 +97,7 @@ class Job:
         grant, position, stop = lease
         lease[1] = upto = min(position + BATCH, stop)
         done = Acknowledgement(task=task, attempt=grant.attempt, upto=upto)
-        trainer.log.intent(acknowledgements=[done])
+        trainer.log.intent(acknowledgements=[done], way=way)
         stale = self.tell(trainer, done) if heard else []
         if answered:
             trainer.log.answered(stale)
@@ -137,6 +149,33 @@ class Job:
         if start == position or stale:
             del trainer.held[task]
 
+    def leave(self, trainer: Trainer) -> None:
+        """The loop is left with a batch in hand: that and the rest of its lease go back."""
+        if not trainer.held:
+            return
+        task, (grant, position, stop) = trainer.held.popitem()
+        back = GiveBack(task=task, attempt=grant.attempt, start=position)
+        had = (task, position, min(position + BATCH, stop))
+        trainer.log.intent(give_backs=[back], returned=[had])
+        self.ledger.give_back(trainer.session, task, grant.attempt, position)
+        trainer.log.answered()
+
+    def cut_off(self, trainer: Trainer) -> None:
+        """A trainer is taken for dead with a batch in hand, and finds it out before it reports it."""
+        self.ledger.release(trainer.session)
+        if trainer.held:
+            task, (_, position, stop) = next(iter(trainer.held.items()))
+            trainer.log.void([(task, position, min(position + BATCH, stop))])
+        self.join(trainer)
+
+    def give_up(self, trainer: Trainer, *, heard: bool) -> None:
+        """A trainer's report gets no answer, and repeated it gets the one that its session is over."""
+        self.train(trainer, answered=False, heard=heard)
+        trainer.log.unanswered()
+        self.ledger.release(trainer.session)
+        trainer.log.lost()
+        self.join(trainer)
+
     def kill(self, place: int, *, heard: bool) -> None:
         """A trainer is killed between its report and the answer; another process takes its place."""
         trainer = self.trainers[place]
@@ -153,19 +192,29 @@ class Job:
             self.train(trainer)
         self.join(trainer)
 
-    def checkpoint(self, place: int) -> str:
+    def checkpoint(self, place: int, *, exact: bool = True) -> str:
         """A trainer takes a token."""
         self.token = self.ledger.snapshot().encode()
-        self.trainers[place].log.snapshot(self.token)
+        self.trainers[place].log.snapshot(self.token, exact=exact, uncounted=0 if exact else BATCH)
         return self.token
 
-    def restore(self, place: int, token: str | None) -> None:
+    def overtake(self, place: int) -> None:
+        """A trainer goes back to the last token, another saves, which does not know of that: a zombie.
+
+        The master of this job does not see that, and the zombie finds it out later.
+        """
+        self.restore(place, self.token, others_join=False)
+        self.train_batches(2, (self.trainers[place],))
+        self.checkpoint(1 - place)
+        self.join(self.trainers[1 - place])
+
+    def restore(self, place: int, token: str | None, *, others_join: bool = True) -> None:
         """A trainer takes the job back; the others join the lineage."""
         self.ledger.restore(None if token is None else Token.decode(token))
         self.trainers[place].held.clear()
         self.trainers[place].log.restored(token, lineage=self.ledger.lineage)
         for other, trainer in enumerate(self.trainers):
-            if other != place:
+            if other != place and others_join:
                 self.join(trainer)
 
     def restart(self, token: str | None) -> None:
@@ -184,10 +233,11 @@ class Job:
                     self.train(trainer)
         raise AssertionError(f"the job does not end: {self.ledger!r}")
 
-    def train_batches(self, batches: int) -> None:
+    def train_batches(self, batches: int, trainers: Sequence[Trainer] = ()) -> None:
         """The trainers take turns."""
+        trainers = trainers or self.trainers
         for number in range(batches):
-            trainer = self.trainers[number % len(self.trainers)]
+            trainer = trainers[number % len(trainers)]
             if not trainer.held:
                 self.fetch(trainer)
             self.train(trainer)

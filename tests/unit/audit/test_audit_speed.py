@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edl_torch.audit.lines import write_event, write_spec
-from edl_torch.audit.verdict import audit
+from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.shard import DatasetSpec, Source
 
 BATCH, SHARD, RECORDS, TRAINERS = 32, 256, 20_000_000, 4
@@ -26,9 +26,10 @@ def write_log(folder, spec: DatasetSpec, trainer: int) -> int:
             f"0 {shard} {start} {min(start + BATCH, length)} {number} 1 {task} {task}\n=\n"
             for start in range(0, length, BATCH)
         ]
-    header = {"edl_audit": 1, "session": f"s{trainer}", "worker_id": f"w{trainer}", "opened": 1.0}
-    dataset = {"ledger": "L", "lineage": 1, "batch_size": BATCH, "dataset": write_spec(spec)}
+    header = {"edl_audit": 2, "session": f"s{trainer}", "worker_id": f"w{trainer}", "opened": 1.0}
+    dataset = {"ledger": "L", "lineage": 1, "member": 1, "batch_size": BATCH, "dataset": write_spec(spec)}
     head = write_event(header) + write_event({"event": "joined", **dataset, "ms": 0})
+    head += write_event({"event": "way", "way": "step", "ms": 0})
     (folder / f"w{trainer}.audit").write_bytes(head + "".join(lines).encode())
     return len(lines)
 
@@ -42,6 +43,6 @@ def test_twenty_million_records_are_proven_in_seconds(tmp_path):
     (verdict,) = audit([tmp_path])
     took = time.perf_counter() - started
     print(f"{batches} acknowledgements of {RECORDS} records judged in {took:.1f} s")
-    assert verdict.proven
+    assert verdict.outcome is Outcome.PROVEN
     assert (verdict.acknowledged, batches) == (RECORDS, RECORDS // BATCH)
     assert took < GENEROUS_S

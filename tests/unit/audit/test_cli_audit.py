@@ -30,6 +30,7 @@ def test_a_proof_ends_with_0(job, capsys):
         "  lineage 2 of 2, ledger ledger1, 2 trainer session(s)",
         "  acknowledged 25  quarantined 0  dropped 0  lost 0  doubled 0  forgotten 0",
         "  rolled back 0  refused as stale 0",
+        "  acknowledged: 25 when the next batch was asked for",
     ]
 
 
@@ -48,15 +49,19 @@ def test_a_refutation_ends_with_1_and_names_the_records(job, capsys):
 
 def test_an_unfinished_job_may_have_open_records(job, capsys):
     job.train_batches(5)
-    assert audit(job, "--unfinished") == 0
-    assert "open " in capsys.readouterr().out
+    assert audit(job, "--unfinished") == 2
+    out = capsys.readouterr().out
+    assert out.startswith("dataset 'training': UNFINISHED\n")
+    assert "open " in out
+    assert audit(job) == 1
+    assert "was stopped and will go on: audit it with --unfinished" in capsys.readouterr().out
 
 
 def test_json_has_everything(job, capsys):
     job.kill(0, heard=False)
     assert audit(job, "--json") == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["proven"] is False
+    assert (said["verdict"], said["proven"]) == ("REFUTED", False)
     (dataset,) = said["datasets"]
     assert (dataset["dataset"], dataset["lost"], dataset["size"]) == ("training", 25, SPEC.size)
     assert dataset["findings"][0]["records"] == {"epoch": 0, "name": "a.csv", "start": 5, "end": 25}

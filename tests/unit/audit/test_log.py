@@ -14,7 +14,8 @@ from audited_job import BATCH, SPEC, grant_of
 from edl_torch.audit import reading
 from edl_torch.audit.lines import SUFFIX, read_spec, write_spec
 from edl_torch.audit.log import Audit, AuditLog
-from edl_torch.audit.reading import Answer, read_logs
+from edl_torch.audit.reading import Answer, Kind, read_logs
+from edl_torch.audit.way import Way
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
@@ -35,7 +36,7 @@ def clock():
 @pytest.fixture
 def log(tmp_path, clock):
     log = AuditLog(tmp_path / "audit", "51f0", "host/0", clock=clock)
-    log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
+    log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH, member=6)
     log.granted(grant_of(7, 0, 2, 6, attempt=2))
     return log
 
@@ -55,12 +56,13 @@ def only(log):
 
 def test_the_form_of_a_log(log, clock):
     clock.now += 1.5
-    log.intent(acknowledgements=ack(5))
+    log.intent(acknowledgements=ack(5), way=Way.STEP)
     log.answered()
-    log.intent(acknowledgements=ack(8), step=40)
-    header, joined, first, answered, second = lines(log)
+    log.intent(acknowledgements=ack(8), way=Way.STEP, step=40)
+    header, joined, way, first, answered, second = lines(log)
     assert (first, answered, second) == ("0 0 2 5 7 2 1 1500", "=", "0 0 5 8 7 2 40 1500")
-    assert json.loads(header)["edl_audit"] == 1
+    assert json.loads(way) == {"event": "way", "way": "step", "ms": 1500}
+    assert json.loads(header)["edl_audit"] == 2
     assert json.loads(header)["session"] == "51f0"
     assert json.loads(joined)["dataset"] == write_spec(SPEC)
     assert log.path.name == "host_0-51f0.audit"
@@ -75,7 +77,7 @@ def test_an_intent_is_written_before_it_returns_and_its_answer_decides(log):
     log.granted(grant_of(8, 1, 0, 8))
     log.intent(acknowledgements=ack(3, task=8, attempt=1))
     log.lost()
-    assert only(log).chapters[0].answers.tolist() == [Answer.ACCEPTED, Answer.REFUSED, Answer.NONE]
+    assert only(log).chapters[0].answers.tolist() == [Answer.ACCEPTED, Answer.REFUSED, Answer.LOST]
 
 
 def test_one_refused_lease_does_not_touch_the_others_of_its_report(log):
@@ -95,21 +97,34 @@ def test_a_report_sent_again_is_written_once_and_settled_by_the_later_answer(log
     assert chapter.answers.tolist() == [Answer.ACCEPTED] * 2
 
 
-def test_a_refusal_of_what_may_have_been_heard_before_says_nothing(log):
+def test_a_refusal_of_what_may_have_been_heard_before_leaves_that_open(log):
     log.intent(acknowledgements=ack(8))
     log.unanswered()
     log.intent(acknowledgements=ack(8))
     log.answered([7])
-    assert only(log).chapters[0].answers.tolist() == [Answer.NONE]
+    assert only(log).chapters[0].answers.tolist() == [Answer.LOST]
 
 
-def test_a_void_lease_is_not_written(log):
+def test_a_report_that_was_on_its_way_when_its_lease_became_void_is_no_acknowledgement(log):
     log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
+    for _ in range(2):
+        log.intent(acknowledgements=ack(5))
+        log.intent(acknowledgements=ack(5, attempt=1))
+        log.answered()
+    before, after = only(log).chapters
+    assert [len(chapter.rows) for chapter in (before, after)] == [0, 0]
+    assert [(item.cut.skip, item.cut.stop, item.kind) for item in after.repeated] == [(2, 5, Kind.VOID)]
+
+
+def test_of_leases_of_another_lineage_nothing_is_written(log):
+    log.joined(SPEC, ledger="L", lineage=2, batch_size=BATCH)
+    before = lines(log)
     log.intent(acknowledgements=ack(5))
-    log.intent(acknowledgements=ack(5, attempt=1))
     log.answered()
-    assert [len(chapter.rows) for chapter in only(log).chapters] == [0, 0]
-    assert len(lines(log)) == 3
+    log.restored(None, lineage=3)
+    log.intent(acknowledgements=ack(5))
+    assert lines(log)[: len(before)] == before
+    assert [(len(c.rows), len(c.repeated)) for c in only(log).chapters] == [(0, 0)] * 3
 
 
 def test_an_answer_that_comes_after_the_trainer_joined_anew_is_that_of_the_report_before(log):
@@ -135,8 +150,77 @@ def test_quarantine_crumbs_tokens_and_restores_are_read_back(log):
     assert (bad.position, bad.reason, bad.answer) == (3, "gone\nfor \udcff good", Answer.ACCEPTED)
     assert [cut for cut, _ in first.crumbs] == [Slice(epoch=0, shard=0, skip=6, limit=2)]
     assert (second.opened, second.token, second.before, second.lineage) == (True, "{}", 1, 4)
-    assert len(first.snapshots) == 1
+    (snapshot,) = first.snapshots
+    assert (snapshot.ledger, snapshot.lineage, snapshot.member, snapshot.exact) == ("L", 1, 6, True)
+    assert (first.member, second.member, snapshot.late) == (6, 6, False)
     assert second.rows[:, 4].tolist() == [9]
+
+
+def test_only_another_way_of_acknowledging_leaves_a_line(log):
+    for upto, way in ((3, Way.STEP), (4, Way.STEP), (5, Way.COUNT), (6, Way.STEP)):
+        log.intent(acknowledgements=ack(upto), way=way)
+        log.answered()
+    assert sum("way" in line for line in lines(log)) == 3
+    assert only(log).chapters[0].ways.tolist() == [Way.STEP, Way.STEP, Way.COUNT, Way.STEP]
+
+
+def test_what_the_loop_had_is_written_once_before_it_is_given_back(log):
+    back = GiveBack(task=7, attempt=2, start=4)
+    for _ in range(2):  # repeated where no answer came
+        log.intent(give_backs=[back], returned=[(7, 4, 6)])
+        log.unanswered()
+    log.answered()
+    (chapter,) = only(log).chapters
+    (repeated,) = chapter.repeated
+    assert (repeated.cut, repeated.kind) == (Slice(epoch=0, shard=0, skip=4, limit=2), Kind.RETURNED)
+
+
+def test_what_the_master_took_back_is_written_unless_a_restore_made_it_void_before(log):
+    log.void([(7, 2, 4)])
+    log.uncounted(3)
+    log.restored(None, lineage=2)
+    log.void([(7, 4, 6)])
+    log.uncounted(2)
+    first, second = only(log).chapters
+    assert [(item.cut.skip, item.cut.stop, item.kind) for item in first.repeated] == [(2, 4, Kind.VOID)]
+    assert [records for records, _ in first.uncounted] == [3]
+    assert (second.repeated, second.uncounted, second.before) == ([], [], 1)
+
+
+def test_a_report_that_will_not_be_sent_says_what_was_trained_on(log):
+    log.intent(acknowledgements=ack(4))
+    log.answered()
+    log.dropped(ack(6), [(7, 6, 8)], on_its_way=False)
+    (chapter,) = only(log).chapters
+    assert [(item.cut.skip, item.cut.stop, item.kind) for item in chapter.repeated] == [
+        (4, 6, Kind.VOID),
+        (6, 8, Kind.VOID),
+    ]
+
+
+def test_a_report_that_will_not_be_sent_again_is_not_settled_by_the_answer_to_a_later_one(log):
+    log.intent(acknowledgements=ack(5))
+    log.unanswered()
+    log.dropped(ack(5), [], on_its_way=False)
+    log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
+    log.granted(grant_of(8, 1, 0, 8))
+    log.intent(acknowledgements=ack(3, task=8, attempt=1))
+    log.answered()
+    assert [chapter.answers.tolist() for chapter in only(log).chapters] == [[Answer.LOST], [Answer.ACCEPTED]]
+
+
+def test_a_report_on_its_way_is_settled_by_its_answer_though_later_ones_are_dropped(log):
+    log.intent(acknowledgements=ack(5))
+    log.dropped(ack(6), [], on_its_way=True)
+    log.answered()
+    assert only(log).chapters[0].answers.tolist() == [Answer.ACCEPTED]
+
+
+def test_a_session_that_ends_in_order_says_that_its_last_report_had_no_answer(log):
+    log.intent(acknowledgements=ack(5))
+    log.unanswered()
+    log.close()
+    assert only(log).chapters[0].answers.tolist() == [Answer.LOST]
 
 
 def test_a_report_without_outcomes_leaves_no_line(log):
@@ -213,6 +297,9 @@ def test_a_trainer_without_a_log_takes_every_call():
     audit.answered()
     audit.unanswered()
     audit.lost()
+    audit.dropped(ack(1), [], on_its_way=False)
+    audit.void([(1, 0, 1)])
+    audit.uncounted(3)
     audit.snapshot("{}")
     audit.restored(None, lineage=2)
     audit.close()
@@ -271,6 +358,9 @@ BAD_LINES = [
     '{"event":"whatever"}',
     '{"event":"joined"}',
     '{"event":"crumb","epoch":0}',
+    '{"event":"way","way":"magic"}',
+    '{"event":"returned","epoch":0}',
+    '{"event":"uncounted"}',
     '{"no":"event"}',
     "[]",
 ]
@@ -300,7 +390,9 @@ def test_small_blocks_read_the_same(log, monkeypatch):
     monkeypatch.setattr(reading, "BLOCK_BYTES", 45)
     (parts,) = only(log).chapters
     assert whole.rows.tolist() == parts.rows.tolist()
-    assert whole.lines.tolist() == parts.lines.tolist() == [2, 4, 6, 8, 11]
+    assert whole.lines.tolist() == parts.lines.tolist() == [3, 5, 7, 9, 12]
+    assert whole.settled.tolist() == parts.settled.tolist() == [4, 6, 8, 10, 12]
+    assert set(whole.ways.tolist()) == set(parts.ways.tolist()) == {Way.UNKNOWN}
     assert whole.answers.tolist() == parts.answers.tolist() == [1, 1, 1, 1, 0]
 
 
@@ -309,8 +401,8 @@ def test_a_file_without_a_header_or_of_a_newer_version_is_refused(log):
     log.path.write_text("0 0 2 5 7 2 1 1500\n")
     with pytest.raises(AuditError, match="line 1, is damaged"):
         read_logs([log.path.parent])
-    log.path.write_text(text.replace('"edl_audit":1', '"edl_audit":2'))
-    with pytest.raises(AuditError, match="version 2"):
+    log.path.write_text(text.replace('"edl_audit":2', '"edl_audit":3'))
+    with pytest.raises(AuditError, match="version 3, this is 2: upgrade edl-torch"):
         read_logs([log.path.parent])
 
 

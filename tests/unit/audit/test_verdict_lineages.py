@@ -9,7 +9,7 @@ from audited_job import SPEC, Job
 from verdict_kit import SMALL, Writer, by, findings, one
 
 from edl_torch.audit.chain import FinalWord
-from edl_torch.audit.verdict import audit
+from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
 
@@ -65,7 +65,7 @@ def test_a_job_begun_anew_on_another_master_goes_back_through_the_old_ones_logs(
         audit([tmp_path / "second run"])
 
 
-def test_of_two_lineages_that_took_the_same_token_one_must_explain_it(tmp_path):
+def test_of_two_lineages_that_took_the_same_token_both_must_explain_it(tmp_path):
     job = Job(tmp_path, SMALL, trainers=1)
     job.train_batches(2)
     first = job.trainers[0].log
@@ -76,11 +76,19 @@ def test_of_two_lineages_that_took_the_same_token_one_must_explain_it(tmp_path):
     second = job.trainers[0].log
     job.restart(token)
     job.finish()
-    for log, proven in ((second, True), (first, False)):
-        text = log.path.read_text()
-        row = next(line for line in text.splitlines() if line[0].isdigit())
-        log.path.write_text(text.replace(f"{row}\n", ""))
-        assert one(tmp_path).proven is proven
+    assert one(tmp_path).outcome is Outcome.PROVEN
+    for lineage, ledger, log in (
+        (1, "ledger1", first),
+        (2, "ledger2", second),
+    ):  # no log says whose checkpoint was loaded
+        whole = log.path.read_text()
+        row = next(line for line in whole.splitlines() if line[0].isdigit())
+        log.path.write_text(whole.replace(f"{row}\n", ""))
+        (contradiction,) = one(tmp_path).contradictions
+        assert (
+            f"also taken in lineage {lineage} of ledger {ledger}, which had not trained on 3" in contradiction
+        )
+        log.path.write_text(whole)
 
 
 def test_a_record_lost_before_the_checkpoint_is_found_after_the_restore(tmp_path):
@@ -179,5 +187,5 @@ def test_a_position_outside_of_the_dataset_is_a_damaged_line(tmp_path):
     text = path.read_text()
     for wrong in ("0 0 0 9", "0 2 0 8", "0 0 8 8", "999999999999999999 0 0 8"):
         path.write_text(text.replace("0 0 0 8", wrong))
-        with pytest.raises(AuditError, match="line 3, is damaged"):
+        with pytest.raises(AuditError, match="line 4, is damaged"):
             audit([tmp_path])

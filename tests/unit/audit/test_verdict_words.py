@@ -10,7 +10,7 @@ from audited_job import BATCH, Job
 from verdict_kit import SMALL, Writer, findings, one
 
 from edl_torch.audit.chain import FinalWord
-from edl_torch.audit.verdict import audit
+from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.errors import AuditError
 
 # The master's final word ------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ def test_the_masters_token_says_what_must_have_an_outcome(tmp_path):
     verdict = one(
         tmp_path, words={"training": FinalWord(token=job.ledger.snapshot().encode())}, unfinished=True
     )
-    assert verdict.proven
+    assert verdict.outcome is Outcome.UNFINISHED
     assert verdict.records == verdict.acknowledged == job.ledger.acknowledged
     assert verdict.open == 25 - verdict.records
 
@@ -53,7 +53,7 @@ def test_a_report_cut_off_that_the_masters_token_does_not_have_is_no_outcome(tmp
     verdict = one(
         tmp_path, words={"training": FinalWord(token=job.ledger.snapshot().encode())}, unfinished=True
     )
-    assert (verdict.proven, verdict.acknowledged, verdict.unsettled, verdict.assumed) == (True, 0, 3, 0)
+    assert (verdict.refuted, verdict.acknowledged, verdict.unsettled, verdict.assumed) == (False, 0, 3, 0)
 
 
 def test_a_token_of_other_data_is_refused(tmp_path):
@@ -71,9 +71,12 @@ def test_an_unfinished_job_has_open_records_and_its_doubles_still_refute(tmp_pat
     writer.whole(1, 0)
     assert not one(tmp_path).proven
     verdict = one(tmp_path, unfinished=True)
-    assert (verdict.proven, verdict.open, verdict.records, verdict.lost) == (True, 8, 8, 0)
-    writer.whole(2, 0)
-    assert not one(tmp_path, unfinished=True).proven
+    assert (verdict.outcome, verdict.proven) == (Outcome.UNFINISHED, False)
+    assert (verdict.open, verdict.records, verdict.lost) == (8, 8, 0)
+    writer.whole(2, 1)
+    assert one(tmp_path, unfinished=True).outcome is Outcome.PROVEN  # nothing is open any more
+    writer.whole(3, 0)
+    assert one(tmp_path, unfinished=True).outcome is Outcome.REFUTED
 
 
 def test_of_an_endless_job_all_epochs_but_the_last_must_be_whole(tmp_path):

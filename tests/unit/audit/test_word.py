@@ -11,7 +11,7 @@ import pytest
 from audited_job import Job
 from kept_job import BATCH, SPEC, KeptJob
 
-from edl_torch.audit.verdict import audit
+from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.audit.word import final_words
 from edl_torch.cli import main
 from edl_torch.errors import AuditError, JournalError
@@ -51,7 +51,7 @@ def test_a_job_stopped_at_a_cut_off_report_counts_what_the_master_heard(job, hea
         job.take_over(0)
     job.keep()
     verdict = by_journal(job, unfinished=True)
-    assert verdict.proven
+    assert verdict.outcome is Outcome.UNFINISHED
     assert verdict.acknowledged == job.ledger.acknowledged
     assert (verdict.acknowledged > before) == heard
     assert verdict.open == SPEC.size - job.ledger.acknowledged
@@ -109,7 +109,7 @@ def test_bad_records_and_crumbs_are_settled_too(tmp_path):
     job.keep()
     job.close()
     verdict = by_journal(job, unfinished=True)
-    assert (verdict.proven, verdict.quarantined) == (True, 1)
+    assert (verdict.outcome, verdict.quarantined) == (Outcome.UNFINISHED, 1)
     assert verdict.acknowledged == job.ledger.acknowledged == BATCH
 
 

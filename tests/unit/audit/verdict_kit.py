@@ -8,7 +8,8 @@ from audited_job import BATCH, SPEC, grant_of
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.audit.verdict import audit
-from edl_torch.core.calls import Acknowledgement
+from edl_torch.audit.way import Way
+from edl_torch.core.calls import Acknowledgement, GiveBack
 from edl_torch.shard import Source
 
 SMALL = replace(SPEC, sources=(Source(name="a.csv", start=100, count=16),))
@@ -31,18 +32,25 @@ def by(verdict, kind):
 class Writer:
     """A trainer written by hand: leases and acknowledgements of any kind."""
 
-    def __init__(self, folder, session="s", spec=SMALL, lineage=1, ledger="L"):
+    def __init__(self, folder, session="s", spec=SMALL, lineage=1, ledger="L", member=1):
         self.log = AuditLog(folder, session, session)
-        self.log.joined(spec, ledger=ledger, lineage=lineage, batch_size=BATCH)
+        self.log.joined(spec, ledger=ledger, lineage=lineage, batch_size=BATCH, member=member)
 
     def take(self, task, shard, skip, limit, *, epoch=0):
         self.log.granted(grant_of(task, shard, skip, limit, epoch=epoch))
 
-    def say(self, task, *upto, answered=True, stale=()):
+    def say(self, task, *upto, answered=True, stale=(), way=Way.STEP):
         for position in upto:
-            self.log.intent(acknowledgements=[Acknowledgement(task=task, attempt=1, upto=position)])
+            done = Acknowledgement(task=task, attempt=1, upto=position)
+            self.log.intent(acknowledgements=[done], way=way)
             if answered:
                 self.log.answered(stale)
+
+    def give_back(self, task, start, had):
+        """The loop is left with positions `start` to `had` in hand."""
+        back = GiveBack(task=task, attempt=1, start=start)
+        self.log.intent(give_backs=[back], returned=[(task, start, had)])
+        self.log.answered()
 
     def whole(self, task, shard, skip=0, limit=8, *, epoch=0, **options):
         self.take(task, shard, skip, limit, epoch=epoch)

@@ -1,0 +1,336 @@
+"""What the audit says of loops that are left, or cut off, or report to a plain DataLoader."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loader_kit import NumberReader
+from lockstep_kit import Rank, run_ranks
+from torch.utils.data import DataLoader
+
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.cli import main
+from edl_torch.testing import FakeMaster
+
+SIZE, BATCH = 40, 4
+READER = NumberReader({"a": SIZE})
+PROVEN, REFUTED, INEXACT = 0, 1, 3
+
+pytestmark = pytest.mark.filterwarnings("ignore:a pass over:UserWarning")
+
+
+def service(fake: FakeMaster, folder: Path, *, in_process: bool = True, **arguments: Any) -> DataShardService:
+    client = fake.connect(in_process=in_process)
+    arguments = {"records_per_shard": 8, **arguments}
+    return DataShardService(BATCH, client, reader=READER, audit_dir=folder, **arguments)
+
+
+def loader(trainer: DataShardService) -> ElasticDataLoader:
+    return ElasticDataLoader(ShardedDataset(trainer, READER))
+
+
+def finish(trainer: DataShardService) -> None:
+    batches = loader(trainer)
+    while not trainer.finished:
+        for _ in batches:
+            pass
+
+
+def judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    """The exit status, and what `--json` says of the only dataset."""
+    capsys.readouterr()
+    status = main(["audit", "--json", str(folder)])
+    (said,) = json.loads(capsys.readouterr().out)["datasets"]
+    return status, said
+
+
+class Sgd:
+    """An optimizer that steps on batches of numbers."""
+
+    def __init__(self) -> None:
+        self._optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        self.register_step_post_hook = self._optimizer.register_step_post_hook
+
+    def step(self) -> None:
+        self._optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+        self._optimizer.step()
+
+
+def leave(batches: ElasticDataLoader, how: str) -> Any:
+    """A loop that ends with a batch in hand; `closed` returns an iterator that ends with its service."""
+    iterator = None
+    if how == "islice":
+        for _ in islice(batches, 3):
+            pass
+    elif how == "closed":
+        iterator = iter(batches)
+        next(iterator)
+    elif how == "break":
+        for _ in batches:
+            break
+    else:
+        with suppress(ZeroDivisionError):
+            for _ in batches:
+                raise ZeroDivisionError
+    return iterator
+
+
+# Elastic loops ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_a_loop_that_asks_for_every_next_batch_is_proven(tmp_path, capsys, in_process):
+    with service(FakeMaster(), tmp_path, in_process=in_process) as trainer:
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["verdict"], said["rests_on"]) == (PROVEN, "PROVEN", {"next": SIZE})
+
+
+@pytest.mark.parametrize("left", ["break", "islice", "exception", "closed"])
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_a_batch_given_back_after_the_loop_had_it_is_not_exact(tmp_path, capsys, left, in_process):
+    fake = FakeMaster()
+    with service(fake, tmp_path, in_process=in_process) as trainer:
+        kept = leave(loader(trainer), left)
+    del kept
+    with service(fake, tmp_path, in_process=in_process) as trainer:
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["verdict"]) == (INEXACT, "PROVEN, acknowledgements inexact")
+    assert (said["repeated"], said["acknowledged"]) == (BATCH, SIZE)
+    (found,) = (finding for finding in said["findings"] if finding["kind"] == "repeated")
+    assert found["records"]["end"] - found["records"]["start"] == BATCH
+    assert "given back" in found["by"][0]
+
+
+def test_a_batch_that_no_attached_optimizer_stepped_on_is_given_back_exactly(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        optimizer = Sgd()
+        trainer.attach(optimizer)
+        batches = loader(trainer)
+        for number, _ in enumerate(batches):
+            if number == 3:
+                break
+            optimizer.step()
+        for _ in batches:
+            optimizer.step()
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["rests_on"]) == (PROVEN, {"step": SIZE})
+
+
+def test_a_batch_that_one_of_two_optimizers_stepped_on_is_not_given_back_exactly(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        first, second = Sgd(), Sgd()
+        trainer.attach(first)
+        trainer.attach(second)
+        batches = loader(trainer)
+        for _ in batches:
+            first.step()
+            break
+        for _ in batches:
+            first.step()
+            second.step()
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"]) == (INEXACT, BATCH)
+
+
+def test_what_was_given_back_after_the_checkpoint_is_rolled_back_with_it(tmp_path, capsys):
+    fake = FakeMaster()
+    with service(fake, tmp_path) as trainer:
+        for number, _ in enumerate(loader(trainer)):
+            if number == 3:
+                checkpoint = trainer.state_dict()
+            if number == 5:
+                break
+    with service(fake, tmp_path) as trainer:
+        trainer.load_state_dict(checkpoint)
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"]) == (PROVEN, 0)
+    assert said["rests_on"] == {"next": SIZE - BATCH, "token": BATCH}
+
+
+def test_what_was_given_back_before_the_checkpoint_is_in_its_model(tmp_path, capsys):
+    fake = FakeMaster()
+    with service(fake, tmp_path) as trainer:
+        for number, _ in enumerate(loader(trainer)):
+            if number == 3:
+                break
+        checkpoint = trainer.state_dict()
+    with service(fake, tmp_path) as trainer:
+        trainer.load_state_dict(checkpoint)
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"]) == (INEXACT, BATCH)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_a_batch_whose_lease_was_taken_back_while_the_loop_had_it_is_not_exact(tmp_path, capsys, in_process):
+    fake = FakeMaster()
+    stopped = service(fake, tmp_path, in_process=in_process)
+    batches = iter(loader(stopped))
+    next(batches)
+    next(batches)
+    fake.break_stream(stopped.session.id)
+    fake.clock.advance(60)
+    fake.expire()
+    with service(fake, tmp_path, in_process=in_process) as heir:
+        finish(heir)
+    assert list(batches) == []  # it goes on, and learns that its leases are others'
+    stopped.close()
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"], said["acknowledged"]) == (INEXACT, BATCH, SIZE)
+
+
+def cut_off(fake: FakeMaster, session: str) -> None:
+    """The stream was broken for longer than the grace."""
+    fake.break_stream(session)
+    fake.clock.advance(1.5)
+    assert fake.expire()
+
+
+def stalled(fake: FakeMaster, session: str) -> None:
+    """The loop hung for longer than the progress timeout, and heartbeats flowed."""
+    for _ in range(4):
+        fake.clock.advance(5.0)
+        fake._dispatcher.heartbeat(session, fake.clock(), fake.presences[session].progress)
+        fake.presences[session].answered(fake.clock())
+    assert all(item.stalled for item in fake.expire())
+
+
+@pytest.fixture
+def fake() -> FakeMaster:
+    return FakeMaster(lease_timeout_s=30.0, grace_s=1.0, progress_timeout_s=15.0)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+@pytest.mark.parametrize("away", [cut_off, stalled])
+def test_what_a_loop_trained_on_twice_is_counted(tmp_path, capsys, fake, away, in_process):
+    """With three batches to a step no report tells the master, nor the log, of those that are lost."""
+    seen: Counter[int] = Counter()
+    with service(fake, tmp_path, in_process=in_process) as trainer:
+        optimizer = Sgd()
+        trainer.attach(optimizer)
+        number = 0
+        while not trainer.finished:
+            for batch in loader(trainer):
+                number += 1
+                if number == 5:  # one batch of the next step, and one in hand
+                    away(fake, trainer.session.id)
+                seen.update(batch.tolist())
+                if number % 3 == 0:
+                    optimizer.step()
+            optimizer.step()
+    status, said = judged(tmp_path, capsys)
+    twice = [record for record, times in seen.items() if times > 1]
+    assert len(twice) == 2 * BATCH
+    assert (status, said["repeated"], said["void"]) == (INEXACT, len(twice), len(twice))
+
+
+@pytest.mark.parametrize("saved", ["before", "after"])
+def test_synchronous_ranks_that_left_a_step_are_exact_if_they_go_back_before_it(tmp_path, capsys, saved):
+    fake, tokens = FakeMaster(), []
+
+    def left(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if step == 1 and saved == "before":
+                tokens.append(rank.service.state_dict())
+            if step == 2:
+                break  # with a batch in hand on each rank
+        if saved == "after":
+            tokens.append(rank.service.state_dict())
+
+    def resumed(rank: Rank) -> None:
+        rank.service.load_state_dict(tokens[0])
+        while not rank.service.finished:
+            list(rank.one_pass())
+
+    ranks = run_ranks(fake, 3, left, READER, audit_dir=tmp_path)
+    in_hand = [len(batch) for rank in ranks for batch, weight in rank.seen.passes[-1][-1:] if weight]
+    run_ranks(fake, 2, resumed, READER, audit_dir=tmp_path)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["repeated"]) == ((PROVEN, 0) if saved == "before" else (INEXACT, sum(in_hand)))
+    assert (said["acknowledged"], said["lineage"]) == (SIZE, 3)
+
+
+# Plain loops --------------------------------------------------------------------------------------------
+
+
+def plain(trainer: DataShardService, workers: int) -> DataLoader[Any]:
+    context = "fork" if workers else None
+    data = ShardedDataset(trainer, READER)
+    return DataLoader(data, batch_size=BATCH, num_workers=workers, multiprocessing_context=context)
+
+
+def test_reports_of_one_stream_of_records_are_exact(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        for _ in plain(trainer, 0):
+            trainer.report_batch_done()
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["rests_on"]) == (PROVEN, {"report": SIZE})
+
+
+def test_reports_counted_over_several_workers_are_not_exact(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        for _ in plain(trainer, 2):
+            trainer.report_batch_done()
+        assert trainer.finished
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["verdict"]) == (INEXACT, "PROVEN, acknowledgements inexact")
+    assert said["counted"] > 0
+    assert (said["acknowledged"], said["lost"]) == (SIZE, 0)
+
+
+def test_a_token_taken_while_reports_are_counted_is_not_exact(tmp_path, capsys):
+    fake = FakeMaster()
+    with service(fake, tmp_path) as trainer:
+        for number, _ in enumerate(plain(trainer, 2)):
+            trainer.report_batch_done()
+            if number == 4:
+                with pytest.warns(UserWarning, match="not exact"):
+                    checkpoint = trainer.state_dict()
+                break
+    with service(fake, tmp_path) as trainer:
+        trainer.load_state_dict(checkpoint)
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["inexact_tokens"]) == (INEXACT, 1)
+    assert said["uncounted"] > 0  # the model has them, and the token has not
+
+
+@pytest.mark.parametrize("away", [cut_off, stalled])
+def test_no_less_is_counted_than_a_plain_loop_trained_on_twice(tmp_path, capsys, fake, away):
+    seen: Counter[int] = Counter()
+    with service(fake, tmp_path, in_process=False) as trainer:
+        while not trainer.finished:
+            for number, batch in enumerate(plain(trainer, 0)):
+                if number == 3:
+                    away(fake, trainer.session.id)
+                seen.update(batch.tolist())
+                trainer.report_batch_done()
+    status, said = judged(tmp_path, capsys)
+    twice = [record for record, times in seen.items() if times > 1]
+    assert twice
+    assert said["repeated"] >= len(twice), (sorted(twice), said)
+    assert status == INEXACT
+
+
+def test_a_pass_left_with_reports_uncounted_is_not_exact(tmp_path, capsys):
+    with service(FakeMaster(), tmp_path) as trainer:
+        for number, _ in enumerate(plain(trainer, 2)):
+            trainer.report_batch_done()
+            if number == 4:
+                break
+        trainer.abandon_pass()
+        finish(trainer)
+    status, said = judged(tmp_path, capsys)
+    assert status == INEXACT
+    assert said["uncounted"] > 0
