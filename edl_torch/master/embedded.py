@@ -76,7 +76,7 @@ class LocalMaster:
         """Join a dataset."""
         return self.apply(lambda dispatcher, now: dispatcher.register(call, now))
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> None:
         """Remember whom to call back. The callback runs in the thread of the session that waits.
 
         Returns None: who lives in this process is never in doubt of being present.
