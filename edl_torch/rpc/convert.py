@@ -391,6 +391,7 @@ def status_to_wire(value: calls.MasterStatus) -> pb.StatusResponse:
         durable=value.durable,
         datasets=[dataset_status_to_wire(d) for d in value.datasets],
         trainers=[pb.TrainerStatus(datasets=t.datasets, **_take(t, _TRAINER)) for t in value.trainers],
+        suspended={_fit(name): _fit(why) for name, why in value.suspended.items()},
     )
 
 
@@ -402,4 +403,5 @@ def status_from_wire(message: pb.StatusResponse) -> calls.MasterStatus:
         trainers=tuple(
             calls.TrainerStatus(datasets=tuple(t.datasets), **_take(t, _TRAINER)) for t in message.trainers
         ),
+        suspended=dict(message.suspended),
     )

@@ -405,16 +405,25 @@ class StatusRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("ledger", "durable", "datasets", "trainers")
+    __slots__ = ("ledger", "durable", "datasets", "trainers", "suspended")
+    class SuspendedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
+    SUSPENDED_FIELD_NUMBER: _ClassVar[int]
     ledger: str
     durable: bool
     datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
     trainers: _containers.RepeatedCompositeFieldContainer[TrainerStatus]
-    def __init__(self, ledger: _Optional[str] = ..., durable: bool = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ...) -> None: ...
+    suspended: _containers.ScalarMap[str, str]
+    def __init__(self, ledger: _Optional[str] = ..., durable: bool = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., suspended: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class QuarantinedRecord(_message.Message):
     __slots__ = ("epoch", "shard", "position", "name", "index", "reason")
