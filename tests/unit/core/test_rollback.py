@@ -462,3 +462,27 @@ def test_an_older_state_that_is_accepted_is_another_ledger_and_lineage(job: Job)
     new = job.join()
     new.lease()
     assert new.held
+
+
+def test_lineages_of_two_futures_are_never_taken_for_each_other(job: Job) -> None:
+    one, other = job.trainers[:2]
+    version = job.master.version
+    one.restore(None)
+    job.master.restart(version)
+    other.restore(None)
+    with pytest.raises(StaleLease):
+        one.lease()
+
+
+def test_a_report_that_was_never_answered_does_not_count_for_one_of_a_later_lineage(job: Job) -> None:
+    """They have the same number."""
+    one = job.trainers[0]
+    one.lease()
+    one.report(heard=False)
+    one.restore(None)
+    one.lease()
+    version = job.master.version
+    one.report()
+    job.master.restart(version)
+    with pytest.raises(JournalWentBack, match="answer to report 1"):
+        one.lease()
