@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.description import Description
-from edl_torch.client.membership import Membership
+from edl_torch.client.membership import Answered, Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.core.calls import FencedCall, RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.plan import Plan
-from edl_torch.errors import StaleLease, UnknownDataset
+from edl_torch.core.rollback import went_back
+from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
 
 C = TypeVar("C", bound=FencedCall)
 
@@ -39,11 +40,13 @@ class Joining:
         on_member: Callable[[Membership], None],
         on_first: Callable[[], None],
         threads: Threads = SYSTEM,
+        answered: Answered | None = None,
     ) -> None:
         self._master = master
         self._session = session
         self._description = description
         self._audit = audit
+        self._answered = answered or Answered()
         self._on_gone = on_gone
         self._on_member = on_member
         self._on_first = on_first
@@ -72,6 +75,7 @@ class Joining:
             ledger=membership.ledger,
             lineage=membership.lineage,
             member=membership.member,
+            **self._answered.of(membership),
             **more,
         )
 
@@ -89,7 +93,8 @@ class Joining:
     def again(self, lost: Membership) -> None:
         """The master gave this member up: take part anew, where no other call has found it out before.
 
-        Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint.
+        Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint, and
+        JournalWentBack when the master has forgotten that it gave this member up.
         """
         with self._joining:
             if lost != self._membership:
@@ -101,6 +106,10 @@ class Joining:
                 raise StaleLease(self._forgotten("does not know this dataset")) from exc
             if answer.ledger != lost.ledger:
                 raise StaleLease(self._forgotten(f"keeps ledger {answer.ledger}, not {lost.ledger}"))
+            if answer.member == lost.member:
+                raise JournalWentBack(
+                    went_back(f"member {lost.member} of {self._description.name!r} was given up, and is back")
+                )
             if answer.lineage != lost.lineage:
                 raise StaleLease(
                     f"{self._description.name!r} was taken back to a checkpoint: this trainer's leases are "

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from edl_torch.client.confirming import Confirmer
-from edl_torch.client.membership import Membership
+from edl_torch.client.membership import Answered, Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, LeaseCall, PassState
@@ -42,6 +42,7 @@ class LeaseSource:
         on_lost: Callable[[Membership], None],
         holds: Callable[[], bool],
         threads: Threads = SYSTEM,
+        answered: Answered | None = None,
     ) -> None:
         self._membership = Membership()
         self._port = port
@@ -53,6 +54,7 @@ class LeaseSource:
         self._on_lost = on_lost
         self._holds = holds
         self._threads = threads
+        self._answered = answered or Answered()
         self._changed = threads.condition()
         self._ready: deque[Grant] = deque()
         self._reserved: dict[str, deque[Grant]] = {}  # the rest of a bundle, for the stream that began it
@@ -291,10 +293,12 @@ class LeaseSource:
                 count=max(1, len(self._streams) - len(self._ready)) if self._ahead else 1,
                 drained=drained,
                 ahead=self._mode is Mode.ELASTIC and not drained,
+                **self._answered.of(member),
             )
         unwanted: list[Grant] = []
         try:
             answer = self._port.lease(call, wait_s)
+            self._answered.leased(member, call.request)
             with self._changed:
                 self._request, self._lost_in = call.request, 0
                 if member == self._membership:  # else they are void

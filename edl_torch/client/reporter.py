@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edl_torch.audit.log import Audit, Run
 from edl_torch.audit.way import Way
-from edl_torch.client.membership import Membership
+from edl_torch.client.membership import Answered, Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, ReportAnswer, ReportCall
@@ -56,17 +56,12 @@ class Outbox:
             self.acknowledgements[done.task] = done
         self.give_backs += give_backs
 
-    def add_later(self, later: Outbox) -> None:
-        """Tell what was noted after this."""
-        acknowledgements = later.acknowledgements.values()
-        self.add(later.failures, acknowledgements, later.give_backs, later.way, later.returned)
-
 
 Taken = tuple[Outbox, int, Membership]  # what is told, the reports noted by then, and as whom
 
 
 class Reporter:
-    """One dataset's reports. A report that no master answered is kept, and sent again with the next one.
+    """One dataset's reports. A report that no master answered is kept, and sent again before the next one.
 
     `on_answer` hears every answer; `on_lost` is called when the master does not know the session any more,
     which makes what was reported void. `on_refused` hears of tasks whose acknowledgements came too late.
@@ -82,6 +77,7 @@ class Reporter:
         audit: Audit | None = None,
         on_refused: Callable[[tuple[int, ...]], None] | None = None,
         threads: Threads = SYSTEM,
+        answered: Answered | None = None,
     ) -> None:
         self._membership = Membership()
         self._port = port
@@ -92,8 +88,10 @@ class Reporter:
         self._audit = audit or Audit()
         self._on_refused = on_refused
         self._threads = threads
+        self._told = answered or Answered()
         self._changed = threads.condition()
         self._outbox = Outbox()
+        self._kept: tuple[Outbox, int] | None = None  # what no master answered, and the reports noted by then
         self._request = 0
         self._noted = 0  # reports noted
         self._waiting = 0  # callers that wait for answers
@@ -144,7 +142,7 @@ class Reporter:
         """What the caller is to send, with a master in the same process; else the thread does. The lock is
         held."""
         self._stalled = False
-        if not self._outbox:
+        if not self._anything:
             return None
         if self._port.in_process:
             return self._take()
@@ -236,7 +234,7 @@ class Reporter:
             if settled:
                 self._sent(noted, membership, error)
             else:
-                self._keep(outbox, membership, error)
+                self._keep(outbox, noted, membership, error)
 
     def _report(self, outbox: Outbox, membership: Membership) -> None:
         call = ReportCall(
@@ -249,6 +247,7 @@ class Reporter:
             failures=tuple(outbox.failures),
             acknowledgements=tuple(outbox.acknowledgements.values()),
             give_backs=tuple(outbox.give_backs),
+            **self._told.of(membership),
         )
         # Written down before it is sent: a trainer that dies in between has an intent, never a secret.
         self._audit.intent(
@@ -260,6 +259,7 @@ class Reporter:
         )
         answer = self._ask(call)
         if answer is not None:
+            self._told.reported(membership, call.request)
             if answer.stale:
                 self._refused(tuple(task for task in answer.stale if task in outbox.acknowledgements))
             self._on_answer(answer)
@@ -294,7 +294,11 @@ class Reporter:
 
     @property
     def _sendable(self) -> bool:
-        return bool(self._outbox) and not self._sending and not self._stalled
+        return self._anything and not self._sending and not self._stalled
+
+    @property
+    def _anything(self) -> bool:
+        return bool(self._outbox) or self._kept is not None
 
     def _take(self) -> Taken | None:
         """What is to be sent now: one report at a time. The lock is held."""
@@ -302,8 +306,11 @@ class Reporter:
             return None
         self._sending = True
         self._request += 1
-        outbox, self._outbox = self._outbox, Outbox()
-        return outbox, self._noted, self._membership
+        if self._kept is not None:
+            (outbox, noted), self._kept = self._kept, None
+        else:
+            outbox, self._outbox, noted = self._outbox, Outbox(), self._noted
+        return outbox, noted, self._membership
 
     def _sent(self, noted: int, membership: Membership, error: Exception | None) -> None:
         with self._changed:
@@ -314,14 +321,13 @@ class Reporter:
             if self._waiting or self._outbox:
                 self._changed.notify_all()
 
-    def _keep(self, outbox: Outbox, membership: Membership, error: Exception | None) -> None:
+    def _keep(self, outbox: Outbox, noted: int, membership: Membership, error: Exception | None) -> None:
         with self._changed:
             self._sending = False
             if membership == self._membership:
                 self._stalled = True
-                self._request -= 1  # sent again it is the same report, maybe with more: it may be known
-                outbox.add_later(self._outbox)
-                self._outbox = outbox
+                self._request -= 1  # sent again it is the same report, and nothing else: it may be known
+                self._kept = outbox, noted
                 self._error = error or self._error
             else:
                 self._drop(outbox)
@@ -330,8 +336,9 @@ class Reporter:
     def follow(self, membership: Membership) -> None:
         """The trainer takes part anew: what was not sent is of no interest any more."""
         with self._changed:
-            self._drop(self._outbox)
-            self._outbox = Outbox()
+            for void in (self._kept[0] if self._kept else Outbox(), self._outbox):
+                self._drop(void)
+            self._outbox, self._kept = Outbox(), None
             self._answered = self._noted
             self._membership = membership
             self._changed.notify_all()

@@ -7,7 +7,7 @@ tenth of what the call of a batch cost the master.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -78,6 +78,8 @@ class FencedCall:
 
     `ledger`, `lineage` and `member` are compared with the master's: a call of another master, of a history
     that was left by a restore, or of before its session was given up is refused and changes nothing.
+    `asked` and `reported` are the numbers of the last lease call and report that were answered to this member
+    in this lineage (0: none yet): a master that does not know of them has a journal that went back in time.
     """
 
     session: str
@@ -85,6 +87,8 @@ class FencedCall:
     ledger: str
     lineage: int
     member: int
+    asked: int = 0
+    reported: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -264,9 +268,13 @@ class TrainerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterStatus:
-    """Everything that `edl-torch status` shows."""
+    """Everything that `edl-torch status` shows.
+
+    `suspended` says of datasets why nothing of them is lent until they are restored.
+    """
 
     ledger: str
     durable: bool
     datasets: tuple[DatasetStatus, ...]
     trainers: tuple[TrainerStatus, ...]
+    suspended: dict[str, str] = field(default_factory=dict)

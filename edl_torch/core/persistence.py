@@ -14,6 +14,10 @@ A page has the leases of one session among `loans.PAGE` tasks: a hundred leases 
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
 | `session`, session | worker id, number of its membership |
 | `next`, `member` | the number of the next member |
+| `next`, `gaps` | the numbers below it that were never given: of each run the first, and the one after it |
+| `unheard`, member | of one that was given up before it called again: dataset, lease call, report, … |
+| `ledger`, `id` | the ledger that this is since it went back in time, in place of the journal's own |
+| `suspended`, dataset | why nothing of it is lent until it is restored |
 | `member`, dataset, session | batch size |
 | `answer`, dataset, session | request, epoch, state, grants (task, attempt, four of the slice, bundle) |
 | `report`, dataset, session | number of the last report, leases ended since (task, attempt) |
@@ -59,8 +63,9 @@ def dump(dispatcher: Dispatcher) -> Rows:
 
 def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
     members = tuple(dispatcher.members)
-    if dispatcher.members.next_number > 1:
-        yield "next", "member"
+    yield from (("next", "member"), ("next", "gaps"), ("ledger", "id"))
+    yield from (("unheard", number) for number in dispatcher.members.unheard)
+    yield from (("suspended", name) for name in dispatcher.suspended)
     for member in members:
         yield "session", member.session
     for ledger in dispatcher.ledgers:
@@ -144,8 +149,25 @@ def _session(dispatcher: Dispatcher, session: str) -> Row | None:
     return None if member is None else (member.worker_id, member.number)
 
 
-def _next(dispatcher: Dispatcher, _: str) -> Row:
-    return (dispatcher.members.next_number,)
+def _next(dispatcher: Dispatcher, what: str) -> Row | None:
+    members = dispatcher.members
+    if what == "gaps":
+        return tuple(members.gaps) or None
+    return (members.next_number,) if members.next_number > 1 else None
+
+
+def _ledger(dispatcher: Dispatcher, _: str) -> Row | None:
+    return (dispatcher.ledger_id,) if dispatcher.ledger_id != dispatcher.first_ledger_id else None
+
+
+def _unheard(dispatcher: Dispatcher, number: int) -> Row | None:
+    found = dispatcher.members.unheard.get(number, {})
+    return tuple([(dataset, *numbers) for dataset, numbers in found.items()]) or None
+
+
+def _suspended(dispatcher: Dispatcher, dataset: str) -> Row | None:
+    why = dispatcher.suspended.get(dataset)
+    return None if why is None else (why,)
 
 
 def _answer(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
@@ -177,6 +199,9 @@ _ROW: dict[str, Callable[..., Row | None]] = {
     "member": _of_ledger(_member),
     "session": _session,
     "next": _next,
+    "ledger": _ledger,
+    "suspended": _suspended,
+    "unheard": _unheard,
     "answer": _answer,
     "report": _report,
 }
@@ -212,8 +237,18 @@ def load(
         if kind == "session":
             worker_id, number = row
             dispatcher.members.take_up(str(name), worker_id, int(number), now)
+        elif (kind, name) == ("next", "gaps"):
+            dispatcher.members.gaps = [(first, after) for first, after in row]
         elif kind == "next":
             (dispatcher.members.next_number,) = row
+        elif kind == "ledger":
+            (dispatcher.ledger_id,) = row
+        elif kind == "unheard":
+            dispatcher.members.unheard[int(name)] = {
+                dataset: (asked, reported) for dataset, asked, reported in row
+            }
+        elif kind == "suspended":
+            (dispatcher.suspended[str(name)],) = row
         elif kind == "dataset":
             specs[str(name)] = row
         else:

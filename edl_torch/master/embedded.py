@@ -95,7 +95,7 @@ class LocalMaster:
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
         deadline = time.monotonic() + wait_s
-        self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, call.member, now))
+        self.apply(lambda dispatcher, now: dispatcher.heard(call, now))
         while (left := deadline - time.monotonic()) > 0:
             version = self._version
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))

@@ -72,6 +72,7 @@ class MasterHost:
         self._commits = commits
         self._clock = clock
         self._version = dispatcher.version
+        self._ledger_id = dispatcher.ledger_id
         self._changed = asyncio.Event()
         self._streams: dict[str, SessionStream] = {}
         self._called_back: dict[str, float] = {}
@@ -139,6 +140,9 @@ class MasterHost:
                 self.wake()
             if self._commits is not None:
                 self._commits.changed()
+            if self._ledger_id != self.dispatcher.ledger_id:
+                self._ledger_id = self.dispatcher.ledger_id
+                log.error("suspended: %s", printable(next(iter(self.dispatcher.suspended.values()), "")))
 
     def register(self, call: RegisterCall) -> RegisterAnswer:
         """Join a dataset."""
@@ -164,7 +168,7 @@ class MasterHost:
         return answer
 
     async def _poll(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
-        self.dispatcher.heartbeat(call.session, call.member, self._clock())
+        self.apply(lambda dispatcher, now: dispatcher.heard(call, now))
         deadline = self._clock() + min(wait_s, MAX_WAIT_S)
         while (left := deadline - self._clock()) > 0 and not self._draining:
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))

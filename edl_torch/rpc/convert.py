@@ -143,6 +143,8 @@ def lease_call_to_wire(value: calls.LeaseCall, wait_s: float = 0.0) -> pb.LeaseR
         ledger=value.ledger,
         lineage=value.lineage,
         member=value.member,
+        asked=value.asked,
+        reported=value.reported,
         request=value.request,
         epoch=value.epoch,
         count=value.count,
@@ -159,6 +161,8 @@ def lease_call_from_wire(message: pb.LeaseRequest) -> calls.LeaseCall:
         ledger=message.ledger,
         lineage=message.lineage,
         member=message.member,
+        asked=message.asked,
+        reported=message.reported,
         request=message.request,
         epoch=message.epoch,
         count=message.count,
@@ -211,6 +215,8 @@ def report_call_to_wire(value: calls.ReportCall) -> pb.ReportRequest:
         ledger=value.ledger,
         lineage=value.lineage,
         member=value.member,
+        asked=value.asked,
+        reported=value.reported,
         request=value.request,
         failures=[
             pb.Failure(task=f.task, attempt=f.attempt, position=f.position, reason=f.reason)
@@ -235,6 +241,8 @@ def report_call_from_wire(message: pb.ReportRequest) -> calls.ReportCall:
         ledger=message.ledger,
         lineage=message.lineage,
         member=message.member,
+        asked=message.asked,
+        reported=message.reported,
         request=message.request,
         failures=tuple(
             [
@@ -279,6 +287,8 @@ def confirm_call_to_wire(value: calls.ConfirmCall) -> pb.ConfirmRequest:
         ledger=value.ledger,
         lineage=value.lineage,
         member=value.member,
+        asked=value.asked,
+        reported=value.reported,
         leases=[pb.HeldLease(task=held.task, attempt=held.attempt) for held in value.leases],
     )
 
@@ -290,6 +300,8 @@ def confirm_call_from_wire(message: pb.ConfirmRequest) -> calls.ConfirmCall:
         ledger=message.ledger,
         lineage=message.lineage,
         member=message.member,
+        asked=message.asked,
+        reported=message.reported,
         leases=tuple([calls.HeldLease(task=held.task, attempt=held.attempt) for held in message.leases]),
     )
 
@@ -304,7 +316,7 @@ def confirm_answer_from_wire(message: pb.ConfirmResponse) -> calls.ConfirmAnswer
 
 # Tokens and progress ------------------------------------------------------------------------------------
 
-_FENCED = ("session", "dataset", "ledger", "lineage", "member")
+_FENCED = ("session", "dataset", "ledger", "lineage", "member", "asked", "reported")
 
 
 def snapshot_call_to_wire(value: calls.FencedCall) -> pb.SnapshotRequest:
@@ -391,6 +403,7 @@ def status_to_wire(value: calls.MasterStatus) -> pb.StatusResponse:
         durable=value.durable,
         datasets=[dataset_status_to_wire(d) for d in value.datasets],
         trainers=[pb.TrainerStatus(datasets=t.datasets, **_take(t, _TRAINER)) for t in value.trainers],
+        suspended={_fit(name): _fit(why) for name, why in value.suspended.items()},
     )
 
 
@@ -402,4 +415,5 @@ def status_from_wire(message: pb.StatusResponse) -> calls.MasterStatus:
         trainers=tuple(
             calls.TrainerStatus(datasets=tuple(t.datasets), **_take(t, _TRAINER)) for t in message.trainers
         ),
+        suspended=dict(message.suspended),
     )
