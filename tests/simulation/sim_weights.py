@@ -77,8 +77,8 @@ class Judge:
             raise BrokenPromise(
                 f"model and token differ at {where}: the model has {int(weights.counts.sum())} records, the "
                 f"token counts {int(counted.sum()) - fields['dropped']}; not in the model "
-                f"{self._named(missing)}, too often in it {self._named(surplus)}; the token's cursor is at "
-                f"{fields['cursor']}, {len(fields['open'])} slices are open, {fields['dropped']} records dropped"
+                f"{self._named(missing)}, too often in it {self._named(surplus)}; cursor "
+                f"{fields['cursor']}, {len(fields['open'])} open slices, {fields['dropped']} records dropped"
             )
 
     def _counted(self, fields: dict[str, Any]) -> Counts:
