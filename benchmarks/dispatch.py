@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from dispatch_load import PEERS, Load, Rounds, contest, syncs_a_second
 from finding import Finding
@@ -26,11 +27,13 @@ from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
+    FencedCall,
     Grant,
     LeaseCall,
     RegisterCall,
     Registration,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.embedded import LocalMaster
@@ -106,17 +109,14 @@ def _register_and_lease(size: int) -> None:
 def tokens(rounds: int) -> Iterator[Finding]:
     """A token in the middle of an epoch: each trainer has trained on one batch of each of its leases."""
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="benchmark"))
-    for number in range(CLIENTS):
-        Trainer(master, "token", number, BILLION).begin(LEASES_HELD)
-    token = master.snapshot("token")
-    times = [_timed(partial(_restore, master, token)) * 1e3 for _ in range(rounds)]
+    trainers = [Trainer(master, "token", number, BILLION) for number in range(CLIENTS)]
+    for trainer in trainers:
+        trainer.begin(LEASES_HELD)
+    token = trainers[0].snapshot()
+    times = [_timed(partial(trainers[0].restore, token)) * 1e3 for _ in range(rounds)]
     what = f"token of {BILLION:,} records, {CLIENTS} trainers with {LEASES_HELD} leases each"
     yield Finding(what=what, value=len(token.encode()) / 1024, unit="KB", most=GOAL_TOKEN_KB)
     yield Finding(what="  to restore it", value=statistics.median(times), unit="ms", most=GOAL_RESTORE_MS)
-
-
-def _restore(master: LocalMaster, token: str) -> None:
-    master.restore("token", token)
 
 
 def in_process(rounds: int, calls: int) -> Iterator[Finding]:
@@ -234,7 +234,11 @@ class Trainer:
                 session=self._session, worker_id=str(number), batch_size=BATCH, registration=registration
             )
         )
-        self._lineage = answer.lineage
+        self._fence: dict[str, Any] = {
+            "session": self._session,
+            "dataset": dataset,
+            **answer.fence,
+        }
 
     def work(self, calls: int) -> None:
         """So many exchanges."""
@@ -258,9 +262,7 @@ class Trainer:
     def _lease(self, count: int) -> tuple[Grant, ...]:
         self._request += 1
         call = LeaseCall(
-            session=self._session,
-            dataset=self._dataset,
-            lineage=self._lineage,
+            **self._fence,
             request=self._request,
             epoch=NEW_PASS if self._request == 1 else 0,
             count=count,
@@ -270,13 +272,21 @@ class Trainer:
     def _acknowledge(self, done: Iterable[Acknowledgement]) -> None:
         self._master.report(
             ReportCall(
-                session=self._session,
-                dataset=self._dataset,
-                lineage=self._lineage,
+                **self._fence,
                 request=self._request,
                 acknowledgements=tuple(done),
             )
         )
+
+    def snapshot(self) -> str:
+        """The token."""
+        return self._master.snapshot(FencedCall(**self._fence))
+
+    def restore(self, token: str) -> None:
+        """Go back to it."""
+        self._request += 1
+        call = RestoreCall(**self._fence, request=self._request, token=token)
+        self._fence["lineage"] = self._master.restore(call)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from contenders import loopback_master
 from recovery_peers import registration
@@ -101,7 +102,7 @@ class Heir:
         self._dataset = dataset
         self._session = uuid.uuid4().hex
         self._missing = records
-        client.register(_register(self._session, dataset, records))
+        self._fence = client.register(_register(self._session, dataset, records)).fence
         client.attend(self._session, lambda _: None)
         self._done_at = 0.0
         self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -114,7 +115,7 @@ class Heir:
             call = LeaseCall(
                 session=self._session,
                 dataset=self._dataset,
-                lineage=1,
+                **self._fence,
                 request=request,
                 epoch=0,
                 count=A_CALL,
@@ -188,22 +189,26 @@ def restarted_masters(folder: Path, rounds: int, leases: int) -> list[Restart]:
         master.kill()
 
 
-def _hold(client: MasterClient, leases: int) -> dict[str, list[Grant]]:
-    """Leases by session."""
-    held: dict[str, list[Grant]] = {f"s{number}": [] for number in range(SESSIONS)}
+Held = dict[str, tuple[dict[str, Any], list[Grant]]]  # by session its fence and its leases
+
+
+def _hold(client: MasterClient, leases: int) -> Held:
+    """Let sessions hold so many leases together."""
+    held: Held = {}
     share = leases // SESSIONS
-    for session, grants in held.items():
-        client.register(_register(session, "held", 10**9))
+    for session in (f"s{number}" for number in range(SESSIONS)):
+        fence, grants = client.register(_register(session, "held", 10**9)).fence, list[Grant]()
+        held[session] = fence, grants
         for request in range(1, -(-share // A_CALL) + 1):
             count = min(A_CALL, share - len(grants))
             call = LeaseCall(
-                session=session, dataset="held", lineage=1, request=request, epoch=NEW_PASS, count=count
+                session=session, dataset="held", **fence, request=request, epoch=NEW_PASS, count=count
             )
             grants += client.lease(call).grants
     return held
 
 
-def _restart(master: Master, waiting: MasterClient, held: dict[str, list[Grant]]) -> Restart:
+def _restart(master: Master, waiting: MasterClient, held: Held) -> Restart:
     master.kill()
     answered: list[float] = []
 
@@ -219,12 +224,12 @@ def _restart(master: Master, waiting: MasterClient, held: dict[str, list[Grant]]
     with MasterClient(master.address, "fresh") as client:
         leases = client.dataset_status("held").leases
         first = time.perf_counter()
-        for session, grants in held.items():
+        for session, (fence, grants) in held.items():
             own = tuple(HeldLease(task=grant.task, attempt=grant.attempt) for grant in grants)
-            void = client.confirm(ConfirmCall(session=session, dataset="held", lineage=1, leases=own)).void
+            void = client.confirm(ConfirmCall(session=session, dataset="held", **fence, leases=own)).void
             leases -= len(own) - len(void)
         confirmed = time.perf_counter()
-    if leases or not all(held.values()):
+    if leases or not all(grants for _, grants in held.values()):
         raise RuntimeError(f"{leases} lease(s) of the journal are not confirmed to their sessions")
     thread.join(LONGEST_S)
     return Restart(

@@ -33,11 +33,20 @@ def hold(address: str, dataset: str, shards: int) -> None:
     session = uuid.uuid4().hex
     client = MasterClient(address, "victim")
     described = registration(dataset, SHARD * shards)
-    client.register(RegisterCall(session=session, worker_id="victim", batch_size=32, registration=described))
+    answer = client.register(
+        RegisterCall(session=session, worker_id="victim", batch_size=32, registration=described)
+    )
     presence = client.attend(session, lambda _: None)
     # Near the end leases are short: so many suffice for all records.
     count = SHARD * shards
-    call = LeaseCall(session=session, dataset=dataset, lineage=1, request=1, epoch=NEW_PASS, count=count)
+    call = LeaseCall(
+        session=session,
+        dataset=dataset,
+        **answer.fence,
+        request=1,
+        epoch=NEW_PASS,
+        count=count,
+    )
     held = sum(grant.slice.limit for grant in client.lease(call).grants)
     if not presence.wait_standing(READY_S):
         raise TimeoutError("the stream does not stand")

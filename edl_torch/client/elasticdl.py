@@ -23,6 +23,7 @@ from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
+    FencedCall,
     LeaseAnswer,
     LeaseCall,
     MasterStatus,
@@ -31,6 +32,7 @@ from edl_torch.core.calls import (
     RegisterCall,
     ReportAnswer,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult
 from edl_torch.errors import EdlError, TooManyBadRecords, UnknownDataset, Unsupported
@@ -205,11 +207,11 @@ class ElasticDLMasterClient:
 
     # What such a master cannot do ---------------------------------------------------------------------------
 
-    def snapshot(self, dataset: str) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """Unsupported: the master has no position to save."""
         self._refuse("state_dict() has no token to save")
 
-    def restore(self, dataset: str, token: str | None) -> int:
+    def restore(self, call: RestoreCall) -> int:
         """Unsupported: the master cannot go back."""
         self._refuse("load_state_dict() cannot take the data back, not even to the beginning")
 
@@ -224,6 +226,10 @@ class ElasticDLMasterClient:
             f"EDL_MASTER_PROTOCOL out"
         )
 
+    def progress(self, call: FencedCall) -> DatasetStatus:
+        """What this trainer did: such a master has one history."""
+        return self.dataset_status(call.dataset)
+
     def dataset_status(self, dataset: str) -> DatasetStatus:
         """What this trainer did; `finished` is the master's word, and that nothing is left to be told."""
         found = self._dataset(dataset)
@@ -232,7 +238,7 @@ class ElasticDLMasterClient:
 
     # The end ------------------------------------------------------------------------------------------------
 
-    def leave(self, session: str) -> None:
+    def leave(self, session: str, member: int) -> None:
         """Give back what is left, as failed tasks: the only way, and a timeout counts alike there."""
         if not self._caller.is_usable:
             return

@@ -203,6 +203,8 @@ class Holdings:
         leased = sum(lease.open_records for _, lease in self._leases.values())
         return DatasetStatus(
             dataset=spec.name,
+            ledger="",
+            lineage=0,
             task_type=spec.task_type,
             epoch=int(finished),
             num_epochs=1,

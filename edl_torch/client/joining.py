@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.description import Description
 from edl_torch.client.membership import Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Threads
-from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
+from edl_torch.core.calls import FencedCall, RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.plan import Plan
 from edl_torch.errors import StaleLease, UnknownDataset
+
+C = TypeVar("C", bound=FencedCall)
 
 
 class Joining:
@@ -60,6 +63,17 @@ class Joining:
     def membership(self) -> Membership:
         """As what the session takes part now."""
         return self._membership
+
+    def call(self, kind: type[C], membership: Membership, **more: Any) -> C:
+        """A call of that member, with the rest of its fields in `more`."""
+        return kind(
+            session=self._session,
+            dataset=self._description.name,
+            ledger=membership.ledger,
+            lineage=membership.lineage,
+            member=membership.member,
+            **more,
+        )
 
     def plan(self) -> Plan:
         """The dataset as registered; registers it at first use."""
@@ -111,7 +125,7 @@ class Joining:
         )
 
     def _follow_answer(self, answer: RegisterAnswer) -> None:
-        self._follow(Membership(ledger=answer.ledger, lineage=answer.lineage, member=answer.member))
+        self._follow(Membership(**answer.fence))
 
     def _follow(self, membership: Membership) -> None:
         self._membership = membership

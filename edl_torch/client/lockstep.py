@@ -1,4 +1,4 @@
-"""What one rank of a synchronous job knows: where all ranks stand, and whether it may still step with them.
+"""What one rank of a synchronous job knows of where all ranks stand.
 
 Ranks that step together hold copies of one model, so what one of them trains on is in all. It decides nothing
 about batches, and does not know torch.
@@ -7,7 +7,7 @@ about batches, and does not know torch.
 from __future__ import annotations
 
 from edl_torch.client.peers import Peers, together
-from edl_torch.errors import InvalidArgument, StaleLease
+from edl_torch.errors import InvalidArgument
 
 
 class Lockstep:
@@ -17,7 +17,6 @@ class Lockstep:
         self.peers = peers
         self._dataset = dataset
         self._finished: bool | None = None
-        self._lost = ""
 
     def __repr__(self) -> str:
         return f"<Lockstep rank={self.peers.rank}/{self.peers.size} finished={self._finished}>"
@@ -45,23 +44,6 @@ class Lockstep:
     def agreed(self, *, finished: bool) -> None:
         """The ranks have agreed on this."""
         self._finished = finished
-
-    def lost(self, what: str) -> None:
-        """Records that the model has learnt from are not counted: they will come again."""
-        self._lost = self._lost or (
-            f"{what} of dataset {self._dataset!r}: this rank was cut off from the master for too long, and "
-            "other trainers get those records again, though the model has learnt from them. Start all ranks "
-            "again from the last checkpoint"
-        )
-
-    def restarted(self) -> None:
-        """The data went back to a checkpoint: what was lost is of no account."""
-        self._lost = ""
-
-    def check(self) -> None:
-        """Raise StaleLease if the model and the count of what it was trained on have parted."""
-        if self._lost:
-            raise StaleLease(self._lost)
 
     def same_on_all(self, text: str, what: str) -> None:
         """Raise InvalidArgument, on every rank that differs, unless `text` is the same on every rank."""

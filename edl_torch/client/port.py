@@ -14,6 +14,7 @@ from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
+    FencedCall,
     LeaseAnswer,
     LeaseCall,
     MasterStatus,
@@ -21,6 +22,7 @@ from edl_torch.core.calls import (
     RegisterCall,
     ReportAnswer,
     ReportCall,
+    RestoreCall,
 )
 
 
@@ -67,24 +69,28 @@ class MasterPort(Protocol):
         """Present leases, with the session's stream standing; waits for it."""
         ...
 
-    def snapshot(self, dataset: str) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
         ...
 
-    def restore(self, dataset: str, token: str | None) -> int:
+    def restore(self, call: RestoreCall) -> int:
         """Take the dataset back to a token; returns the new lineage."""
         ...
 
+    def progress(self, call: FencedCall) -> DatasetStatus:
+        """The dataset's progress, as its trainers see it."""
+        ...
+
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """One dataset's progress."""
+        """The dataset's progress, from outside: it takes no part, and may know nothing of its history."""
         ...
 
     def status(self) -> MasterStatus:
         """The master's whole state."""
         ...
 
-    def leave(self, session: str) -> None:
-        """Say goodbye: what the session holds goes to others at once."""
+    def leave(self, session: str, member: int) -> None:
+        """Say goodbye as that member: what the session holds goes to others at once."""
         ...
 
     def close(self) -> None:

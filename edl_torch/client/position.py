@@ -5,7 +5,9 @@ It asks the master and tells the session's parts; it does not know torch, nor wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.description import Description
@@ -13,12 +15,18 @@ from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource
 from edl_torch.client.lockstep import Lockstep
+from edl_torch.client.membership import Membership
 from edl_torch.client.peers import Peers, together
 from edl_torch.client.plain_pass import PlainPasses
 from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
+from edl_torch.core.calls import DatasetStatus, FencedCall, RestoreCall
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset, Unsupported
+from edl_torch.errors import InvalidArgument, SessionLost, StaleLease, UnknownDataset, Unsupported
+
+T = TypeVar("T")
+
+FIRST_LINEAGE = 1
 
 
 class Position:
@@ -33,6 +41,7 @@ class Position:
         description: Description,
         audit: Audit,
         *,
+        on_lost: Callable[[Membership], None],
         joining: Joining,
         leases: LeaseSource,
         reporter: Reporter,
@@ -43,11 +52,15 @@ class Position:
         self._master = master
         self._description = description
         self._audit = audit
+        self._on_lost = on_lost
         self._joining = joining
         self._leases = leases
         self._reporter = reporter
         self._plain = plain
         self._elastic = elastic
+        self._seen: tuple[str, int] | None = None  # ledger ('' for any) and lineage of before it registered
+        self._lost = ""  # what the model has learnt from and will come again
+        self._restores = 0
 
     def __repr__(self) -> str:
         return f"<Position {self._description.name!r} {self.lockstep or 'alone'}>"
@@ -66,16 +79,11 @@ class Position:
             )
         self.lockstep = Lockstep(peers, self._description.name)
 
-    def lost(self, what: str) -> None:
-        """Records that were trained on are not counted: of account where others hold the same model."""
-        if self.lockstep is not None:
-            self.lockstep.lost(what)
-
     def epoch_of_all(self, lockstep: Lockstep) -> int:
         """The epoch that the next pass of all ranks reads, as rank 0 sees it."""
 
         def ask() -> str:
-            return str(self._master.dataset_status(self._description.name).epoch)
+            return str(self.progress().epoch)
 
         return int(together(lockstep.peers, lambda: lockstep.finished, ask))
 
@@ -83,13 +91,42 @@ class Position:
         """All ranks learn whether the master has every record of every epoch accounted for."""
 
         def ask() -> str:
-            return str(int(self._master.dataset_status(self._description.name).finished))
+            return str(int(self.progress().finished))
 
         def settle() -> None:
             self._reporter.flush()
-            lockstep.check()
+            self.check()
 
         lockstep.agreed(finished=together(lockstep.peers, settle, ask) == "1")
+
+    # Of one history with the master -------------------------------------------------------------------------
+
+    def progress(self) -> DatasetStatus:
+        """The dataset's progress. Raises StaleLease when this trainer is not part of its history any more."""
+        return self._as_member(lambda member: self._master.progress(self._joining.call(FencedCall, member)))
+
+    def _as_member(self, ask: Callable[[Membership], T]) -> T:
+        """What the master answers this session, which takes part anew where it was given up meanwhile."""
+        self._joining.plan()
+        while True:
+            member = self._joining.membership
+            try:
+                return ask(member)
+            except SessionLost:
+                self._on_lost(member)
+
+    def lost(self, what: str) -> None:
+        """Records that the model has learnt from are not counted: they will come again."""
+        self._lost = self._lost or (
+            f"{what} of dataset {self._description.name!r}: this trainer was cut off from the master for too "
+            "long, and the records come again, here or at another trainer, though the model has learnt from "
+            "them. Start again from the last checkpoint, on all ranks where there are several"
+        )
+
+    def check(self) -> None:
+        """Raise StaleLease if the model and the count of what it was trained on have parted."""
+        if self._lost:
+            raise StaleLease(self._lost)
 
     # The token ----------------------------------------------------------------------------------------------
 
@@ -120,11 +157,11 @@ class Position:
         self._joining.plan()
         self._elastic.settle_in_hand()
         self._reporter.flush()
-        if self.lockstep is not None:
-            self.lockstep.check()
+        self.check()
 
     def _take_token(self) -> str:
-        token = self._master.snapshot(self._description.name)
+        token = self._as_member(lambda member: self._master.snapshot(self._joining.call(FencedCall, member)))
+        self.check()  # once more: a session that was given up just now has lost what it held
         self._audit.snapshot(token)
         return token
 
@@ -141,6 +178,33 @@ class Position:
 
     # The way back -------------------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Note which history the dataset is in, before a checkpoint of it is read; registers nothing.
+
+        A restore that finds another one is refused: what was read may be older than what others trained.
+        """
+        if self._joining.joined or not self._master.keeps_ledger:
+            return
+        try:
+            found = self._master.dataset_status(self._description.name)
+        except UnknownDataset:
+            self._seen = ("", FIRST_LINEAGE)
+        else:
+            self._seen = (found.ledger, found.lineage)
+
+    def _check_seen(self, member: Membership) -> None:
+        """Raise StaleLease if the dataset went back to a checkpoint since `look`."""
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return
+        ledger, lineage = seen
+        if ledger not in ("", member.ledger) or lineage != member.lineage:
+            raise StaleLease(
+                f"dataset {self._description.name!r} was taken back to a checkpoint by another trainer while "
+                f"this one read its own: lineage {member.lineage} of ledger {member.ledger}, not {lineage}"
+                f"{ledger and f' of ledger {ledger}'}. Start this one again from the newest checkpoint"
+            )
+
     def restore(self, token: str | None) -> None:
         """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
         if self.lockstep is not None:
@@ -149,6 +213,7 @@ class Position:
         self._prepare_restore(token)
         self._joining.follow(self._take_back_to(token))
         self._plain.restored()
+        self._lost = ""
 
     def _restore_together(self, lockstep: Lockstep, token: str | None) -> None:
         lockstep.same_on_all(token or "", "the token")
@@ -162,7 +227,7 @@ class Position:
         follow = self._joining.follow if lockstep.peers.rank == 0 else self._joining.move
         follow(lineage)
         self._plain.restored()
-        lockstep.restarted()
+        self._lost = ""
         self.agree_on_end(lockstep)
 
     def _prepare_restore(self, token: str | None) -> None:
@@ -175,6 +240,11 @@ class Position:
             self._reporter.flush()
 
     def _take_back_to(self, token: str | None) -> int:
-        lineage = self._master.restore(self._description.name, token)
+        self._check_seen(self._joining.membership)
+        self._restores += 1
+        request = {"request": self._restores, "token": token}
+        lineage = self._as_member(
+            lambda member: self._master.restore(self._joining.call(RestoreCall, member, **request))
+        )
         self._audit.restored(token, lineage=lineage)
         return lineage

@@ -171,7 +171,9 @@ class DataShardService:
     def finished(self) -> bool:
         """Whether every record of every epoch has an outcome, here and on every other trainer.
 
-        Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer.
+        Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer,
+        StaleLease when another trainer has taken the data back to a checkpoint: this one's model is not of
+        that history.
         On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer.
         """
         if self.session.position.lockstep is not None:
@@ -187,11 +189,12 @@ class DataShardService:
         return progress.finished
 
     def progress(self) -> DatasetStatus:
-        """Counts of the dataset over all trainers, as the master has them now."""
+        """Counts of the dataset over all trainers, as the master has them now. Raises what `finished` does,
+        TooManyBadRecords apart."""
         session = self.session
         session.plan()
         session.flush()
-        return session.master.dataset_status(self.dataset_name)
+        return session.position.progress()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._session.joined else "new"
@@ -267,7 +270,9 @@ class DataShardService:
         """The data position as `{"token": <JSON string>}`, to be saved with the model.
 
         Called in the loop's body it counts the batch in hand as trained on, unless an attached optimizer
-        has not stepped on it yet.
+        has not stepped on it yet. Raises StaleLease where the position is not this model's: another trainer
+        has taken the data back to a checkpoint, or this one was away for so long that others get records
+        again that it has trained on.
         """
         session = self.session
         if not session.exact:
@@ -281,7 +286,9 @@ class DataShardService:
     def load_state_dict(self, state: Mapping[str, str] | str | None) -> None:
         """Make the master go back to `state`; None is the beginning of the data.
 
-        Leases and batches of before are void. Raises TokenError, field by field, for another dataset's token.
+        Leases and batches of before are void, those of other trainers too: one of them restores, before the
+        others register. Raises TokenError, field by field, for another dataset's token, StaleLease where
+        another trainer has gone back since this one registered.
         """
         token = state["token"] if isinstance(state, Mapping) and "token" in state else state
         if token is not None and not isinstance(token, str):

@@ -69,6 +69,7 @@ class Session:
         self._plain, self.elastic = self._make_passes()
         self.position = Position(
             *(master, description, self._audit),
+            on_lost=self._rejoin,
             joining=self._joining,
             leases=self._leases,
             reporter=self._reporter,
@@ -302,7 +303,7 @@ class Session:
         finally:
             self._audit.close()
             if self.joined:
-                self.master.leave(self.id)
+                self.master.leave(self.id, self._joining.membership.member)
 
     def _let_go(self, deadline: float) -> None:
         try:

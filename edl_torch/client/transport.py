@@ -24,6 +24,7 @@ from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
+    FencedCall,
     LeaseAnswer,
     LeaseCall,
     MasterStatus,
@@ -31,6 +32,7 @@ from edl_torch.core.calls import (
     RegisterCall,
     ReportAnswer,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.errors import EdlError, MasterUnavailable
 from edl_torch.rpc import convert
@@ -115,19 +117,25 @@ class MasterClient:
             if time.monotonic() >= give_up_at:
                 raise self._caller.unavailable(MasterUnavailable("the session's stream did not stand"))
 
-    def snapshot(self, dataset: str) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
-        token: str = self._caller.call(self._stub.Snapshot, pb.SnapshotRequest(dataset=dataset)).token
+        request = checked(convert.snapshot_call_to_wire, call)
+        token: str = self._caller.call(self._stub.Snapshot, request).token
         return token
 
-    def restore(self, dataset: str, token: str | None) -> int:
+    def restore(self, call: RestoreCall) -> int:
         """Take the dataset back to a token; returns the new lineage."""
-        request = pb.RestoreRequest(dataset=dataset, token=token)
+        request = checked(convert.restore_call_to_wire, call)
         lineage: int = self._caller.call(self._stub.Restore, request).lineage
         return lineage
 
+    def progress(self, call: FencedCall) -> DatasetStatus:
+        """The dataset's progress, as its trainers see it."""
+        request = checked(convert.progress_call_to_wire, call)
+        return convert.dataset_status_from_wire(self._caller.call(self._stub.Progress, request).dataset)
+
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """One dataset's progress."""
+        """The dataset's progress, from outside."""
         answer = self._caller.call(self._stub.Status, pb.StatusRequest(dataset=dataset))
         return convert.status_from_wire(answer).datasets[0]
 
@@ -149,12 +157,12 @@ class MasterClient:
         attendance.start()
         return attendance.presence
 
-    def leave(self, session: str) -> None:
+    def leave(self, session: str, member: int) -> None:
         """Say goodbye, without insisting: a master that does not hear it will notice."""
         if not self._caller.is_usable:
             return
         try:
-            self._caller.attempt(self._stub.Leave, pb.LeaveRequest(session=session), LEAVE_S)
+            self._caller.attempt(self._stub.Leave, pb.LeaveRequest(session=session, member=member), LEAVE_S)
         except EdlError as error:
             log.debug("session %s could not say goodbye: %s", session, error)
         with self._lock:

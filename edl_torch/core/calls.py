@@ -1,14 +1,15 @@
 """What a trainer may ask of the master and what it is answered: plain values, the same for every transport.
 
-Nothing here decides anything, and nothing here knows protobuf; `rpc.convert` carries these over the wire. The
-calls of every batch are not frozen, though nobody changes one: making a frozen value costs three times as
-much, which was a tenth of what such a call cost the master.
+Nothing here decides anything, and nothing here knows protobuf; `rpc.convert` carries these over the wire.
+Calls are not frozen, though nobody changes one: making a frozen value costs three times as much, which was a
+tenth of what the call of a batch cost the master.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
@@ -55,6 +56,11 @@ class RegisterAnswer:
     epoch: int
     member: int
 
+    @property
+    def fence(self) -> dict[str, Any]:
+        """Ledger, lineage and member, by the names that calls have for them."""
+        return {"ledger": self.ledger, "lineage": self.lineage, "member": self.member}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
@@ -66,6 +72,32 @@ class Grant:
     bundle: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class FencedCall:
+    """A session's call on a dataset, with the fence that its registration was answered with.
+
+    `ledger`, `lineage` and `member` are compared with the master's: a call of another master, of a history
+    that was left by a restore, or of before its session was given up is refused and changes nothing.
+    """
+
+    session: str
+    dataset: str
+    ledger: str
+    lineage: int
+    member: int
+
+
+@dataclass(slots=True, kw_only=True)
+class RestoreCall(FencedCall):
+    """Take the dataset back to `token` (None: to the beginning), in place of the lineage that it names.
+
+    `request` numbers the restores of a session: one that is repeated gets the answer of then.
+    """
+
+    request: int
+    token: str | None
+
+
 class PassState(IntEnum):
     """What a lease call learns of the pass it belongs to; the numbers are those of the wire."""
 
@@ -75,25 +107,18 @@ class PassState(IntEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class LeaseCall:
+class LeaseCall(FencedCall):
     """Ask for up to `count` leases of `epoch`. `request` numbers the call; a repeat is answered alike.
 
     `drained` says that every batch of this pass was handed to the loop: the trainer waits for the verdict.
     `ahead` says that it would read ahead: while it holds batches, what others come to sooner is theirs.
-    `ledger` and `member` are those that the registration named; a call of others is refused ('' and 0 are not
-    compared).
     """
 
-    session: str
-    dataset: str
-    lineage: int
     request: int
     epoch: int
     count: int
     drained: bool = False
     ahead: bool = False
-    ledger: str = ""
-    member: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,18 +166,13 @@ class GiveBack:
 
 
 @dataclass(slots=True, kw_only=True)
-class ReportCall:
+class ReportCall(FencedCall):
     """What became of leased records. Applied in the order failures, acknowledgements, give-backs."""
 
-    session: str
-    dataset: str
-    lineage: int
     request: int
     failures: tuple[Failure, ...] = ()
     acknowledgements: tuple[Acknowledgement, ...] = ()
     give_backs: tuple[GiveBack, ...] = ()
-    ledger: str = ""
-    member: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,16 +192,11 @@ class HeldLease:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfirmCall:
+@dataclass(slots=True, kw_only=True)
+class ConfirmCall(FencedCall):
     """A session that was cut off asks which of the leases that it holds are still its own."""
 
-    session: str
-    dataset: str
-    lineage: int
     leases: tuple[HeldLease, ...] = ()
-    ledger: str = ""
-    member: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +222,13 @@ class QuarantinedRecord:
 class DatasetStatus:
     """Counts are of records unless said otherwise; those of outcomes are totals of all epochs.
 
-    `quarantine` may be its beginning alone; `quarantined` counts all.
+    `quarantine` may be its beginning alone; `quarantined` counts all. `lineage` of `ledger` is the history
+    that the counts are of; 0 where the master keeps none.
     """
 
     dataset: str
+    ledger: str
+    lineage: int
     task_type: TaskType
     epoch: int
     num_epochs: int

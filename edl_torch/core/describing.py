@@ -6,11 +6,13 @@ from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.core.ledger import ShardLedger
 
 
-def describe(ledger: ShardLedger, quarantine: tuple[QuarantinedRecord, ...]) -> DatasetStatus:
+def describe(ledger: ShardLedger, ledger_id: str, quarantine: tuple[QuarantinedRecord, ...]) -> DatasetStatus:
     """A ledger's state for people, with what is to be shown of its quarantine."""
     spec = ledger.spec
     return DatasetStatus(
         dataset=spec.name,
+        ledger=ledger_id,
+        lineage=ledger.lineage,
         task_type=spec.task_type,
         epoch=ledger.epoch,
         num_epochs=spec.num_epochs,

@@ -14,6 +14,7 @@ from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
+    FencedCall,
     LeaseAnswer,
     LeaseCall,
     MasterStatus,
@@ -23,6 +24,7 @@ from edl_torch.core.calls import (
     Registration,
     ReportAnswer,
     ReportCall,
+    RestoreCall,
     TrainerStatus,
 )
 from edl_torch.core.changes import Changes, unrecorded
@@ -148,12 +150,12 @@ class Dispatcher:
         """The sessions that have joined a dataset."""
         return {m.session for m in self.members if dataset in m.datasets}
 
-    def heartbeat(self, session: str, now: float, progress: int | None = None, *, member: int = 0) -> None:
+    def heartbeat(self, session: str, member: int, now: float, progress: int | None = None) -> None:
         """The session lives, as that `member`; `progress` is how often its training loop has moved on."""
         if progress is None:
-            self.members.heard(session, now, member)
+            self.members.heard(session, member, now)
         else:
-            self.members.beat(session, progress, now, member)
+            self.members.beat(session, member, progress, now)
 
     def resume(self, now: float) -> None:
         """The master has started (again): what is on loan stays so for one full timeout."""
@@ -167,14 +169,18 @@ class Dispatcher:
         """The session's stream ended: unless it is opened again within the grace, `expire` gives it up."""
         self.members.stream_broke(session, now)
 
-    def leave(self, session: str) -> tuple[Released, ...]:
-        """The session says goodbye; what it did not train on waits again."""
-        member = self.members.leave(session)
-        return () if member is None else tuple(self._release(member))
+    def leave(self, session: str, member: int) -> tuple[Released, ...]:
+        """The session says goodbye as that `member`; what it did not train on waits again."""
+        known = self.members.get(session)
+        return () if known is None or known.number != member else self._give_up(known)
+
+    def _give_up(self, member: Member) -> tuple[Released, ...]:
+        self.members.leave(member.session)
+        return tuple(self._release(member))
 
     def expire(self, now: float) -> tuple[Released, ...]:
         """Give up every session whose time is up, and take the leases of those that are stalled."""
-        dead = [released for session in self.members.dead(now) for released in self.leave(session)]
+        dead = [released for member in self.members.dead(now) for released in self._give_up(member)]
         stalled = [m for m in self.members if self.members.progress_deadline(m) <= now and self._holds(m)]
         return (*dead, *(released for member in stalled for released in self._take_back(member, now)))
 
@@ -231,7 +237,7 @@ class Dispatcher:
 
     def lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
         """Lend slices. A repeated request number gets the answer that it got before."""
-        member = self.members.heard(call.session, now, call.member)
+        member = self.members.heard(call.session, call.member, now)
         return self._answer(call, member, now)
 
     def poll(self, call: LeaseCall, now: float) -> LeaseAnswer | None:
@@ -297,7 +303,7 @@ class Dispatcher:
 
         All of it is applied, or, where one argument is bad (InvalidArgument), nothing.
         """
-        member = self.members.heard(call.session, now, call.member)
+        member = self.members.heard(call.session, call.member, now)
         ledger = self._fenced(call)
         if call.failures:
             call = self.limits.with_short_reasons(call)
@@ -343,17 +349,19 @@ class Dispatcher:
     def confirm(self, call: ConfirmCall, now: float) -> ConfirmAnswer:
         """Tell a session that comes back which of its leases are void. No lease is changed."""
         # Its loop asks before it takes a batch.
-        self.members.heard(call.session, now, call.member).progressed = now
+        self.members.heard(call.session, call.member, now).progressed = now
         return ConfirmAnswer(void=self._fenced(call).void_of(call.session, call.leases))
 
-    def _fenced(self, call: LeaseCall | ReportCall | ConfirmCall) -> ShardLedger:
+    def _fenced(self, call: FencedCall) -> ShardLedger:
+        """The ledger that a call of a living member is about. Raises StaleLease for another history."""
         ledger = self._ledger(call.dataset)
-        if call.ledger not in ("", self.ledger_id):
+        if call.ledger != self.ledger_id:
             raise StaleLease(f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.ledger}")
         if call.lineage != ledger.lineage:
             raise StaleLease(
-                f"dataset {call.dataset!r} is in lineage {ledger.lineage}; "
-                f"the call is of lineage {call.lineage}"
+                f"dataset {call.dataset!r} is in lineage {ledger.lineage}; the call is of lineage "
+                f"{call.lineage}: another trainer has taken it back to a checkpoint since. Start this one "
+                f"again from the newest checkpoint"
             )
         return ledger
 
@@ -367,17 +375,41 @@ class Dispatcher:
 
     # Tokens and status ----------------------------------------------------------------------------------
 
-    def snapshot(self, dataset: str) -> str:
-        """The dataset's position as a token."""
-        token = self._ledger(dataset).snapshot().encode()
+    def snapshot(self, call: FencedCall, now: float) -> str:
+        """The dataset's position as a token, for a trainer that is still part of its history."""
+        self.members.heard(call.session, call.member, now)
+        return self._token_of(self._fenced(call))
+
+    def token(self, dataset: str) -> str:
+        """The dataset's position as a token, for who looks from outside: it is no trainer's checkpoint."""
+        return self._token_of(self._ledger(dataset))
+
+    def _token_of(self, ledger: ShardLedger) -> str:
+        token = ledger.snapshot().encode()
         self.limits.check_token(token)
         return token
 
-    def restore(self, dataset: str, token: str | None) -> int:
-        """Take the dataset back to a token (None: to the beginning). Returns the new lineage."""
+    def restore(self, call: RestoreCall, now: float) -> int:
+        """Take the dataset back to a token in place of the lineage that the call names: compare and swap.
+
+        Returns the new lineage. A restore that was carried out and is repeated gets the same answer.
+        """
+        self.members.heard(call.session, call.member, now)
+        ledger = self._ledger(call.dataset)
+        opening = (call.member, call.request)
+        if call.ledger == self.ledger_id and opening == ledger.opened_by:
+            return ledger.lineage
+        self._fenced(call)
+        return self.go_back(call.dataset, call.token, opened_by=opening)
+
+    def go_back(self, dataset: str, token: str | None, opened_by: tuple[int, int] = (0, 0)) -> int:
+        """Take the dataset back to a token (None: to the beginning), whoever asks. Returns the new lineage.
+
+        `opened_by` is the member that asked and the number of its request; (0, 0) for the master itself.
+        """
         ledger = self._ledger(dataset)
         position = None if token is None else self._position(dataset, token)
-        ledger.restore(position)
+        ledger.restore(position, opened_by)
         self._hungry.pop(dataset, None)
         for member in self.members:
             if member.answers.pop(dataset, None) is not None:
@@ -401,10 +433,18 @@ class Dispatcher:
         """The ledger of a dataset; None when there is none."""
         return self._ledgers.get(dataset)
 
+    def progress(self, call: FencedCall, now: float) -> DatasetStatus:
+        """The dataset's progress, for a trainer that is still part of its history."""
+        self.members.heard(call.session, call.member, now)
+        return self._status_of(self._fenced(call))
+
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """One dataset's progress. Of its quarantine the first few alone: trainers ask often."""
-        ledger = self._ledger(dataset)
-        return describe(ledger, ledger.quarantine.first(SHOWN))
+        """The dataset's progress, for who looks from outside."""
+        return self._status_of(self._ledger(dataset))
+
+    def _status_of(self, ledger: ShardLedger) -> DatasetStatus:
+        """Of its quarantine the first few alone: trainers ask often."""
+        return describe(ledger, self.ledger_id, ledger.quarantine.first(SHOWN))
 
     def status(self, now: float) -> MasterStatus:
         """Everything that there is to see; of quarantines together as much as one may have."""
@@ -412,7 +452,7 @@ class Dispatcher:
         for ledger in self._ledgers.values():
             shown = ledger.quarantine.within(left)
             left -= token_bytes(shown)
-            datasets.append(describe(ledger, shown))
+            datasets.append(describe(ledger, self.ledger_id, shown))
         return MasterStatus(
             ledger=self.ledger_id,
             durable=self.durable,

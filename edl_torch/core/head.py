@@ -10,6 +10,7 @@ class Head:
     """Where the cursor is, what has come of the records, which ids come next."""
 
     lineage: int
+    opened_by: tuple[int, int]  # the member that opened the lineage by a restore, and its request's number
     cursor: tuple[int, int, int]  # epoch, position of the next shard in its order, next record in that shard
     acknowledged: int
     dropped: int

@@ -50,6 +50,7 @@ class ShardLedger:
         self._news = news or News()
         self._mark = mark
         self.lineage = 1
+        self.opened_by = (0, 0)  # the member that opened the lineage by a restore, and its request's number
         self.quarantine = Quarantine(mark)
         self.acknowledged = 0
         self.dropped = 0
@@ -377,7 +378,7 @@ class ShardLedger:
             dropped=self.dropped,
         )
 
-    def restore(self, token: Token | None) -> None:
+    def restore(self, token: Token | None, opened_by: tuple[int, int] = (0, 0)) -> None:
         """Go back to a token's position, or to the beginning, and open a new lineage: all leases are void.
 
         Raises TokenError for a token of another dataset, or one that fits no position of this one.
@@ -391,6 +392,7 @@ class ShardLedger:
         self.quarantine.replace(token.quarantine)
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += 1
+        self.opened_by = opened_by
         self._news.add()
         self._settle()
 
@@ -401,6 +403,7 @@ class ShardLedger:
         """The ledger's numbers."""
         return Head(
             lineage=self.lineage,
+            opened_by=self.opened_by,
             cursor=self._todo.cursor,
             acknowledged=self.acknowledged,
             dropped=self.dropped,
@@ -441,6 +444,7 @@ class ShardLedger:
         Which sessions wait is not remembered: those that still do will ask again.
         """
         self.lineage, self.acknowledged, self.dropped = head.lineage, head.acknowledged, head.dropped
+        self.opened_by = head.opened_by
         self._lending.next_bundle = head.next_bundle
         self._todo.resume(head.cursor, waiting)
         self.quarantine.replace(quarantine)

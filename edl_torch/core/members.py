@@ -60,7 +60,7 @@ class Members:
         if session not in self._members:
             self.take_up(session, worker_id, self.next_number, now)
             self.next_number += 1
-        return self.heard(session, now)
+        return self.heard(session, self._members[session].number, now)
 
     def take_up(self, session: str, worker_id: str, number: int, now: float) -> None:
         """A member with the number that it has."""
@@ -70,21 +70,21 @@ class Members:
         """A member, or None."""
         return self._members.get(session)
 
-    def find(self, session: str, number: int = 0) -> Member:
-        """A member. Raises SessionLost for a session that is none, or not the one of this number (0: any)."""
+    def find(self, session: str, number: int) -> Member:
+        """A member. Raises SessionLost for a session that is none, or not the one of this number."""
         member = self._members.get(session)
         if member is None:
             raise SessionLost(
                 f"session {session!r} is not known to this master: it was released, or never registered"
             )
-        if number not in (0, member.number):
+        if number != member.number:
             raise SessionLost(
                 f"session {session!r} was given up and has registered again: it is member {member.number} "
                 f"now, the call is of member {number}"
             )
         return member
 
-    def heard(self, session: str, now: float, number: int = 0) -> Member:
+    def heard(self, session: str, number: int, now: float) -> Member:
         """A call of a session arrived. Raises SessionLost like `find`.
 
         After its stream broke a call extends the grace and no more: it may have been on its way when the
@@ -108,9 +108,9 @@ class Members:
         if member is not None and member.gone_since is None:
             member.gone_since = now
 
-    def beat(self, session: str, progress: int, now: float, number: int = 0) -> None:
+    def beat(self, session: str, number: int, progress: int, now: float) -> None:
         """A heartbeat arrived, with the training loop's count. Raises SessionLost like `heard`."""
-        member = self.heard(session, now, number)
+        member = self.heard(session, number, now)
         if progress != member.progress:
             member.progress, member.progressed = progress, now
 
@@ -124,9 +124,9 @@ class Members:
         """The session is over."""
         return self._members.pop(session, None)
 
-    def dead(self, now: float) -> tuple[str, ...]:
-        """Sessions whose time is up at `now`."""
-        return tuple(m.session for m in self._members.values() if self._deadline(m) <= now)
+    def dead(self, now: float) -> tuple[Member, ...]:
+        """Members whose time is up at `now`."""
+        return tuple(m for m in self._members.values() if self._deadline(m) <= now)
 
     def next_deadline(self) -> float | None:
         """When the next session would be dead if nothing more is heard of it."""

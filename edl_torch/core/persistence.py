@@ -7,7 +7,8 @@ A page has the leases of one session among `loans.PAGE` tasks: a hundred leases 
 | key | row |
 | --- | --- |
 | `dataset`, name | place among the datasets, specification |
-| `head`, dataset | lineage, cursor (epoch, position, offset), acknowledged, dropped, next task, next bundle |
+| `head`, dataset | lineage, cursor (epoch, position, offset), acknowledged, dropped, next task and bundle, |
+| | member and request that opened the lineage (version 1: without these two) |
 | `waiting`, dataset, number | crumb or not, epoch, shard, skip, limit, attempt |
 | `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end[, handed, *holes] |
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
@@ -35,7 +36,7 @@ from edl_torch.core.registration import check_batch_size
 from edl_torch.core.todo import Waiting
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
-VERSION = 1  # of the meaning of rows
+VERSION = 2  # of the meaning of rows; those of version 1 are read too
 
 Row = tuple[Any, ...]
 Rows = dict[Key, Row]
@@ -104,6 +105,7 @@ def _head(ledger: ShardLedger) -> Row:
         *head.cursor,
         *(head.acknowledged, head.dropped),
         *(head.next_task, head.next_bundle),
+        *head.opened_by,
     )
 
 
@@ -241,10 +243,12 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
     for size in batch_sizes.values():
         check_batch_size(size)
     (head,) = of_it["head"].values()
-    lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle = head
+    lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle, *opened_by = head
+    member, request = opened_by or (0, 0)
     ledger.resume(
         Head(
             lineage=lineage,
+            opened_by=(member, request),
             cursor=(epoch, position, offset),
             acknowledged=acknowledged,
             dropped=dropped,
@@ -264,8 +268,10 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
 
 
 def _resume_members(dispatcher: Dispatcher, name: str, of_it: _Parts) -> None:
-    members = {session: dispatcher.members.find(session) for session in of_it["member"]}
+    members = {session: dispatcher.members.get(session) for session in of_it["member"]}
     for session, member in members.items():
+        if member is None:
+            raise ValueError(f"session {session!r} takes part and is not known")
         member.datasets.add(name)
         _resume_member(member, name, of_it["answer"].get(session), of_it["report"].get(session))
 

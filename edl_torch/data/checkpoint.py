@@ -2,12 +2,14 @@
 
 Written by `torch.distributed.checkpoint`, so that a job of another size can load it. A checkpoint is there
 whole or not at all, and follows on the one that its model came from: where two incarnations of a job are
-alive, as after a partition, only one goes on. It must not know what a token holds.
+alive, as after a partition, only one goes on. The model is written first and the position is asked for last:
+whoever was superseded meanwhile leaves nothing that would be loaded. It must not know what a token holds.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -32,6 +34,7 @@ from edl_torch.errors import CheckpointError, InvalidArgument
 
 _NAME = re.compile(r"\d{8}")
 _PARTIAL = ".partial"
+_DATA = "data.json"  # the position: what `service.state_dict()` returned
 
 
 def save_checkpoint(
@@ -45,7 +48,8 @@ def save_checkpoint(
 ) -> Path:
     """Save a checkpoint into a new folder of `directory`; all ranks of a job call it at the same step.
 
-    The batch in hand counts as trained on, unless an attached optimizer has not stepped on it yet.
+    The batch in hand counts as trained on, unless an attached optimizer has not stepped on it yet. The data
+    position is asked for last: a trainer that has been superseded leaves no checkpoint.
 
     Args:
         directory: of this job's checkpoints; the same for all ranks, on a file system that they share.
@@ -58,26 +62,26 @@ def save_checkpoint(
 
     Returns the folder, `directory/00000001` and so on. Raises CheckpointError where it cannot be written, or
     where others have saved one since this job loaded or saved its last; earlier ones are then untouched.
-    InvalidArgument for several ranks that do not all step together.
+    StaleLease where others have taken the data back to a checkpoint since this job did, InvalidArgument for
+    several ranks that do not all step together.
     """
     _check_ranks(service)
     folder = Path(directory)
-    data = service.state_dict()
     last = service.session.checkpoints.get(str(folder))
     partial = folder / _on_first(service, lambda: _prepare(folder, last))
     name = partial.name.partition(".")[0]
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    beside = {"data": data, "extra": _pickled(extra)}
     try:
         with _alone_or_not() as alone:
             save(
-                {"model": model_state, "optimizer": optimizer_state} | beside,
+                {"model": model_state, "optimizer": optimizer_state, "extra": _pickled(extra)},
                 checkpoint_id=partial,
                 no_dist=alone,
             )
     except (OSError, CheckpointException) as exc:
         raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {_reasons(exc)}") from exc
-    _on_first(service, lambda: _finish(partial, folder / name, keep))
+    data = service.state_dict()
+    _on_first(service, lambda: _finish(partial, folder / name, data, keep))
     service.session.checkpoints[str(folder)] = name
     return folder / name
 
@@ -92,37 +96,45 @@ def load_checkpoint(
 
     All ranks call it before the first pass, after the synchronous loader is made; their number need not be
     that of the job that saved. Returns what was saved as `extra`; None where there was no checkpoint. Raises
-    CheckpointError for one that cannot be read, TokenError for one of another dataset, InvalidArgument for
-    several ranks that do not all step together.
+    CheckpointError for one that cannot be read, TokenError for one of another dataset, StaleLease where
+    others took the data back to a checkpoint meanwhile, InvalidArgument for several ranks that do not all
+    step together.
     """
     _check_ranks(service)
-    name = _on_first(service, lambda: _newest(Path(directory)))
+
+    def choose() -> str:
+        service.session.position.look()  # first: whatever others restore from here on is seen
+        return _newest(Path(directory))
+
+    name = _on_first(service, choose)
     service.session.checkpoints[str(Path(directory))] = name
     if not name:
         service.load_state_dict(None)
         return None
     folder = Path(directory) / name
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-    beside: dict[str, Any] = {"data": {"token": ""}, "extra": b""}
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, "extra": b""}
     try:
+        data = json.loads((folder / _DATA).read_text())
         with _alone_or_not() as alone:
-            load(whole := state | beside, checkpoint_id=folder, no_dist=alone)
-    except (OSError, CheckpointException) as exc:
+            load(state, checkpoint_id=folder, no_dist=alone)
+    except (OSError, CheckpointException, json.JSONDecodeError) as exc:
         raise CheckpointError(
             f"the checkpoint '{folder}' cannot be read: {_reasons(exc)}. It takes the model and the "
             "optimizer that it was made of; where its files are damaged, remove it: the one before is taken"
         ) from exc
     set_state_dict(*(model, optimizer), model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    service.load_state_dict(whole["data"])
-    extra: dict[str, Any] = torch.load(io.BytesIO(whole["extra"]), weights_only=True)
+    service.load_state_dict(data)
+    extra: dict[str, Any] = torch.load(io.BytesIO(state["extra"]), weights_only=True)
     return extra
 
 
-def _reasons(error: OSError | CheckpointException) -> str:
+def _reasons(error: OSError | CheckpointException | json.JSONDecodeError) -> str:
     """In one line: torch's own text has the tracebacks of all ranks."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"{_DATA} is no JSON: {error}"
     ranks: dict[str, list[str]] = {}
     for rank, (exc, _) in sorted(error.failures.items()):
         reason = " ".join(f"{type(exc).__name__}: {exc}".split()).rstrip(".")
@@ -202,9 +214,10 @@ def _overtaken(other: Path) -> str:
     )
 
 
-def _finish(partial: Path, whole: Path, keep: int) -> str:
+def _finish(partial: Path, whole: Path, data: dict[str, str], keep: int) -> str:
     """From here on it counts; only then may older ones go, and what others have left half written."""
     try:
+        (partial / _DATA).write_text(json.dumps(data))
         for path in (*partial.iterdir(), partial):
             _sync(path)
         try:

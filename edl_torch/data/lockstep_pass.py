@@ -78,7 +78,7 @@ class LockstepPass(LoaderPass):
         try:
             if not self._lockstep.finished:
                 self._pulled = self._pull(self._look(wait_s), self._promise)
-            self._lockstep.check()
+            self._session.position.check()
         except Exception as exc:  # noqa: BLE001  raised in the next step, when all ranks know of it
             self._error = exc
         mine = self._pulled

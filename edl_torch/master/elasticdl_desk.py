@@ -31,6 +31,7 @@ from edl_torch.core.elasticdl import (
 )
 from edl_torch.core.lease import Lease
 from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.members import Member
 from edl_torch.core.registration import new_spec
 from edl_torch.errors import DatasetConflict, InvalidArgument, TooManyBadRecords
 from edl_torch.master.elasticdl_failures import Failures
@@ -137,11 +138,12 @@ class Desk:
         """The lease call for a worker that wants a task, and whether it may wait: it holds none then."""
         ledger = self._ledger(dataset)
         session = self._join(call.worker_id, ledger, now)
-        member = self._dispatcher.members.find(session)
+        member = self._member(session)
         earlier = member.answers.get(dataset)
         lease = LeaseCall(
             session=session,
             dataset=dataset,
+            ledger=self._dispatcher.ledger_id,
             lineage=ledger.lineage,
             member=member.number,
             request=1 if earlier is None else earlier.request + 1,
@@ -195,7 +197,12 @@ class Desk:
 
     def _mind(self, session: str) -> None:
         """Nobody but the desk gives this session up: it has no heartbeat."""
-        self._dispatcher.members.find(session).timeout_s = math.inf
+        self._member(session).timeout_s = math.inf
+
+    def _member(self, session: str) -> Member:
+        member = self._dispatcher.members.get(session)
+        assert member is not None, session  # it has joined, and only the desk gives it up
+        return member
 
     def report(self, result: TaskResult, now: float) -> bool:
         """A worker is done with a task. False, and nothing is changed, when the task is not lent (any more).
@@ -239,12 +246,14 @@ class Desk:
 
     def _report(self, ledger: ShardLedger, session: str, now: float, **outcomes: tuple[object, ...]) -> None:
         name = ledger.spec.name
-        number = self._dispatcher.members.find(session).reports.get(name, 0) + 1
+        member = self._member(session)
         call = ReportCall(
             session=session,
             dataset=name,
+            ledger=self._dispatcher.ledger_id,
             lineage=ledger.lineage,
-            request=number,
+            member=member.number,
+            request=member.reports.get(name, 0) + 1,
             **outcomes,  # type: ignore[arg-type]
         )
         self._dispatcher.report(call, now)
@@ -288,7 +297,7 @@ class Desk:
                 del self._heard[session]
             elif heard + self.task_timeout_s <= now and not self._holds(session):
                 del self._heard[session]
-                released += self._dispatcher.leave(session)
+                released += self._dispatcher.leave(session, self._member(session).number)
         return lost, tuple(released)
 
     def _overdue(self, now: float) -> list[LostTask]:

@@ -17,6 +17,7 @@ from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
+    FencedCall,
     LeaseAnswer,
     LeaseCall,
     MasterStatus,
@@ -24,6 +25,7 @@ from edl_torch.core.calls import (
     RegisterCall,
     ReportAnswer,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import ServiceClosed
@@ -86,7 +88,7 @@ class LocalMaster:
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
         deadline = time.monotonic() + wait_s
-        self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, now, member=call.member))
+        self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, call.member, now))
         while (left := deadline - time.monotonic()) > 0:
             version = self._version
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
@@ -122,26 +124,30 @@ class LocalMaster:
         """Tell which leases are void."""
         return self.apply(lambda dispatcher, now: dispatcher.confirm(call, now))
 
-    def snapshot(self, dataset: str) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
-        return self.apply(lambda dispatcher, _: dispatcher.snapshot(dataset))
+        return self.apply(lambda dispatcher, now: dispatcher.snapshot(call, now))
 
-    def restore(self, dataset: str, token: str | None) -> int:
+    def restore(self, call: RestoreCall) -> int:
         """Take the dataset back to a token; returns the new lineage."""
-        return self.apply(lambda dispatcher, _: dispatcher.restore(dataset, token))
+        return self.apply(lambda dispatcher, now: dispatcher.restore(call, now))
+
+    def progress(self, call: FencedCall) -> DatasetStatus:
+        """The dataset's progress, as its trainers see it."""
+        return self.apply(lambda dispatcher, now: dispatcher.progress(call, now))
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """One dataset's progress."""
+        """The dataset's progress, from outside."""
         return self.apply(lambda dispatcher, _: dispatcher.dataset_status(dataset))
 
     def status(self) -> MasterStatus:
         """The master's whole state."""
         return self.apply(lambda dispatcher, now: dispatcher.status(now))
 
-    def leave(self, session: str) -> None:
+    def leave(self, session: str, member: int) -> None:
         """Say goodbye. After `close` there is nothing left to leave."""
         with contextlib.suppress(ServiceClosed):
-            self.apply(lambda dispatcher, _: dispatcher.leave(session))
+            self.apply(lambda dispatcher, _: dispatcher.leave(session, member))
         with self._changed:
             self._listeners.pop(session, None)
 

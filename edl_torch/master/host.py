@@ -164,7 +164,7 @@ class MasterHost:
         return answer
 
     async def _poll(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
-        self.dispatcher.heartbeat(call.session, self._clock(), member=call.member)
+        self.dispatcher.heartbeat(call.session, call.member, self._clock())
         deadline = self._clock() + min(wait_s, MAX_WAIT_S)
         while (left := deadline - self._clock()) > 0 and not self._draining:
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
@@ -174,9 +174,11 @@ class MasterHost:
             await _set_within(self._changed, min(left, LOOK_AGAIN_S))
         return None
 
-    def leave(self, session: str) -> None:
-        """The session says goodbye."""
-        log_released(self.apply(lambda dispatcher, _: dispatcher.leave(session)), "left")
+    def leave(self, session: str, member: int) -> None:
+        """The session says goodbye as that `member`."""
+        log_released(self.apply(lambda dispatcher, _: dispatcher.leave(session, member)), "left")
+        if self.dispatcher.members.get(session) is not None:
+            return  # another member by now
         stream = self._streams.pop(session, None)
         if stream is not None:
             stream.end()

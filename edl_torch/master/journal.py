@@ -101,6 +101,8 @@ class Journal:
         run(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         if not found:
             self._create()
+        elif found < VERSION:
+            run(f"PRAGMA user_version = {VERSION}")  # what is written from now on
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise OSError(f"the file is damaged: {verdict}")

@@ -115,9 +115,7 @@ class MasterServicer:
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         progress = request.progress if request.HasField("progress") else None
         self._host.apply(
-            lambda dispatcher, now: dispatcher.heartbeat(
-                request.session, now, progress, member=request.member
-            )
+            lambda dispatcher, now: dispatcher.heartbeat(request.session, request.member, now, progress)
         )
         return pb.HeartbeatResponse()
 
@@ -141,12 +139,19 @@ class MasterServicer:
 
     @guarded
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
-        return pb.SnapshotResponse(token=self._host.apply(lambda d, _: d.snapshot(request.dataset)))
+        call = convert.fenced_call_from_wire(request)
+        return pb.SnapshotResponse(token=self._host.apply(lambda d, now: d.snapshot(call, now)))
 
     @guarded
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
-        token = request.token if request.HasField("token") else None
-        return pb.RestoreResponse(lineage=self._host.apply(lambda d, _: d.restore(request.dataset, token)))
+        call = convert.restore_call_from_wire(request)
+        return pb.RestoreResponse(lineage=self._host.apply(lambda d, now: d.restore(call, now)))
+
+    @guarded
+    async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:
+        call = convert.fenced_call_from_wire(request)
+        found = self._host.apply(lambda d, now: d.progress(call, now))
+        return pb.ProgressResponse(dataset=convert.dataset_status_to_wire(found))
 
     @guarded
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
@@ -156,7 +161,7 @@ class MasterServicer:
 
     @guarded
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
-        self._host.leave(request.session)
+        self._host.leave(request.session, request.member)
         return pb.LeaveResponse()
 
 

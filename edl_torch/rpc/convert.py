@@ -302,6 +302,32 @@ def confirm_answer_from_wire(message: pb.ConfirmResponse) -> calls.ConfirmAnswer
     return calls.ConfirmAnswer(void=tuple(message.void))
 
 
+# Tokens and progress ------------------------------------------------------------------------------------
+
+_FENCED = ("session", "dataset", "ledger", "lineage", "member")
+
+
+def snapshot_call_to_wire(value: calls.FencedCall) -> pb.SnapshotRequest:
+    return pb.SnapshotRequest(**_take(value, _FENCED))
+
+
+def progress_call_to_wire(value: calls.FencedCall) -> pb.ProgressRequest:
+    return pb.ProgressRequest(**_take(value, _FENCED))
+
+
+def fenced_call_from_wire(message: pb.SnapshotRequest | pb.ProgressRequest) -> calls.FencedCall:
+    return calls.FencedCall(**_take(message, _FENCED))
+
+
+def restore_call_to_wire(value: calls.RestoreCall) -> pb.RestoreRequest:
+    return pb.RestoreRequest(**_take(value, (*_FENCED, "request", "token")))
+
+
+def restore_call_from_wire(message: pb.RestoreRequest) -> calls.RestoreCall:
+    token = message.token if message.HasField("token") else None
+    return calls.RestoreCall(token=token, **_take(message, (*_FENCED, "request")))
+
+
 # Status -----------------------------------------------------------------------------------------------
 
 _COUNTS = (
@@ -320,6 +346,8 @@ _COUNTS = (
     "finished",
     "trainers",
     "failure",
+    "ledger",
+    "lineage",
 )
 _QUARANTINED = ("epoch", "shard", "position", "name", "index", "reason")
 _MOST = (1 << 63) - 1

@@ -171,10 +171,12 @@ class HeartbeatResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "member")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     session: str
-    def __init__(self, session: _Optional[str] = ...) -> None: ...
+    member: int
+    def __init__(self, session: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
 
 class LeaveResponse(_message.Message):
     __slots__ = ()
@@ -333,10 +335,18 @@ class ConfirmResponse(_message.Message):
     def __init__(self, void: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("dataset",)
+    __slots__ = ("dataset", "session", "ledger", "lineage", "member")
     DATASET_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     dataset: str
-    def __init__(self, dataset: _Optional[str] = ...) -> None: ...
+    session: str
+    ledger: str
+    lineage: int
+    member: int
+    def __init__(self, dataset: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
     __slots__ = ("token",)
@@ -345,18 +355,48 @@ class SnapshotResponse(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("dataset", "token")
+    __slots__ = ("dataset", "token", "session", "ledger", "lineage", "member", "request")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     token: str
-    def __init__(self, dataset: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+    session: str
+    ledger: str
+    lineage: int
+    member: int
+    request: int
+    def __init__(self, dataset: _Optional[str] = ..., token: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
 
 class RestoreResponse(_message.Message):
     __slots__ = ("lineage",)
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     lineage: int
     def __init__(self, lineage: _Optional[int] = ...) -> None: ...
+
+class ProgressRequest(_message.Message):
+    __slots__ = ("dataset", "session", "ledger", "lineage", "member")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    session: str
+    ledger: str
+    lineage: int
+    member: int
+    def __init__(self, dataset: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
+
+class ProgressResponse(_message.Message):
+    __slots__ = ("dataset",)
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    dataset: DatasetStatus
+    def __init__(self, dataset: _Optional[_Union[DatasetStatus, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("dataset",)
@@ -393,7 +433,7 @@ class QuarantinedRecord(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., shard: _Optional[int] = ..., position: _Optional[int] = ..., name: _Optional[str] = ..., index: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
-    __slots__ = ("dataset", "task_type", "epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases", "acknowledged", "quarantined", "dropped", "finished", "trainers", "failure", "quarantine")
+    __slots__ = ("dataset", "task_type", "epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases", "acknowledged", "quarantined", "dropped", "finished", "trainers", "failure", "quarantine", "ledger", "lineage")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     TASK_TYPE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +451,8 @@ class DatasetStatus(_message.Message):
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     task_type: TaskType
     epoch: int
@@ -428,7 +470,9 @@ class DatasetStatus(_message.Message):
     trainers: int
     failure: str
     quarantine: _containers.RepeatedCompositeFieldContainer[QuarantinedRecord]
-    def __init__(self, dataset: _Optional[str] = ..., task_type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., num_epochs: _Optional[int] = ..., size: _Optional[int] = ..., shards: _Optional[int] = ..., shards_left: _Optional[int] = ..., todo: _Optional[int] = ..., leased: _Optional[int] = ..., leases: _Optional[int] = ..., acknowledged: _Optional[int] = ..., quarantined: _Optional[int] = ..., dropped: _Optional[int] = ..., finished: bool = ..., trainers: _Optional[int] = ..., failure: _Optional[str] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedRecord, _Mapping]]] = ...) -> None: ...
+    ledger: str
+    lineage: int
+    def __init__(self, dataset: _Optional[str] = ..., task_type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., num_epochs: _Optional[int] = ..., size: _Optional[int] = ..., shards: _Optional[int] = ..., shards_left: _Optional[int] = ..., todo: _Optional[int] = ..., leased: _Optional[int] = ..., leases: _Optional[int] = ..., acknowledged: _Optional[int] = ..., quarantined: _Optional[int] = ..., dropped: _Optional[int] = ..., finished: bool = ..., trainers: _Optional[int] = ..., failure: _Optional[str] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedRecord, _Mapping]]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
     __slots__ = ("session", "worker_id", "datasets", "leased", "idle_s", "since_progress_s")

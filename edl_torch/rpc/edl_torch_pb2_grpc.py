@@ -74,6 +74,11 @@ class MasterStub(object):
                 request_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=edl__torch_dot_rpc_dot_edl__torch__pb2.RestoreResponse.FromString,
                 _registered_method=True)
+        self.Progress = channel.unary_unary(
+                '/edl_torch.v1.Master/Progress',
+                request_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ProgressRequest.SerializeToString,
+                response_deserializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ProgressResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/edl_torch.v1.Master/Status',
                 request_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.StatusRequest.SerializeToString,
@@ -144,8 +149,15 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Progress(self, request, context):
+        """A trainer's question how far its dataset is, and whether it is finished.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
-        """Everything that there is to see, of one dataset or of all.
+        """Everything that there is to see from outside, of one dataset or of all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,6 +212,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=edl__torch_dot_rpc_dot_edl__torch__pb2.RestoreRequest.FromString,
                     response_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.RestoreResponse.SerializeToString,
+            ),
+            'Progress': grpc.unary_unary_rpc_method_handler(
+                    servicer.Progress,
+                    request_deserializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ProgressRequest.FromString,
+                    response_serializer=edl__torch_dot_rpc_dot_edl__torch__pb2.ProgressResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -428,6 +445,33 @@ class Master(object):
             '/edl_torch.v1.Master/Restore',
             edl__torch_dot_rpc_dot_edl__torch__pb2.RestoreRequest.SerializeToString,
             edl__torch_dot_rpc_dot_edl__torch__pb2.RestoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Progress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl_torch.v1.Master/Progress',
+            edl__torch_dot_rpc_dot_edl__torch__pb2.ProgressRequest.SerializeToString,
+            edl__torch_dot_rpc_dot_edl__torch__pb2.ProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

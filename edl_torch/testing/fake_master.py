@@ -13,6 +13,7 @@ from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
+    FencedCall,
     LeaseAnswer,
     LeaseCall,
     MasterStatus,
@@ -21,6 +22,7 @@ from edl_torch.core.calls import (
     Registration,
     ReportAnswer,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.plan import Plan
@@ -95,26 +97,30 @@ class FakeConnection:
 
         return self._send("confirm", on_new_stream)
 
-    def snapshot(self, dataset: str) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
-        return self._send("snapshot", lambda: self._local.snapshot(dataset))
+        return self._send("snapshot", lambda: self._local.snapshot(call), call.session)
 
-    def restore(self, dataset: str, token: str | None) -> int:
+    def restore(self, call: RestoreCall) -> int:
         """Take the dataset back to a token."""
-        return self._send("restore", lambda: self._local.restore(dataset, token))
+        return self._send("restore", lambda: self._local.restore(call), call.session)
+
+    def progress(self, call: FencedCall) -> DatasetStatus:
+        """The dataset's progress, as its trainers see it."""
+        return self._send("progress", lambda: self._local.progress(call), call.session)
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """One dataset's progress."""
+        """The dataset's progress, from outside."""
         return self._send("dataset_status", lambda: self._local.dataset_status(dataset))
 
     def status(self) -> MasterStatus:
         """The master's whole state."""
         return self._send("status", self._local.status)
 
-    def leave(self, session: str) -> None:
+    def leave(self, session: str, member: int) -> None:
         """Say goodbye; a master that is away finds out by itself."""
         if not self._fake.faults.away:
-            self._local.leave(session)
+            self._local.leave(session, member)
 
     def close(self) -> None:
         """Nothing to free: the master stays for the other trainers of the test."""
@@ -155,6 +161,14 @@ class FakeMaster(FakeConnection):
     def define(self, registration: Registration) -> None:
         """Make a dataset as the master's command line would."""
         self._local.apply(lambda dispatcher, _: dispatcher.define(registration))
+
+    def token(self, dataset: str) -> str:
+        """The dataset's position, from outside: it is no trainer's checkpoint."""
+        return self._local.apply(lambda dispatcher, _: dispatcher.token(dataset))
+
+    def go_back(self, dataset: str, token: str | None) -> int:
+        """Another trainer takes the dataset back to a token (None: to the beginning). Returns the lineage."""
+        return self._local.apply(lambda dispatcher, _: dispatcher.go_back(dataset, token))
 
     def break_stream(self, session: str) -> None:
         """The session's stream breaks, as when its process dies or is cut off."""

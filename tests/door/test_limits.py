@@ -144,7 +144,7 @@ def test_quarantine_and_slices_of_a_token():
     dispatcher.register(register(size=100, max_bad_records=10), 0.0)
     dispatcher.lease(lease(1, count=3), 0.0)
     quarantined(dispatcher, (0, 2))
-    begun = json.loads(dispatcher.snapshot("d"))
+    begun = json.loads(dispatcher.token("d"))
     assert (len(begun["open"]), len(begun["quarantine"])) == (4, 2)
     bad = begun["quarantine"][0]
     for more, match in (
@@ -152,8 +152,8 @@ def test_quarantine_and_slices_of_a_token():
         ({"crumbs": [begun["open"][0]]}, "5 slices"),
     ):
         text = json.dumps(begun | more)
-        unchanged(dispatcher, lambda text=text: dispatcher.restore("d", text), match)
-    dispatcher.restore("d", json.dumps(begun))
+        unchanged(dispatcher, lambda text=text: dispatcher.go_back("d", text), match)
+    dispatcher.go_back("d", json.dumps(begun))
 
 
 def test_bytes_that_quarantine_takes_in_a_token():
@@ -165,13 +165,13 @@ def test_bytes_that_quarantine_takes_in_a_token():
     quarantined(dispatcher, (0, 1))
     quarantined(dispatcher, (0, 1))  # its answer was lost on the way: nothing is new
     unchanged(dispatcher, lambda: quarantined(dispatcher, (2,), 2), f"{3 * BAD_BYTES} bytes of a token for")
-    begun = json.loads(dispatcher.snapshot("d"))
+    begun = json.loads(dispatcher.token("d"))
     assert begun["quarantine"] == [BAD, [*BAD[:2], 1, "", 1, "a rea…"]]
     for bad in ([*begun["quarantine"], BAD], [[*BAD[:5], "a rea……"], begun["quarantine"][1]]):
         text = json.dumps(begun | {"quarantine": bad}, ensure_ascii=False)
-        unchanged(dispatcher, lambda text=text: dispatcher.restore("d", text), "bytes of a token for records")
-    dispatcher.restore("d", json.dumps(begun))
-    dispatcher.restore("d", None)  # and what was there takes no room any more
+        unchanged(dispatcher, lambda text=text: dispatcher.go_back("d", text), "bytes of a token for records")
+    dispatcher.go_back("d", json.dumps(begun))
+    dispatcher.go_back("d", None)  # and what was there takes no room any more
     dispatcher.lease(lease(3, lineage=3), 0.0)
     failure = Failure(task=2, attempt=1, position=3, reason="a reason")
     dispatcher.report(dataclasses.replace(report(3, failures=(failure,)), lineage=3), 0.0)
@@ -181,15 +181,15 @@ def test_bytes_that_quarantine_takes_in_a_token():
 def test_bytes_of_a_token():
     free = Dispatcher(ledger_id="x")
     free.register(register(), 0.0)
-    token = free.snapshot("d")
+    token = free.token("d")
     for most, fits in ((len(token), True), (len(token) - 1, False)):
         dispatcher = Dispatcher(ledger_id="x", limits=dataclasses.replace(SMALL, token_bytes=most))
         dispatcher.register(register(), 0.0)
         if fits:
-            assert dispatcher.restore("d", dispatcher.snapshot("d")) == 2
+            assert dispatcher.go_back("d", dispatcher.token("d")) == 2
         else:
-            unchanged(dispatcher, lambda d=dispatcher: d.snapshot("d"), f"{most + 1} bytes of a token")
-            unchanged(dispatcher, lambda d=dispatcher: d.restore("d", token), f"{most + 1} bytes of a token")
+            unchanged(dispatcher, lambda d=dispatcher: d.token("d"), f"{most + 1} bytes of a token")
+            unchanged(dispatcher, lambda d=dispatcher: d.go_back("d", token), f"{most + 1} bytes of a token")
 
 
 def test_limits_of_a_master_have_room_for_real_jobs():
@@ -220,11 +220,11 @@ def test_records_per_shard_that_no_answer_could_carry_make_no_dataset():
 def test_token_with_a_number_that_is_none_changes_nothing(field, value):
     dispatcher = Dispatcher(ledger_id="x")
     dispatcher.register(register(), 0.0)
-    begun = json.loads(dispatcher.snapshot("d"))
+    begun = json.loads(dispatcher.token("d"))
     begun[field] = [value, 0, 0] if field == "cursor" else value
     before = digest(dispatcher)
     with pytest.raises(TokenError):
-        dispatcher.restore("d", json.dumps(begun))
+        dispatcher.go_back("d", json.dumps(begun))
     assert digest(dispatcher) == before
 
 
@@ -264,10 +264,10 @@ def test_limits_over_the_wire(small):
 
 def heard(small, call, match):
     """Refused; the session was heard, nothing else has changed."""
-    rows = small.on_loop(lambda: small.dispatcher.snapshot("d"))
+    rows = small.on_loop(lambda: small.dispatcher.token("d"))
     with pytest.raises(LimitExceeded, match=match):
         call()
-    assert small.on_loop(lambda: small.dispatcher.snapshot("d")) == rows
+    assert small.on_loop(lambda: small.dispatcher.token("d")) == rows
 
 
 def test_parts_of_one_call_over_the_wire(small):

@@ -89,7 +89,7 @@ async def run(folder: Path) -> None:
 
 
 async def rounds(master: hostile.Master, choices: Seeded, count: int) -> None:
-    tokens = [master.dispatcher.snapshot("training")]
+    tokens = [master.dispatcher.token("training")]
     for _ in range(count):
         method = hostile.pick(choices, sorted(hostile.INPUTS))
         made = hostile.message(hostile.INPUTS[method], choices, tokens)

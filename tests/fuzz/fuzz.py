@@ -64,12 +64,12 @@ def text(choices: Provided) -> None:
 
 def token(choices: Provided) -> None:
     dispatcher = state.begun()
-    value = json.loads(dispatcher.snapshot("d"))
+    value = json.loads(dispatcher.token("d"))
     for _ in range(1 + choices.below(4)):
         value = hostile.damaged(value, choices)
     before = persistence.dump(dispatcher)
     try:
-        dispatcher.restore("d", json.dumps(value))
+        dispatcher.go_back("d", json.dumps(value))
     except EdlError:
         assert persistence.dump(dispatcher) == before
         return

@@ -307,7 +307,7 @@ async def attack(choices: Choices, moves: int) -> None:
         request = registration(dataset, batch_size)
         request.session = session
         await master.call("Register", request.SerializeToString())
-    tokens = [master.dispatcher.snapshot("training")]
+    tokens = [master.dispatcher.token("training")]
     for _ in range(moves):
         await move(master, honest, choices, tokens)
         check(master)

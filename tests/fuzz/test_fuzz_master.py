@@ -101,13 +101,13 @@ def test_random_bytes_over_the_wire_are_refused_or_mean_nothing(exposed, method,
 @given(data=st.data())
 def test_damaged_token_is_refused_as_one_or_is_a_position(data):
     dispatcher = begun()
-    token = json.loads(dispatcher.snapshot("d"))
+    token = json.loads(dispatcher.token("d"))
     for _ in range(data.draw(st.integers(1, 3))):
         token = hostile.damaged(token, Drawn(data))
     text = json.dumps(token)
     before = persistence.dump(dispatcher)
     try:
-        dispatcher.restore("d", text)
+        dispatcher.go_back("d", text)
     except EdlError:
         assert persistence.dump(dispatcher) == before
     else:
@@ -179,9 +179,9 @@ def begun():
 
 def goes_on(dispatcher):
     """From a token that was taken a trainer comes to the end, and can save and restore on its way."""
-    again = dispatcher.snapshot("d")
-    lineage = dispatcher.restore("d", again)
-    assert dispatcher.snapshot("d") == again
+    again = dispatcher.token("d")
+    lineage = dispatcher.go_back("d", again)
+    assert dispatcher.token("d") == again
     for request in range(1, 100):
         call = LeaseCall(
             session="t", dataset="d", lineage=lineage, request=request, epoch=NEW_PASS, count=9, drained=True
@@ -195,7 +195,7 @@ def goes_on(dispatcher):
             session="t", dataset="d", lineage=lineage, request=request, acknowledgements=tuple(done)
         )
         dispatcher.report(report, 0.0)
-        Token.decode(dispatcher.snapshot("d"))
+        Token.decode(dispatcher.token("d"))
         status = dispatcher.dataset_status("d")
         if answer.state is PassState.FINISHED:
             assert status.acknowledged + status.quarantined + status.dropped == 3 * 30
@@ -222,10 +222,10 @@ def test_what_the_fuzzer_has_found_stays_mended(found):
 )
 def test_a_token_with_more_outcomes_than_records_is_refused(count, value):
     dispatcher = begun()
-    token = json.loads(dispatcher.snapshot("d")) | {count: value}
+    token = json.loads(dispatcher.token("d")) | {count: value}
     before = persistence.dump(dispatcher)
     with pytest.raises(TokenError, match="records lie before the cursor"):
-        dispatcher.restore("d", json.dumps(token))
+        dispatcher.go_back("d", json.dumps(token))
     assert persistence.dump(dispatcher) == before
 
 

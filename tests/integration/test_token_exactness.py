@@ -255,7 +255,7 @@ def test_a_damaged_token_is_refused_and_changes_nothing(change: str) -> None:
         loop = iter(elastic(dataset))
         take(loop, 2)
         token = json.loads(service.state_dict()["token"])
-        before = fake.snapshot("training")
+        before = fake.token("training")
         match change:
             case "version":
                 token["version"] = 99
@@ -269,7 +269,7 @@ def test_a_damaged_token_is_refused_and_changes_nothing(change: str) -> None:
                 token["acknowledged"] = -1
         with pytest.raises(TokenError):
             service.load_state_dict({"token": json.dumps(token)})
-        assert fake.snapshot("training") == before
+        assert fake.token("training") == before
 
 
 # Leases of before -------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_calls_of_an_earlier_lineage_are_refused_each_by_itself() -> None:
         take(iter(elastic(dataset)), 1)
         session = service.session.id
         grants = fake.lease(lease_call(session, 1, 1000)).grants
-        fake.restore("training", None)
+        fake.go_back("training", None)
         done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
         held = tuple(HeldLease(task=g.task, attempt=g.attempt) for g in grants)
         common: dict[str, Any] = {"session": session, "dataset": "training"}

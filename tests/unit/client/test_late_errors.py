@@ -21,7 +21,7 @@ def own_threads() -> list[threading.Thread]:
 
 def another_lineage(fake: FakeMaster) -> None:
     """Somebody went back to a checkpoint: every report of this trainer is refused."""
-    fake.restore("training", None)
+    fake.go_back("training", None)
 
 
 def nobody_there(fake: FakeMaster) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fences import fence
+
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
+    DatasetStatus,
     Failure,
+    FencedCall,
     GiveBack,
     Grant,
     LeaseAnswer,
@@ -18,6 +22,7 @@ from edl_torch.core.calls import (
     Registration,
     ReportAnswer,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import dump
@@ -35,8 +40,7 @@ class Trainer:
         self.batch_size = batch_size
         self.now = now
         self.requests = 0
-        self.lineage = 1
-        self.member = 0
+        self.fence = fence(dispatcher, "")  # of no member
 
     def register(self, registration: Registration = TRAINING) -> RegisterAnswer:
         call = RegisterCall(
@@ -46,16 +50,39 @@ class Trainer:
             registration=registration,
         )
         answer = self.dispatcher.register(call, self.now)
-        self.lineage, self.member = answer.lineage, answer.member
+        self.fence = answer.fence
         return answer
+
+    @property
+    def member(self) -> int:
+        return int(self.fence["member"])
+
+    def call(self, dataset: str = "training", **change: Any) -> FencedCall:
+        return FencedCall(session=self.session, dataset=dataset, **{**self.fence, **change})
+
+    def snapshot(self, dataset: str = "training", **change: Any) -> str:
+        return self.dispatcher.snapshot(self.call(dataset, **change), self.now)
+
+    def progress(self, dataset: str = "training", **change: Any) -> DatasetStatus:
+        return self.dispatcher.progress(self.call(dataset, **change), self.now)
+
+    def restore_call(self, token: str | None, dataset: str = "training", **change: Any) -> RestoreCall:
+        self.requests += 1
+        call = RestoreCall(
+            session=self.session, dataset=dataset, **self.fence, request=self.requests, token=token
+        )
+        return replace(call, **change)
+
+    def restore(self, token: str | None, dataset: str = "training", **change: Any) -> int:
+        self.fence["lineage"] = self.dispatcher.restore(self.restore_call(token, dataset, **change), self.now)
+        return int(self.fence["lineage"])
 
     def lease_call(self, dataset: str = "training", count: int = 1, **change: Any) -> LeaseCall:
         self.requests += 1
         call = LeaseCall(
             session=self.session,
             dataset=dataset,
-            lineage=self.lineage,
-            member=self.member,
+            **self.fence,
             request=self.requests,
             epoch=NEW_PASS,
             count=count,
@@ -70,8 +97,7 @@ class Trainer:
         call = ReportCall(
             session=self.session,
             dataset="training",
-            lineage=self.lineage,
-            member=self.member,
+            **self.fence,
             request=self.requests,
             failures=tuple(o for o in outcomes if isinstance(o, Failure)),
             acknowledgements=tuple(o for o in outcomes if isinstance(o, Acknowledgement)),

@@ -76,12 +76,12 @@ def test_calls_of_another_ledger_or_lineage_are_refused(
     dispatcher: Dispatcher, a: Trainer, change: dict[str, Any]
 ) -> None:
     (grant,) = a.lease().grants
-    before = dispatcher.snapshot("training")
+    before = dispatcher.token("training")
     with pytest.raises(StaleLease):
         a.lease(**change)
     with pytest.raises(StaleLease):
         a.report(whole(grant), **change)
-    assert dispatcher.snapshot("training") == before
+    assert dispatcher.token("training") == before
     assert a.lease(ledger="L1").grants
 
 
@@ -108,7 +108,7 @@ def test_a_dead_sessions_records_go_to_another(dispatcher: Dispatcher, a: Traine
     b = Trainer(dispatcher, "b")
     b.register()
     (grant,) = a.lease().grants
-    dispatcher.heartbeat("b", 20.0)
+    dispatcher.heartbeat("b", 2, 20.0)
     assert dispatcher.expire(29.9) == ()
     (released,) = dispatcher.expire(30.0)
     assert (released.session, released.worker_id, released.dataset) == ("a", "worker-a", "training")
@@ -126,9 +126,9 @@ def test_a_late_acknowledgement_of_a_session_that_registered_again_is_stale(
     dispatcher.expire(30.0)
     a.now = 31.0
     a.register()
-    before = dispatcher.snapshot("training")
+    before = dispatcher.token("training")
     assert a.report(whole(grant)).stale == (grant.task,)
-    assert dispatcher.snapshot("training") == before
+    assert dispatcher.token("training") == before
 
 
 def test_a_broken_stream_costs_the_leases_after_the_grace(dispatcher: Dispatcher, a: Trainer) -> None:
@@ -141,9 +141,9 @@ def test_a_broken_stream_costs_the_leases_after_the_grace(dispatcher: Dispatcher
 
 def test_leaving_gives_everything_back_at_once(dispatcher: Dispatcher, a: Trainer) -> None:
     a.lease(count=9)
-    (released,) = dispatcher.leave("a")
+    (released,) = dispatcher.leave("a", 1)
     assert sum(s.limit for s in released.slices) == 16
-    assert dispatcher.leave("a") == ()
+    assert dispatcher.leave("a", 1) == ()
     assert dispatcher.dataset_status("training").todo == 16
 
 
@@ -159,7 +159,7 @@ def test_datasets_live_side_by_side(dispatcher: Dispatcher, a: Trainer) -> None:
     training, other = dispatcher.status(0.0).datasets
     assert (training.finished, training.acknowledged) == (True, 16)
     assert (other.finished, other.leased, other.task_type) == (False, 16, TaskType.EVALUATION)
-    assert {r.dataset for r in dispatcher.leave("a")} == {"evaluation", "training"}
+    assert {r.dataset for r in dispatcher.leave("a", 1)} == {"evaluation", "training"}
 
 
 def test_request_numbers_of_datasets_do_not_mix(dispatcher: Dispatcher, a: Trainer) -> None:
@@ -171,30 +171,30 @@ def test_request_numbers_of_datasets_do_not_mix(dispatcher: Dispatcher, a: Train
 
 
 def test_a_restore_opens_a_lineage_and_old_calls_are_refused(dispatcher: Dispatcher, a: Trainer) -> None:
-    token = dispatcher.snapshot("training")
+    token = dispatcher.token("training")
     call = a.lease_call()
     (grant,) = dispatcher.lease(call, 0.0).grants
-    assert dispatcher.restore("training", token) == 2
+    assert dispatcher.go_back("training", token) == 2
     for late in (call, a.lease_call()):
         with pytest.raises(StaleLease, match="lineage 2"):
             dispatcher.lease(late, 0.0)
     with pytest.raises(StaleLease, match="lineage 2"):
         a.report(whole(grant))
-    a.lineage = 2
+    a.fence["lineage"] = 2
     assert a.report(whole(grant)).stale == (grant.task,)
     assert sum(g.slice.limit for g in a.lease(count=9).grants) == 16
 
 
 def test_a_restore_of_none_is_the_beginning(dispatcher: Dispatcher, a: Trainer) -> None:
     a.report(*map(whole, a.lease(count=9).grants))
-    dispatcher.restore("training", None)
+    dispatcher.go_back("training", None)
     status = dispatcher.dataset_status("training")
     assert (status.todo, status.acknowledged, status.finished) == (16, 0, False)
 
 
 def test_a_refused_token_opens_no_lineage(dispatcher: Dispatcher, a: Trainer) -> None:
     with pytest.raises(TokenError):
-        dispatcher.restore("training", "{}")
+        dispatcher.go_back("training", "{}")
     assert a.lease().grants
 
 

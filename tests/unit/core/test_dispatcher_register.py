@@ -35,7 +35,7 @@ def test_a_name_that_nobody_described_is_unknown(dispatcher: Dispatcher) -> None
         Trainer(dispatcher, "a").register(Registration(name="training"))
     assert dispatcher.status(0.0).datasets == ()
     with pytest.raises(UnknownDataset):
-        dispatcher.snapshot("training")
+        dispatcher.token("training")
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])

@@ -38,9 +38,9 @@ def test_a_repeated_report_changes_nothing_and_is_answered_alike(dispatcher: Dis
         GiveBack(task=second.task, attempt=1, start=4),
     )
     answer = dispatcher.report(call, 0.0)
-    before = dispatcher.snapshot("training")
+    before = dispatcher.token("training")
     assert dispatcher.report(call, 0.0) == answer
-    assert dispatcher.snapshot("training") == before
+    assert dispatcher.token("training") == before
     assert answer.stale == ()
 
 

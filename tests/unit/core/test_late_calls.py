@@ -40,10 +40,10 @@ def test_a_lease_call_that_waits_ends_with_its_session(dispatcher: Dispatcher, a
     b.lease(count=9)
     call = a.lease_call()
     assert dispatcher.poll(call, 0.0) is None
-    dispatcher.heartbeat("b", 20.0)
+    dispatcher.heartbeat("b", b.member, 20.0)
     dispatcher.expire(30.0)
     a.register()
-    dispatcher.leave("b")
+    dispatcher.leave("b", b.member)
     with pytest.raises(SessionLost):
         dispatcher.poll(call, 30.0)
     assert dispatcher.dataset_status("training").leases == 0
@@ -53,15 +53,15 @@ def test_whatever_else_comes_late_of_a_session_that_was_given_up_is_refused(
     dispatcher: Dispatcher, a: Trainer
 ) -> None:
     report, member = a.report_call(), a.member
-    confirm = ConfirmCall(session="a", dataset="training", lineage=1, member=member)
+    confirm = ConfirmCall(session="a", dataset="training", **a.fence)
     dispatcher.expire(30.0)
     a.now = 31.0
     a.register()
     for late in (
         lambda: dispatcher.report(report, 40.0),
         lambda: dispatcher.confirm(confirm, 40.0),
-        lambda: dispatcher.heartbeat("a", 40.0, member=member),
-        lambda: dispatcher.heartbeat("a", 40.0, 1, member=member),
+        lambda: dispatcher.heartbeat("a", member, 40.0),
+        lambda: dispatcher.heartbeat("a", member, 40.0, 1),
     ):
         with pytest.raises(SessionLost, match="registered again"):
             late()

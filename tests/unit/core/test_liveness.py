@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fences import fence
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -41,7 +42,7 @@ class Master(Dispatcher):
         call = LeaseCall(
             session=session,
             dataset="d",
-            lineage=1,
+            **fence(self, session),
             request=request or self.requests,
             epoch=NEW_PASS,
             count=1,
@@ -49,16 +50,20 @@ class Master(Dispatcher):
         )
         return self.lease(call, now).grants
 
+    def beats(self, session: str, now: float, progress: int) -> None:
+        self.heartbeat(session, fence(self, session)["member"], now, progress)
+
     def told(self, session: str, now: float, **what: tuple[object, ...]) -> tuple[int, ...]:
         self.requests += 1
-        call = ReportCall(session=session, dataset="d", lineage=1, request=self.requests, **what)  # type: ignore[arg-type]
+        call = ReportCall(session=session, dataset="d", **fence(self, session), request=self.requests, **what)  # type: ignore[arg-type]
         return self.report(call, now).stale
 
     def void(
-        self, session: str, now: float, *grants: Grant, lineage: int = 1, ledger: str = ""
+        self, session: str, now: float, *grants: Grant, lineage: int = 1, ledger: str = "ledger"
     ) -> tuple[int, ...]:
         held = tuple(HeldLease(task=g.task, attempt=g.attempt) for g in grants)
-        call = ConfirmCall(session=session, dataset="d", lineage=lineage, ledger=ledger, leases=held)
+        named = fence(self, session, lineage) | {"ledger": ledger}
+        call = ConfirmCall(session=session, dataset="d", **named, leases=held)
         return self.confirm(call, now).void
 
 
@@ -132,8 +137,8 @@ def test_a_trainer_that_lives_and_does_not_train_loses_its_leases_and_stays(mast
     (grant,) = master.lends("a", 5)
     assert master.next_deadline(5) == 15
     for now in range(6, 15):
-        master.heartbeat("a", now, 3 if now > 5 else 0)
-        master.heartbeat("b", now, 0)
+        master.beats("a", now, 3 if now > 5 else 0)
+        master.beats("b", now, 0)
     assert not master.expire(15.9)  # the first of those beats told of a step, at 6
     (lost,) = master.expire(16)
     assert (lost.session, lost.stalled, lost.slices) == ("a", True, (grant.slice,))
@@ -143,7 +148,7 @@ def test_a_trainer_that_lives_and_does_not_train_loses_its_leases_and_stays(mast
 
 def test_a_late_acknowledgement_of_a_stalled_trainer_changes_nothing(master: Master) -> None:
     (grant,) = master.lends("a", 0)
-    master.heartbeat("b", 9, 1)
+    master.beats("b", 9, 1)
     assert master.expire(10)
     (again,) = master.lends("b", 11)
     assert (again.slice, again.attempt) == (grant.slice, grant.attempt + 1)
@@ -165,7 +170,7 @@ def test_progress_is_whatever_the_loop_does(master: Master, how: str) -> None:
     if how == "acknowledgement":
         master.told("a", 9, acknowledgements=(Acknowledgement(task=grant.task, attempt=1, upto=1),))
     elif how == "heartbeat":
-        master.heartbeat("a", 9, 1)
+        master.beats("a", 9, 1)
     elif how == "drained":
         master.lends("a", 9, drained=True)
     else:
@@ -178,7 +183,7 @@ def test_progress_is_whatever_the_loop_does(master: Master, how: str) -> None:
 def test_what_threads_do_beside_the_loop_is_no_progress(master: Master, how: str) -> None:
     (grant,) = master.lends("a", 0)
     if how == "heartbeat":
-        master.heartbeat("a", 9, 0)
+        master.beats("a", 9, 0)
     elif how == "fetching ahead":
         master.lends("a", 9)
     else:
@@ -190,7 +195,7 @@ def test_who_holds_nothing_is_not_stalled_and_starts_anew_with_its_first_lease(m
     assert master.expire(25) == ()
     assert master.lends("a", 25)
     assert not master.expire(29.9)
-    master.heartbeat("a", 29, 0)
+    master.beats("a", 29, 0)
     assert master.next_deadline(29.9) == 30  # of "b", which is silent
     assert [(item.session, item.stalled) for item in master.expire(35)] == [("b", False), ("a", True)]
 
@@ -200,7 +205,7 @@ def test_without_a_timeout_a_step_may_take_for_ever() -> None:
     master.joins("a")
     master.lends("a", 0)
     for now in range(0, 1000, 10):
-        master.heartbeat("a", now, 0)
+        master.beats("a", now, 0)
         assert not master.expire(now)
     assert master.status(1000).trainers[0].since_progress_s == 1000
     assert master.status(1000).trainers[0].idle_s == 10

@@ -49,7 +49,7 @@ def test_only_news_makes_those_who_wait_look_again(dispatcher: Dispatcher, a: Tr
     failure = Failure(task=other.task, attempt=1, position=other.slice.skip, reason="the job fails")
     assert news_of(dispatcher, a, failure)
     before = dispatcher.version
-    dispatcher.leave("a")
+    dispatcher.leave("a", 1)
     assert dispatcher.version > before
 
 
@@ -67,9 +67,9 @@ def test_looking_in_vain_is_no_news_and_nothing_to_write() -> None:
     before = dispatcher.version
     for _ in range(5):
         assert dispatcher.poll(call, 0.0) is None
-        dispatcher.heartbeat("b", 1.0)
+        dispatcher.heartbeat("b", 2, 1.0)
         dispatcher.status(1.0)
-        dispatcher.snapshot("training")
+        dispatcher.token("training")
     assert dispatcher.version == before
     assert not changes
 
@@ -171,9 +171,9 @@ class AtWork(Trainer):
 
     def _other(self, data: st.DataObject, registration: Registration) -> None:
         if data.draw(st.booleans()):
-            self.dispatcher.restore("training", self.dispatcher.snapshot("training"))
+            self.dispatcher.go_back("training", self.dispatcher.token("training"))
         else:
-            self.dispatcher.leave(self.session)
+            self.dispatcher.leave(self.session, self.member)
             self.register(registration)
         self.held.clear()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fences import fence
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -110,7 +111,7 @@ class PersistenceMachine(RuleBasedStateMachine):
         call = LeaseCall(
             session=session,
             dataset=dataset,
-            lineage=self.lineages[dataset],
+            **fence(self.dispatcher, session, self.lineages[dataset]),
             request=self.requests[session, dataset],
             epoch=epoch,
             count=count,
@@ -136,7 +137,7 @@ class PersistenceMachine(RuleBasedStateMachine):
         call = ReportCall(
             session=session,
             dataset=dataset,
-            lineage=self.lineages[dataset],
+            **fence(self.dispatcher, session, self.lineages[dataset]),
             request=self.requests[session, dataset],
             failures=some(
                 lambda g, p: Failure(task=g.task, attempt=g.attempt, position=p, reason="\ud800\0"), 2
@@ -159,7 +160,7 @@ class PersistenceMachine(RuleBasedStateMachine):
         call = ReportCall(
             session=lease.session,
             dataset=dataset,
-            lineage=self.lineages[dataset],
+            **fence(self.dispatcher, lease.session, self.lineages[dataset]),
             request=self.requests[lease.session, dataset],
         )
         named = {"task": lease.task, "attempt": lease.attempt}
@@ -184,7 +185,7 @@ class PersistenceMachine(RuleBasedStateMachine):
     @rule(session=sessions, sure=st.integers(0, 3))
     def leave(self, session: str, sure: int) -> None:
         if not sure:
-            self.dispatcher.leave(session)
+            self.dispatcher.leave(session, fence(self.dispatcher, session)["member"])
 
     @rule(session=sessions, seconds=st.floats(0, 12))
     def time_passes(self, session: str, seconds: float) -> None:
@@ -195,14 +196,14 @@ class PersistenceMachine(RuleBasedStateMachine):
 
     @rule(dataset=datasets)
     def save(self, dataset: str) -> None:
-        self.tokens.append((dataset, self.dispatcher.snapshot(dataset)))
+        self.tokens.append((dataset, self.dispatcher.token(dataset)))
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), dataset=datasets, saved=st.booleans())
     def restore(self, data: st.DataObject, dataset: str, saved: bool) -> None:
         tokens = [token for name, token in self.tokens if name == dataset]
         token = data.draw(st.sampled_from(tokens)) if saved and tokens else None
-        self.lineages[dataset] = self.dispatcher.restore(dataset, token)
+        self.lineages[dataset] = self.dispatcher.go_back(dataset, token)
 
     @rule()
     def restart(self) -> None:
@@ -227,12 +228,12 @@ class PersistenceMachine(RuleBasedStateMachine):
         assert newer.members.next_deadline() in (None, self.now + TIMEOUT_S)
         assert newer.status(0).datasets == older.status(0).datasets
         for dataset in DATASETS:
-            assert newer.snapshot(dataset) == older.snapshot(dataset)
+            assert newer.token(dataset) == older.token(dataset)
             assert newer.sessions_of(dataset) == older.sessions_of(dataset)
             self._same_leases(older.find_ledger(dataset), newer.find_ledger(dataset))
         for member in older.members:
-            assert newer.members.find(member.session).answers == member.answers
-            assert newer.members.find(member.session).reports == member.reports
+            assert newer.members.get(member.session).answers == member.answers
+            assert newer.members.get(member.session).reports == member.reports
             for dataset, answer in member.answers.items():
                 self._same_answer(member.session, dataset, answer)
 
@@ -252,7 +253,7 @@ class PersistenceMachine(RuleBasedStateMachine):
         call = LeaseCall(
             session=session,
             dataset=dataset,
-            lineage=self.lineages[dataset],
+            **fence(self.dispatcher, session, self.lineages[dataset]),
             request=answer.request,
             epoch=NEW_PASS,
             count=1,
@@ -309,7 +310,7 @@ def test_crumbs_that_are_dropped_are_written() -> None:
     registration = Registration(name="d", sources=(Source(name="", count=3),), records_per_shard=3)
     call = RegisterCall(session="s", worker_id="w", batch_size=2, registration=registration)
     dispatcher.register(call, 0.0)
-    named: dict[str, Any] = {"session": "s", "dataset": "d", "lineage": 1}
+    named: dict[str, Any] = {"session": "s", "dataset": "d", **fence(dispatcher, "s")}
     grants: list[Any] = []
     for request in (1, 2):
         ask = LeaseCall(**named, request=request, epoch=0, count=1)
@@ -336,10 +337,12 @@ def test_a_report_of_a_session_that_takes_part_elsewhere_leaves_nothing_behind()
         dispatcher.register(call, 0.0)
     written = update(dispatcher, changes.take())
     late = Acknowledgement(task=1, attempt=1, upto=2)
-    report = ReportCall(session="b", dataset="d", lineage=1, request=1, acknowledgements=(late,))
+    report = ReportCall(
+        session="b", dataset="d", **fence(dispatcher, "b"), request=1, acknowledgements=(late,)
+    )
     assert dispatcher.report(report, 0.0).stale == (1,)
     written |= update(dispatcher, changes.take())
     assert ("report", "d", "b") not in written
-    dispatcher.leave("b")
+    dispatcher.leave("b", fence(dispatcher, "b")["member"])
     written |= update(dispatcher, changes.take())
     assert {key: row for key, row in written.items() if row is not None} == dump(dispatcher)

@@ -84,7 +84,7 @@ async def test_reads_wait_for_what_they_have_seen(calls):
     rig.host.register(calls.register())
     await rig.writes(1)
     status = rig.answer(lambda d, now: d.status(now))
-    snapshot = rig.answer(lambda d, now: d.snapshot("d"))
+    snapshot = rig.answer(lambda d, now: d.token("d"))
     await settle()
     assert not status.done()
     assert not snapshot.done()

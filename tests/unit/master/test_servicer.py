@@ -98,7 +98,7 @@ def test_heartbeats_keep_a_session_that_says_nothing_else(start_server, calls):
     server = start_server(lease_timeout_s=0.15)
     client = server.client()
     client.register(calls.register())
-    member = server.dispatcher.members.find("s")
+    member = server.dispatcher.members.get("s")
     member.timeout_s = 60.0  # this machine may sleep for longer than the timeout that the client is told
     client.attend("s", print)
     heard = set()

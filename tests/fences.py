@@ -1,0 +1,63 @@
+"""Fences for calls that a test writes by hand, and a trainer of few words for tests that need a position.
+
+A fence is what a registration was answered with: ledger, lineage and member.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from edl_torch.core.calls import (
+    DatasetStatus,
+    FencedCall,
+    RegisterAnswer,
+    RegisterCall,
+    Registration,
+    RestoreCall,
+)
+from edl_torch.core.dispatcher import Dispatcher
+
+
+def fence(dispatcher: Dispatcher, session: str, lineage: int = 1) -> dict[str, Any]:
+    """The fence of a session as the dispatcher has it; of no member where it does not know the session."""
+    known = dispatcher.members.get(session)
+    member = 0 if known is None else known.number
+    return {"ledger": dispatcher.ledger_id, "lineage": lineage, "member": member}
+
+
+class Master(Protocol):
+    """What an `Onlooker` needs of a master, embedded or over grpc."""
+
+    def register(self, call: RegisterCall) -> RegisterAnswer: ...
+
+    def snapshot(self, call: FencedCall) -> str: ...
+
+    def restore(self, call: RestoreCall) -> int: ...
+
+    def progress(self, call: FencedCall) -> DatasetStatus: ...
+
+
+class Onlooker:
+    """A session that joins a dataset which is known, reads nothing, and saves and restores its position."""
+
+    def __init__(self, master: Master, dataset: str, session: str = "onlooker") -> None:
+        self._master = master
+        call = RegisterCall(
+            session=session, worker_id=session, batch_size=1, registration=Registration(name=dataset)
+        )
+        self.fence = master.register(call).fence
+        self._named = {"session": session, "dataset": dataset}
+        self._restores = 0
+
+    def snapshot(self) -> str:
+        return self._master.snapshot(FencedCall(**self._named, **self.fence))
+
+    def progress(self) -> DatasetStatus:
+        return self._master.progress(FencedCall(**self._named, **self.fence))
+
+    def restore(self, token: str | None) -> int:
+        self._restores += 1
+        call = RestoreCall(**self._named, **self.fence, request=self._restores, token=token)
+        self.fence["lineage"] = self._master.restore(call)
+        lineage: int = self.fence["lineage"]
+        return lineage
