@@ -74,23 +74,25 @@ class Folder:
 
 
 def save(folder: Folder, session: Session, weights: Weights, point: Point) -> None:
-    """`save_checkpoint`."""
+    """`save_checkpoint`: the model first, the token last."""
     point("save")
-    token = session.position.snapshot()
-    point("save: token taken")
     number = folder.prepare(_known(session))
-    point("save: prepared")
     partial = folder.begin()
+    point("save: prepared")
     captured = weights.copy()
     point("save: written")
+    token = session.position.snapshot()
+    point("save: token taken")
     folder.finish(number, partial, Checkpoint(captured, token), session.id)
     session.checkpoints[FOLDER] = str(number)
     point("saved")
 
 
 def load(folder: Folder, session: Session, point: Point) -> Weights:
-    """`load_checkpoint`. Returns the model as it is when the call has returned."""
+    """`load_checkpoint`: a look at the history first. Returns the model as it is when the call has returned."""
     point("load")
+    session.position.look()
+    point("load: looked")
     number = folder.newest
     session.checkpoints[FOLDER] = str(number)
     point("load: newest found")

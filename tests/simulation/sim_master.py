@@ -16,11 +16,13 @@ from sim_model import History, Position
 from edl_torch.core.calls import (
     ConfirmCall,
     DatasetStatus,
+    FencedCall,
     LeaseAnswer,
     LeaseCall,
     PassState,
     RegisterCall,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
@@ -206,32 +208,39 @@ class SimMaster:
         self.model.note(self.hub.now, "confirm", call.session)
         return self.dispatcher.confirm(call, self.hub.now)
 
-    def _snapshot(self, dataset: str) -> str:
-        token = self.dispatcher.snapshot(dataset)
+    def _snapshot(self, call: FencedCall) -> str:
+        token = self.dispatcher.snapshot(call, self.hub.now)
         self._see(lambda: self.tokens.append((token, self.model.position())))
         return token
 
-    def _restore(self, call: tuple[str, str | None]) -> int:
-        dataset, token = call
-        position = next((found for text, found in reversed(self.tokens) if text == token), None)
-        lineage = self.dispatcher.restore(dataset, token)
+    def _restore(self, call: RestoreCall) -> int:
+        position = next((found for text, found in reversed(self.tokens) if text == call.token), None)
+        ledger = self.dispatcher.find_ledger(call.dataset)
+        before = ledger and ledger.lineage
+        lineage = self.dispatcher.restore(call, self.hub.now)
         self.model.note(self.hub.now, "restore", lineage)
-        self._see(self.model.restored, position, lineage)
+        if lineage != before:  # else it was repeated
+            self._see(self.model.restored, position, lineage)
         return lineage
+
+    def _progress(self, call: FencedCall) -> DatasetStatus:
+        return self.dispatcher.progress(call, self.hub.now)
 
     def _dataset_status(self, dataset: str) -> DatasetStatus:
         return self.dispatcher.dataset_status(dataset)
 
-    def _leave(self, session: str) -> None:
-        self.model.note(self.hub.now, "leave", session)
-        self._see(self.model.released, self.dispatcher.leave(session))
-        self._streams.pop(session, None)
+    def _leave(self, call: tuple[str, int]) -> None:
+        session, member = call
+        self.model.note(self.hub.now, "leave", session, member)
+        self._see(self.model.released, self.dispatcher.leave(session, member))
+        if self.dispatcher.members.get(session) is None:
+            self._streams.pop(session, None)
 
     # Leases, and those that wait for one ----------------------------------------------------------------
 
     def _lease(self, reply: Reply, call: LeaseCall, wait_s: float) -> None:
         now = self.hub.now
-        self.dispatcher.heartbeat(call.session, now, member=call.member)
+        self.dispatcher.heartbeat(call.session, call.member, now)
         if wait_s > 0 and self._poll(call, reply):
             return
         if wait_s > 0:
@@ -315,7 +324,7 @@ class SimMaster:
         if not self.up:
             return
         try:
-            self.dispatcher.heartbeat(stream.session, self.hub.now, progress, member=member)
+            self.dispatcher.heartbeat(stream.session, member, self.hub.now, progress)
         except SessionLost:
             stream.answered(asked_at, False)
         else:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim_checkpoints import Folder, load, save
-from sim_master import DATASET
 from sim_trainer import Trainer
 from sim_weights import Run
 
@@ -104,7 +103,7 @@ class Incarnation(Trainer):
         session.plan()
         session.flush()
         self._point("finished? flushed")
-        return self.port.dataset_status(DATASET).finished
+        return session.position.progress().finished
 
     def _point(self, name: str, often: float = 1.0) -> None:
         """Between two steps: whatever can happen to a process."""

@@ -149,7 +149,7 @@ class Trainer:
         session.plan()
         while not self.leave:
             session.flush()
-            if self.port.dataset_status(DATASET).finished:
+            if session.position.progress().finished:
                 return
             self._pass(session)
 
