@@ -59,7 +59,8 @@ class Reporter:
     """One dataset's reports. A report that no master answered is kept, and sent again with the next one.
 
     `on_answer` hears every answer; `on_lost` is called when the master does not know the session any more,
-    which makes what was reported void. `on_refused` hears of tasks whose acknowledgements came too late.
+    which makes what was reported void. `on_refused` hears of tasks whose acknowledgements came too late, or
+    were never sent because of that.
     """
 
     def __init__(
@@ -292,19 +293,23 @@ class Reporter:
             self._sending = False
             self._stalled = True
             self._request -= 1  # sent again it is the same report, maybe with more: the master may know it
-            if membership == self._membership:
+            is_void = membership != self._membership
+            if not is_void:
                 outbox.add_later(self._outbox)
                 self._outbox = outbox
             self._error = error or self._error
             self._changed.notify_all()
+        if is_void:
+            self._refused(tuple(outbox.acknowledgements))
 
     def follow(self, membership: Membership) -> None:
-        """The trainer takes part anew: what was not sent is of no interest any more."""
+        """The trainer takes part anew: what was not sent is void, and acknowledgements of it are refused."""
         with self._changed:
-            self._outbox = Outbox()
+            void, self._outbox = self._outbox, Outbox()
             self._answered = self._noted
             self._membership = membership
             self._changed.notify_all()
+        self._refused(tuple(void.acknowledgements))
 
     def close(self, timeout_s: float) -> None:
         """Send what is left and end the thread, within `timeout_s`. What a master does not answer it takes

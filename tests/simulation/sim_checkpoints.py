@@ -89,7 +89,7 @@ def save(folder: Folder, session: Session, weights: Weights, point: Point) -> No
 
 
 def load(folder: Folder, session: Session, point: Point) -> Weights:
-    """`load_checkpoint`: a look at the history first. Returns the model as it is when the call has returned."""
+    """`load_checkpoint`: a look at the history first. Returns the model as the call leaves it."""
     point("load")
     session.position.look()
     point("load: looked")
