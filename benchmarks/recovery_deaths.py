@@ -103,7 +103,7 @@ class Heir:
         self._session = uuid.uuid4().hex
         self._missing = records
         self._fence = client.register(_register(self._session, dataset, records)).fence
-        client.attend(self._session, lambda _: None)
+        client.attend(self._session, self._fence["member"], lambda _: None)
         self._done_at = 0.0
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()

@@ -39,6 +39,11 @@ class SessionLost(StaleLease):
     """The master does not know the session (any more): it was released, or never registered."""
 
 
+class JournalWentBack(StaleLease):
+    """The master's journal is older than what its trainers were told: it lends nothing until all start again
+    from a checkpoint."""
+
+
 class TokenError(EdlError, ValueError):
     """A checkpoint token is damaged, of an unknown version, or of another dataset."""
 

@@ -111,7 +111,7 @@ class ElasticDLMasterClient:
             spec=known.plan.spec, ledger=LEDGER, lineage=LINEAGE, epoch=EPOCH, member=MEMBER
         )
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> None:
         """There is no stream and no heartbeat: presence is never in doubt, and never known."""
         return
 

@@ -16,7 +16,8 @@ from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.core.calls import FencedCall, RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.plan import Plan
-from edl_torch.errors import StaleLease, UnknownDataset
+from edl_torch.core.rollback import went_back
+from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
 
 C = TypeVar("C", bound=FencedCall)
 
@@ -89,7 +90,8 @@ class Joining:
     def again(self, lost: Membership) -> None:
         """The master gave this member up: take part anew, where no other call has found it out before.
 
-        Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint.
+        Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint, and
+        JournalWentBack when the master has forgotten that it gave this member up.
         """
         with self._joining:
             if lost != self._membership:
@@ -101,6 +103,10 @@ class Joining:
                 raise StaleLease(self._forgotten("does not know this dataset")) from exc
             if answer.ledger != lost.ledger:
                 raise StaleLease(self._forgotten(f"keeps ledger {answer.ledger}, not {lost.ledger}"))
+            if answer.member == lost.member:
+                raise JournalWentBack(
+                    went_back(f"member {lost.member} of {self._description.name!r} was given up, and is back")
+                )
             if answer.lineage != lost.lineage:
                 raise StaleLease(
                     f"{self._description.name!r} was taken back to a checkpoint: this trainer's leases are "

@@ -67,7 +67,7 @@ class LeaseSource:
         self._asking = False
         self._answers = 0
         self._dry_answers = 0  # of those, the ones without a lease
-        self._request = 0  # the last one whose answer has come
+        self._request = 0  # the member's last one whose answer has come
         self._lost_in = 0  # the pass that made the one after it, if its answer did not come
         self._ahead = not port.in_process
         self._error: Exception | None = None
@@ -110,6 +110,8 @@ class LeaseSource:
         forgotten, which would be on loan for ever.
         """
         with self._changed:
+            if membership.member != self._membership.member:
+                self._request = self._lost_in = 0  # each member counts its own
             self._membership = membership
             self._ready.clear()
             self._reserved.clear()
@@ -296,7 +298,8 @@ class LeaseSource:
         try:
             answer = self._port.lease(call, wait_s)
             with self._changed:
-                self._request, self._lost_in = call.request, 0
+                if member.member == self._membership.member:
+                    self._request, self._lost_in = call.request, 0
                 if member == self._membership:  # else they are void
                     unwanted = self._take_in(answer, number, presented)
         except SessionLost:

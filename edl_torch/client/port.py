@@ -52,9 +52,10 @@ class MasterPort(Protocol):
         """Join a dataset."""
         ...
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> Presence | None:
-        """Keep the session alive until `leave`. `on_wanted(dataset)` is called, from any thread, when another
-        trainer waits for records of the dataset. Returns None where presence is never in doubt."""
+    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> Presence | None:
+        """Keep the session alive, as that member, until `leave`. `on_wanted(dataset)` is called, from any
+        thread, when another trainer waits for records of the dataset. Returns None where presence is never in
+        doubt."""
         ...
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:

@@ -31,7 +31,7 @@ class Presence:
 
     def __init__(self, clock: Callable[[], float] = suspended_clock) -> None:
         self.clock = clock
-        self.member = 0  # as which heartbeats are sent; 0: as any
+        self.member = 0  # as which heartbeats are sent
         self.progress = 0  # how often the training loop has moved on; heartbeats carry it
         self._changed = threading.Condition()
         self._standing = False

@@ -85,7 +85,7 @@ class Reporter:
         self._threads = threads
         self._changed = threads.condition()
         self._outbox = Outbox()
-        self._request = 0
+        self._request = 0  # the member's last one that the master has answered
         self._noted = 0  # reports noted
         self._waiting = 0  # callers that wait for answers
         self._answered = 0  # of those, reports that the master has answered
@@ -223,7 +223,7 @@ class Reporter:
             ledger=membership.ledger,
             lineage=membership.lineage,
             member=membership.member,
-            request=self._request,
+            request=self._request + 1,
             failures=tuple(outbox.failures),
             acknowledgements=tuple(outbox.acknowledgements.values()),
             give_backs=tuple(outbox.give_backs),
@@ -234,6 +234,9 @@ class Reporter:
         )
         answer = self._ask(call)
         if answer is not None:
+            with self._changed:
+                if membership.member == self._membership.member:
+                    self._request = call.request
             if answer.stale:
                 self._refused(tuple(task for task in answer.stale if task in outbox.acknowledgements))
             self._on_answer(answer)
@@ -275,7 +278,6 @@ class Reporter:
         if not self._sendable:
             return None
         self._sending = True
-        self._request += 1
         outbox, self._outbox = self._outbox, Outbox()
         return outbox, self._noted, self._membership
 
@@ -292,7 +294,7 @@ class Reporter:
         with self._changed:
             self._sending = False
             self._stalled = True
-            self._request -= 1  # sent again it is the same report, maybe with more: the master may know it
+            # Sent again it is the same report, maybe with more: the master may know it.
             is_void = membership != self._membership
             if not is_void:
                 outbox.add_later(self._outbox)
@@ -307,6 +309,8 @@ class Reporter:
         with self._changed:
             void, self._outbox = self._outbox, Outbox()
             self._answered = self._noted
+            if membership.member != self._membership.member:
+                self._request = 0  # each member counts its own
             self._membership = membership
             self._changed.notify_all()
         self._refused(tuple(void.acknowledgements))

@@ -146,7 +146,7 @@ class Session:
         return self._joining.plan()
 
     def _attend(self) -> None:
-        self._confirmer.watch(self.master.attend(self.id, self._on_wanted))
+        self._confirmer.watch(self.master.attend(self.id, self._joining.membership.member, self._on_wanted))
 
     def _follow(self, membership: Membership) -> None:
         self._confirmer.follow(membership)

@@ -145,7 +145,7 @@ class MasterClient:
 
     # Presence -------------------------------------------------------------------------------------------
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> Presence:
+    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> Presence:
         """Keep the session alive, in two threads of its own, until `leave` or `close`."""
         self._caller.check_usable()
         with self._lock:
@@ -153,6 +153,7 @@ class MasterClient:
             if attendance is not None:
                 return attendance.presence
             attendance = Attendance(self._stub, session, on_wanted, on_connect=self._guard.refresh)
+            attendance.presence.member = member
             self._attendances[session] = attendance
         attendance.start()
         return attendance.presence

@@ -7,7 +7,7 @@ tenth of what the call of a batch cost the master.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -264,9 +264,13 @@ class TrainerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterStatus:
-    """Everything that `edl-torch status` shows."""
+    """Everything that `edl-torch status` shows.
+
+    `suspended` says of datasets why nothing of them is lent until they are restored.
+    """
 
     ledger: str
     durable: bool
     datasets: tuple[DatasetStatus, ...]
     trainers: tuple[TrainerStatus, ...]
+    suspended: dict[str, str] = field(default_factory=dict)

@@ -6,6 +6,7 @@ journal has to write. Locks, long polls, streams and the journal belong to the s
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -35,11 +36,13 @@ from edl_torch.core.members import Member, Members
 from edl_torch.core.news import News
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
+from edl_torch.core.rollback import evidence, went_back
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
+from edl_torch.errors import InvalidArgument, JournalWentBack, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
 SHOWN = 20  # records in quarantine of a status that trainers ask for
+LINEAGES = 1 << 20  # how far apart the numbers may be of lineages that follow each other
 HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
 
 
@@ -70,7 +73,7 @@ class Dispatcher:
         changes: Changes | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.ledger_id = ledger_id
+        self.ledger_id = self.first_ledger_id = ledger_id
         self.durable = changes is not None
         self.members = Members(
             lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
@@ -81,6 +84,8 @@ class Dispatcher:
         self._news = News()
         self._ledgers: dict[str, ShardLedger] = {}
         self._hungry: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
+        self.suspended: dict[str, str] = {}  # dataset -> why nothing of it is lent before it is restored
+        self._nonce = 0
 
     @property
     def version(self) -> int:
@@ -129,7 +134,10 @@ class Dispatcher:
         member = self.members.enter(call.session, call.worker_id, now)
         self._mark("session", call.session)
         self._mark("next", "member")
-        member.datasets.add(name)
+        if name not in member.datasets:
+            member.datasets.add(name)
+            member.lent[name] = ledger.head.next_task - 1
+            self._mark("answer", name, call.session)
         ledger.join(call.session, call.batch_size)
         return RegisterAnswer(
             spec=ledger.spec,
@@ -237,15 +245,14 @@ class Dispatcher:
 
     def lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
         """Lend slices. A repeated request number gets the answer that it got before."""
-        member = self.members.heard(call.session, call.member, now)
-        return self._answer(call, member, now)
+        return self._answer(call, self.heard(call, now), now)
 
     def poll(self, call: LeaseCall, now: float) -> LeaseAnswer | None:
         """Look on behalf of a call that waits in the shell: None, and nothing remembered, while it must wait.
 
         The shell looks again when `version` has changed. Looks do not count as hearing from the session.
         """
-        member = self.members.find(call.session, call.member)
+        member = self._known(call)
         earlier = _answered(call, member)
         if earlier is not None:
             return earlier
@@ -254,13 +261,15 @@ class Dispatcher:
 
     def answer(self, call: LeaseCall, now: float) -> LeaseAnswer:
         """What a call that has waited long enough is told, be it nothing."""
-        return self._answer(call, self.members.find(call.session, call.member), now)
+        return self._answer(call, self._known(call), now)
 
     def _answer(self, call: LeaseCall, member: Member, now: float) -> LeaseAnswer:
         return _answered(call, member) or self._remember(call, member, self._lease(call, member, now))
 
     def _remember(self, call: LeaseCall, member: Member, answer: LeaseAnswer) -> LeaseAnswer:
-        member.answers[call.dataset] = answer
+        member.answers[call.dataset], member.lineages[call.dataset] = answer, call.lineage
+        if answer.grants:
+            member.lent[call.dataset] = answer.grants[-1].task
         self._mark("answer", call.dataset, call.session)
         return answer
 
@@ -303,7 +312,7 @@ class Dispatcher:
 
         All of it is applied, or, where one argument is bad (InvalidArgument), nothing.
         """
-        member = self.members.heard(call.session, call.member, now)
+        member = self.heard(call, now)
         ledger = self._fenced(call)
         if call.failures:
             call = self.limits.with_short_reasons(call)
@@ -349,8 +358,18 @@ class Dispatcher:
     def confirm(self, call: ConfirmCall, now: float) -> ConfirmAnswer:
         """Tell a session that comes back which of its leases are void. No lease is changed."""
         # Its loop asks before it takes a batch.
-        self.members.heard(call.session, call.member, now).progressed = now
+        self.heard(call, now).progressed = now
         return ConfirmAnswer(void=self._fenced(call).void_of(call.session, call.leases))
+
+    def heard(self, call: FencedCall, now: float) -> Member:
+        """A call of a session arrived. Raises JournalWentBack, and SessionLost like `Members.find`."""
+        self._check_rollback(call)
+        return self.members.heard(call.session, call.member, now)
+
+    def _known(self, call: FencedCall) -> Member:
+        """The member that calls, as `heard`; a call that waits is not heard again."""
+        self._check_rollback(call)
+        return self.members.find(call.session, call.member)
 
     def _fenced(self, call: FencedCall) -> ShardLedger:
         """The ledger that a call of a living member is about. Raises StaleLease for another history."""
@@ -373,11 +392,61 @@ class Dispatcher:
             )
         return ledger
 
+    # A journal that went back ---------------------------------------------------------------------------
+
+    def begin_again(self, nonce: int) -> None:
+        """The master starts on a state of before, which may have had a future that is lost.
+
+        What that future named is not named again: `nonce` is a large random number, of this start alone.
+        """
+        self._nonce = nonce
+        self.members.skip(nonce)
+        self._mark("next", "member")
+        self._mark("next", "gaps")
+
+    def _check_rollback(self, call: FencedCall) -> None:
+        """Raise JournalWentBack if this state is older than what the caller was told, or known to be."""
+        why = self.suspended.get(call.dataset)
+        if why is not None and not (isinstance(call, RestoreCall) and call.ledger == self.ledger_id):
+            raise JournalWentBack(why)
+        if self.durable and call.ledger == self.ledger_id:
+            found = evidence(call, self.members, self._ledgers.get(call.dataset))
+            if found:
+                raise JournalWentBack(self.suspend(f"a call of session {call.session!r} names {found}"))
+
+    def suspend(self, why: str) -> str:
+        """The state is older than what trainers were told: lend nothing of any dataset until it is restored.
+
+        All leases and members are void at once: from now on this is another ledger. Returns what to tell
+        them.
+        """
+        self._become_another_ledger(why)
+        reason = went_back(why)
+        for name in self._ledgers:
+            self.suspended[name] = reason
+            self._mark("suspended", name)
+        return reason
+
+    def accept_older(self) -> None:
+        """Go on from this state though it may be older than what trainers were told: a new lineage of each
+        dataset, in another ledger. What the state has forgotten is lent again."""
+        self._become_another_ledger("accepted")
+        for ledger in self._ledgers.values():
+            self._open_lineage(ledger, ledger.snapshot())
+
+    def _become_another_ledger(self, why: str) -> None:
+        text = f"{self.ledger_id} {self._nonce} {why}"
+        self.ledger_id = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+        self._mark("ledger", "id")
+        for member in self.members:
+            self._give_up(member)
+        self._news.add()
+
     # Tokens and status ----------------------------------------------------------------------------------
 
     def snapshot(self, call: FencedCall, now: float) -> str:
         """The dataset's position as a token, for a trainer that is still part of its history."""
-        self.members.heard(call.session, call.member, now)
+        self.heard(call, now)
         return self._token_of(self._fenced(call))
 
     def token(self, dataset: str) -> str:
@@ -394,7 +463,7 @@ class Dispatcher:
 
         Returns the new lineage. A restore that was carried out and is repeated gets the same answer.
         """
-        self.members.heard(call.session, call.member, now)
+        self.heard(call, now)
         ledger = self._ledger(call.dataset)
         opening = (call.member, call.request)
         if call.ledger == self.ledger_id and opening == ledger.opened_by:
@@ -409,12 +478,16 @@ class Dispatcher:
         """
         ledger = self._ledger(dataset)
         position = None if token is None else self._position(dataset, token)
-        ledger.restore(position, opened_by)
-        self._hungry.pop(dataset, None)
-        for member in self.members:
-            if member.answers.pop(dataset, None) is not None:
-                self._mark("answer", dataset, member.session)
+        self._open_lineage(ledger, position, opened_by)
         return ledger.lineage
+
+    def _open_lineage(
+        self, ledger: ShardLedger, position: Token | None, opened_by: tuple[int, int] = (0, 0)
+    ) -> None:
+        ledger.restore(position, opened_by, step=1 + self._nonce % LINEAGES)
+        self._hungry.pop(ledger.spec.name, None)
+        if self.suspended.pop(ledger.spec.name, None) is not None:
+            self._mark("suspended", ledger.spec.name)
 
     def _position(self, dataset: str, token: str) -> Token:
         self.limits.check_token(token)
@@ -435,7 +508,7 @@ class Dispatcher:
 
     def progress(self, call: FencedCall, now: float) -> DatasetStatus:
         """The dataset's progress, for a trainer that is still part of its history."""
-        self.members.heard(call.session, call.member, now)
+        self.heard(call, now)
         return self._status_of(self._fenced(call))
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
@@ -458,6 +531,7 @@ class Dispatcher:
             durable=self.durable,
             datasets=tuple(datasets),
             trainers=tuple(self._trainer(member, now) for member in self.members),
+            suspended=dict(self.suspended),
         )
 
     def _trainer(self, member: Member, now: float) -> TrainerStatus:
@@ -475,7 +549,10 @@ class Dispatcher:
 
 
 def _answered(call: LeaseCall, member: Member) -> LeaseAnswer | None:
-    """The answer that this call was given before. Raises StaleLease when a later one was asked since."""
+    """The answer that this call was given before. Raises StaleLease when a later one was asked since.
+
+    One of another lineage was made void by a restore: the call is not that one, though its number may be.
+    """
     earlier = member.answers.get(call.dataset)
     if earlier is None or call.request > earlier.request:
         return None
@@ -483,4 +560,4 @@ def _answered(call: LeaseCall, member: Member) -> LeaseAnswer | None:
         raise StaleLease(
             f"request {call.request} of session {call.session!r} was followed by {earlier.request}"
         )
-    return earlier
+    return earlier if member.lineages[call.dataset] == call.lineage else None

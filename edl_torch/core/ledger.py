@@ -378,8 +378,9 @@ class ShardLedger:
             dropped=self.dropped,
         )
 
-    def restore(self, token: Token | None, opened_by: tuple[int, int] = (0, 0)) -> None:
-        """Go back to a token's position, or to the beginning, and open a new lineage: all leases are void.
+    def restore(self, token: Token | None, opened_by: tuple[int, int] = (0, 0), step: int = 1) -> None:
+        """Go back to a token's position, or to the beginning, and open a new lineage, whose number is larger
+        by `step`: all leases are void.
 
         Raises TokenError for a token of another dataset, or one that fits no position of this one.
         """
@@ -391,7 +392,7 @@ class ShardLedger:
         self._todo.restore(token)
         self.quarantine.replace(token.quarantine)
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
-        self.lineage += 1
+        self.lineage += step
         self.opened_by = opened_by
         self._news.add()
         self._settle()

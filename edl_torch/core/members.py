@@ -23,7 +23,9 @@ class Member:
     seen: float
     datasets: set[str] = field(default_factory=set)
     answers: dict[str, LeaseAnswer] = field(default_factory=dict)
+    lineages: dict[str, int] = field(default_factory=dict)  # in which each answer was given
     reports: dict[str, int] = field(default_factory=dict)
+    lent: dict[str, int] = field(default_factory=dict)  # no later task was
     gone_since: float | None = None
     progress: int = 0  # the training loop's own count, as the last heartbeat told it
     progressed: float = 0.0  # when the loop was last known to move on
@@ -31,6 +33,11 @@ class Member:
 
     def __post_init__(self) -> None:
         self.progressed = self.seen
+
+    def asked(self, dataset: str) -> int:
+        """The number of the last lease call that was answered; 0 before the first."""
+        answer = self.answers.get(dataset)
+        return 0 if answer is None else answer.request
 
 
 class Members:
@@ -47,6 +54,7 @@ class Members:
         self.grace_s = grace_s
         self.progress_timeout_s = progress_timeout_s
         self.next_number = 1
+        self.gaps: list[tuple[int, int]] = []  # numbers below the next one that were never given
         self._members: dict[str, Member] = {}
 
     def __len__(self) -> int:
@@ -65,6 +73,18 @@ class Members:
     def take_up(self, session: str, worker_id: str, number: int, now: float) -> None:
         """A member with the number that it has."""
         self._members[session] = Member(session, worker_id, number, now)
+
+    def skip(self, count: int) -> None:
+        """Never give the next `count` numbers: a lost future of this state may have given them."""
+        first = self.next_number
+        self.next_number += count
+        if self.gaps and self.gaps[-1][1] == first:
+            first, _ = self.gaps.pop()
+        self.gaps.append((first, self.next_number))
+
+    def may_have_given(self, number: int) -> bool:
+        """Whether the number is one of a member, now or before; of no member's at all, that is not known."""
+        return number < self.next_number and not any(first <= number < after for first, after in self.gaps)
 
     def get(self, session: str) -> Member | None:
         """A member, or None."""

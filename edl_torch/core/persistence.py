@@ -14,8 +14,12 @@ A page has the leases of one session among `loans.PAGE` tasks: a hundred leases 
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
 | `session`, session | worker id, number of its membership |
 | `next`, `member` | the number of the next member |
+| `next`, `gaps` | the numbers below it that were never given: of each run the first, and the one after it |
+| `ledger`, `id` | the ledger that this is since it went back in time, in place of the journal's own |
+| `suspended`, dataset | why nothing of it is lent until it is restored |
 | `member`, dataset, session | batch size |
-| `answer`, dataset, session | request, epoch, state, grants (task, attempt, four of the slice, bundle) |
+| `answer`, dataset, session | of the last one: request (0: there is none), epoch, state, grants (task, |
+| | attempt, four of the slice, bundle), lineage, last task lent (version 1: without these two) |
 | `report`, dataset, session | number of the last report, leases ended since (task, attempt) |
 """
 
@@ -24,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from edl_torch.core.calls import Grant, LeaseAnswer, PassState, QuarantinedRecord
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState, QuarantinedRecord
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.head import Head
@@ -59,8 +63,8 @@ def dump(dispatcher: Dispatcher) -> Rows:
 
 def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
     members = tuple(dispatcher.members)
-    if dispatcher.members.next_number > 1:
-        yield "next", "member"
+    yield from (("next", "member"), ("next", "gaps"), ("ledger", "id"))
+    yield from (("suspended", name) for name in dispatcher.suspended)
     for member in members:
         yield "session", member.session
     for ledger in dispatcher.ledgers:
@@ -144,16 +148,30 @@ def _session(dispatcher: Dispatcher, session: str) -> Row | None:
     return None if member is None else (member.worker_id, member.number)
 
 
-def _next(dispatcher: Dispatcher, _: str) -> Row:
-    return (dispatcher.members.next_number,)
+def _next(dispatcher: Dispatcher, what: str) -> Row | None:
+    members = dispatcher.members
+    if what == "gaps":
+        return tuple(members.gaps) or None
+    return (members.next_number,) if members.next_number > 1 else None
+
+
+def _ledger(dispatcher: Dispatcher, _: str) -> Row | None:
+    return (dispatcher.ledger_id,) if dispatcher.ledger_id != dispatcher.first_ledger_id else None
+
+
+def _suspended(dispatcher: Dispatcher, dataset: str) -> Row | None:
+    why = dispatcher.suspended.get(dataset)
+    return None if why is None else (why,)
 
 
 def _answer(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     member = dispatcher.members.get(session)
-    answer = None if member is None else member.answers.get(dataset)
-    if answer is None:
+    if member is None or dataset not in member.lent:
         return None
-    return answer.request, answer.epoch, answer.state.name, tuple([_grant_row(g) for g in answer.grants])
+    lineage, lent = member.lineages.get(dataset, 0), member.lent[dataset]
+    answer = member.answers.get(dataset, _NO_ANSWER)
+    grants = tuple([_grant_row(g) for g in answer.grants])
+    return answer.request, answer.epoch, answer.state.name, grants, lineage, lent
 
 
 def _grant_row(grant: Grant) -> Row:
@@ -168,6 +186,8 @@ def _report(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     return (number, tuple(closed.items())) if number or closed else None
 
 
+_NO_ANSWER = LeaseAnswer(request=0, epoch=NEW_PASS, state=PassState.OPEN)
+
 _ROW: dict[str, Callable[..., Row | None]] = {
     "dataset": _dataset,
     "head": _of_ledger(_head),
@@ -177,6 +197,8 @@ _ROW: dict[str, Callable[..., Row | None]] = {
     "member": _of_ledger(_member),
     "session": _session,
     "next": _next,
+    "ledger": _ledger,
+    "suspended": _suspended,
     "answer": _answer,
     "report": _report,
 }
@@ -212,8 +234,14 @@ def load(
         if kind == "session":
             worker_id, number = row
             dispatcher.members.take_up(str(name), worker_id, int(number), now)
+        elif (kind, name) == ("next", "gaps"):
+            dispatcher.members.gaps = [(first, after) for first, after in row]
         elif kind == "next":
             (dispatcher.members.next_number,) = row
+        elif kind == "ledger":
+            (dispatcher.ledger_id,) = row
+        elif kind == "suspended":
+            (dispatcher.suspended[str(name)],) = row
         elif kind == "dataset":
             specs[str(name)] = row
         else:
@@ -273,15 +301,22 @@ def _resume_members(dispatcher: Dispatcher, name: str, of_it: _Parts) -> None:
         if member is None:
             raise ValueError(f"session {session!r} takes part and is not known")
         member.datasets.add(name)
-        _resume_member(member, name, of_it["answer"].get(session), of_it["report"].get(session))
+        (head,) = of_it["head"].values()
+        lineage, next_task = head[0], head[6]
+        member.lent[name] = next_task - 1  # no later one was lent to anybody
+        _resume_member(member, name, lineage, of_it["answer"].get(session), of_it["report"].get(session))
 
 
-def _resume_member(member: Member, name: str, answer: Row | None, report: Row | None) -> None:
+def _resume_member(member: Member, name: str, lineage: int, answer: Row | None, report: Row | None) -> None:
     if answer is not None:
-        request, epoch, state, grants = answer
-        member.answers[name] = LeaseAnswer(
-            request=request, epoch=epoch, state=PassState[state], grants=tuple(map(_grant_from, grants))
-        )
+        request, epoch, state, grants, *more = answer
+        if more:
+            lineage, member.lent[name] = more
+        if request:
+            member.lineages[name] = lineage
+            member.answers[name] = LeaseAnswer(
+                request=request, epoch=epoch, state=PassState[state], grants=tuple(map(_grant_from, grants))
+            )
     if report is not None and report[0]:
         member.reports[name] = report[0]
 

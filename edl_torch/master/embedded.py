@@ -76,7 +76,7 @@ class LocalMaster:
         """Join a dataset."""
         return self.apply(lambda dispatcher, now: dispatcher.register(call, now))
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> None:
+    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> None:
         """Remember whom to call back. The callback runs in the thread of the session that waits.
 
         Returns None: who lives in this process is never in doubt of being present.
@@ -88,7 +88,7 @@ class LocalMaster:
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
         deadline = time.monotonic() + wait_s
-        self.apply(lambda dispatcher, now: dispatcher.heartbeat(call.session, call.member, now))
+        self.apply(lambda dispatcher, now: dispatcher.heard(call, now))
         while (left := deadline - time.monotonic()) > 0:
             version = self._version
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))

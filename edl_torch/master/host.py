@@ -164,7 +164,7 @@ class MasterHost:
         return answer
 
     async def _poll(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
-        self.dispatcher.heartbeat(call.session, call.member, self._clock())
+        self.apply(lambda dispatcher, now: dispatcher.heard(call, now))
         deadline = self._clock() + min(wait_s, MAX_WAIT_S)
         while (left := deadline - self._clock()) > 0 and not self._draining:
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))

@@ -28,6 +28,7 @@ STATUS: dict[type[EdlError], grpc.StatusCode] = {
     errors.DatasetConflict: _Code.ALREADY_EXISTS,
     errors.StaleLease: _Code.ABORTED,
     errors.SessionLost: _Code.ABORTED,
+    errors.JournalWentBack: _Code.ABORTED,
     errors.TokenError: _Code.INVALID_ARGUMENT,
     errors.TooManyBadRecords: _Code.FAILED_PRECONDITION,
     errors.AccountingError: _Code.FAILED_PRECONDITION,

@@ -71,9 +71,9 @@ class FakeConnection:
         self._fake.outcomes.setdefault(answer.spec.name, Outcomes(Plan(answer.spec)))
         return answer
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> Presence:
+    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> Presence:
         """Keep the session's stream; it breaks when a test says so, and is opened again by `confirm`."""
-        self._local.attend(session, on_wanted)
+        self._local.attend(session, member, on_wanted)
         return self._fake.presence_of(session)
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:

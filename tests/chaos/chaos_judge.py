@@ -14,6 +14,7 @@ from pathlib import Path
 
 from chaos_plan import BATCH, EPOCHS, Kind, Plan
 from chaos_processes import Life
+from fences import Onlooker
 
 from edl_torch import MasterClient
 from edl_torch.audit.chain import FinalWord
@@ -102,7 +103,7 @@ class Judge:
     def _check_audit(self) -> Verdict:
         """By the logs alone, and by the master's word as well."""
         with MasterClient(self.address, "chaos", master_timeout_s=20.0) as client:
-            token = client.snapshot("training")
+            token = Onlooker(client, "training").snapshot()
         for words in ({}, {"training": FinalWord(token=token)}):
             (verdict,) = audit([self.audit_dir], words=words)
             counted = verdict.acknowledged == self.plan.records

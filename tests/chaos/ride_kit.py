@@ -26,8 +26,8 @@ class CountingDispatcher(Dispatcher):
     expired = 0
     stalled = 0
 
-    def heartbeat(self, session: str, now: float, progress: int | None = None, *, member: int = 0) -> None:
-        super().heartbeat(session, now, progress, member=member)
+    def heartbeat(self, session: str, member: int, now: float, progress: int | None = None) -> None:
+        super().heartbeat(session, member, now, progress)
         self.beats += progress is not None
 
     def expire(self, now: float) -> Any:

@@ -130,6 +130,9 @@ class MasterThread:
 # Calls on the dataset "d": 8 records in shards of 4, batches of 2 ------------------------------------------
 
 
+FIRST = {"ledger": "ledger-of-the-master", "lineage": 1, "member": 1}  # of the first to register
+
+
 def register(session="s", *, name="d", size=8, batch_size=2, worker_id="w", sources=None, **options):
     options = {"records_per_shard": 4} | options
     sources = (Source(name="", count=size),) if sources is None else sources
@@ -140,9 +143,9 @@ def register(session="s", *, name="d", size=8, batch_size=2, worker_id="w", sour
 
 
 def lease(request, session="s", **options):
-    options = {"count": 1, "epoch": NEW_PASS, "lineage": 1} | options
+    options = {"count": 1, "epoch": NEW_PASS, **FIRST} | options
     return LeaseCall(session=session, dataset="d", request=request, **options)
 
 
 def report(request, session="s", **options):
-    return ReportCall(session=session, dataset="d", lineage=1, request=request, **options)
+    return ReportCall(session=session, dataset="d", request=request, **(FIRST | options))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from door_kit import SECRET, credentials, lease, register, token_file
+from door_kit import SECRET, credentials, lease, register, report, token_file
 from door_trainer import RECORDS
 
 from edl_torch import DataShardService, MasterClient, ShardedDataset
@@ -300,13 +300,14 @@ def test_sigterm_tells_the_probes_answers_who_waits_and_keeps_everything(
     ):
         watch = probe.unary_stream(f"/{SERVICE}/Watch")(b"", timeout=60)
         assert next(watch) == b"\x08\x01"
-        client.register(register("a", size=2))
-        client.register(register("b", size=2))
-        client.lease(lease(1, "a"))
+        a, b = (client.register(register(session, size=2)).fence for session in ("a", "b"))
+        client.lease(lease(1, "a", **a))
         answers = []
-        waiting = threading.Thread(target=lambda: answers.append(client.lease(lease(1, "b", epoch=0), 25)))
+        waiting = threading.Thread(
+            target=lambda: answers.append(client.lease(lease(1, "b", epoch=0, **b), 25))
+        )
         waiting.start()
-        wait_until(lambda: client.report(_nothing()).wanted)
+        wait_until(lambda: client.report(report(1, "a", **a)).wanted)
         master.process.send_signal(signal.SIGTERM)
         assert list(watch) == [b"\x08\x02"]
         waiting.join(20)
@@ -314,9 +315,3 @@ def test_sigterm_tells_the_probes_answers_who_waits_and_keeps_everything(
         assert master.process.wait(20) == 0
         master.start()
         assert client.dataset_status("d").leased == 2
-
-
-def _nothing():
-    from door_kit import report
-
-    return report(1, "a")

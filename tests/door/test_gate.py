@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 from door_kit import SECRET, credentials, door, lease, register, report, token_file
+from fences import Onlooker
 from google.protobuf import message_factory
 
 from edl_torch.core.calls import Acknowledgement
@@ -145,13 +146,15 @@ def test_client_with_the_token_does_everything(start, token, certificates):
     master = start(door(certificates, client_ca=certificates.ca, token=token))
     client = master.client(credentials(certificates, own=certificates.trainer, token=token))
     client.register(register())
-    client.attend("s", print)
+    client.attend("s", 1, print)
     (grant,) = client.lease(lease(1)).grants
     done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=grant.slice.stop)
     assert client.report(report(1, acknowledgements=(done,))).stale == ()
-    assert client.restore("d", client.snapshot("d")) == 2
+    onlooker = Onlooker(client, "d")
+    assert onlooker.restore(onlooker.snapshot()) == 2
     assert client.status().datasets[0].acknowledged == 4
-    client.leave("s")
+    client.leave("s", 1)
+    client.leave("onlooker", 2)
     assert client.status().trainers == ()
 
 

@@ -7,7 +7,7 @@ import threading
 
 import grpc
 import pytest
-from door_kit import credentials, door, lease, register
+from door_kit import FIRST, credentials, door, lease, register
 from grpc_health.v1 import health_pb2 as pb
 
 from edl_torch.core.changes import Changes
@@ -82,7 +82,7 @@ def test_drain_says_so_first_then_ends_calls_then_commits(start, probe):
 
     changes = Changes()
     master = start(
-        dispatcher=Noting(ledger_id="x", changes=changes),
+        dispatcher=Noting(ledger_id=FIRST["ledger"], changes=changes),
         commits=lambda: Commits(changes, lambda keys: lambda: None),
     )
     client = master.client()
@@ -91,7 +91,7 @@ def test_drain_says_so_first_then_ends_calls_then_commits(start, probe):
     client.lease(lease(1, "a"))
     stream = probe(master).watch()
     assert next(stream).status == SERVING
-    waiting = threading.Thread(target=lambda: client.lease(lease(1, "b", epoch=0), 20))
+    waiting = threading.Thread(target=lambda: client.lease(lease(1, "b", epoch=0, member=2), 20))
     waiting.start()
     wait_until(lambda: master.on_loop(lambda: "b" in master.dispatcher._hungry.get("d", {})))
     assert seen == []
@@ -108,7 +108,8 @@ def test_journal_that_cannot_be_written_ends_the_service(start, probe):
 
     changes = Changes()
     master = start(
-        dispatcher=Dispatcher(ledger_id="x", changes=changes), commits=lambda: GroupCommit(changes, fail)
+        dispatcher=Dispatcher(ledger_id=FIRST["ledger"], changes=changes),
+        commits=lambda: GroupCommit(changes, fail),
     )
     asks = probe(master)
     assert asks.check() == SERVING

@@ -7,12 +7,14 @@ import json
 
 import grpc
 import pytest
-from door_kit import MasterThread, digest, lease, register, report
+from door_kit import FIRST, MasterThread, digest, lease, register, report
+from fences import Onlooker
 
-from edl_torch.core.calls import NEW_PASS, Acknowledgement, ConfirmCall, Failure, HeldLease
+from edl_torch.core.calls import NEW_PASS, Acknowledgement, ConfirmCall, Failure, HeldLease, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.elasticdl import TaskResult
 from edl_torch.core.limits import MESSAGE_BYTES, Limits
+from edl_torch.core.persistence import dump
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, LimitExceeded, TokenError
 from edl_torch.rpc import edl_torch_pb2 as pb
@@ -36,7 +38,7 @@ BAD_BYTES = len('[0,0,0,"",0,"a rea\\u2026"],')
 
 
 def limited():
-    return Dispatcher(ledger_id="x", limits=SMALL)
+    return Dispatcher(ledger_id=FIRST["ledger"], limits=SMALL)
 
 
 def unchanged(dispatcher, call, match):
@@ -98,7 +100,7 @@ def test_trainers():
     dispatcher.register(register("b"), 0.0)
     unchanged(dispatcher, lambda: dispatcher.register(register("c"), 0.0), "3 trainers")
     dispatcher.register(register("a", name="other"), 0.0)
-    dispatcher.leave("a")
+    dispatcher.leave("a", 1)
     dispatcher.register(register("c"), 0.0)
 
 
@@ -158,7 +160,7 @@ def test_quarantine_and_slices_of_a_token():
 
 def test_bytes_that_quarantine_takes_in_a_token():
     limits = dataclasses.replace(SMALL, quarantine=10, quarantine_bytes=2 * BAD_BYTES)
-    dispatcher = Dispatcher(ledger_id="x", limits=limits)
+    dispatcher = Dispatcher(ledger_id=FIRST["ledger"], limits=limits)
     dispatcher.register(register(max_bad_records=10), 0.0)
     dispatcher.lease(lease(1), 0.0)
     unchanged(dispatcher, lambda: quarantined(dispatcher, (0, 1, 2)), f"{3 * BAD_BYTES} bytes of a token for")
@@ -179,11 +181,13 @@ def test_bytes_that_quarantine_takes_in_a_token():
 
 
 def test_bytes_of_a_token():
-    free = Dispatcher(ledger_id="x")
+    free = Dispatcher(ledger_id=FIRST["ledger"])
     free.register(register(), 0.0)
     token = free.token("d")
     for most, fits in ((len(token), True), (len(token) - 1, False)):
-        dispatcher = Dispatcher(ledger_id="x", limits=dataclasses.replace(SMALL, token_bytes=most))
+        dispatcher = Dispatcher(
+            ledger_id=FIRST["ledger"], limits=dataclasses.replace(SMALL, token_bytes=most)
+        )
         dispatcher.register(register(), 0.0)
         if fits:
             assert dispatcher.go_back("d", dispatcher.token("d")) == 2
@@ -203,7 +207,7 @@ def test_limits_of_a_master_have_room_for_real_jobs():
 
 
 def test_records_per_shard_that_no_answer_could_carry_make_no_dataset():
-    dispatcher = Dispatcher(ledger_id="x")
+    dispatcher = Dispatcher(ledger_id=FIRST["ledger"])
     before = digest(dispatcher)
     for call in (
         register(batch_size=1 << 61, records_per_shard=None),
@@ -218,7 +222,7 @@ def test_records_per_shard_that_no_answer_could_carry_make_no_dataset():
 @pytest.mark.parametrize("value", [(1 << 62) + 1, 1 << 63, 10**4000, -1, True, 1.5, "1", None])
 @pytest.mark.parametrize("field", ["acknowledged", "dropped", "cursor"])
 def test_token_with_a_number_that_is_none_changes_nothing(field, value):
-    dispatcher = Dispatcher(ledger_id="x")
+    dispatcher = Dispatcher(ledger_id=FIRST["ledger"])
     dispatcher.register(register(), 0.0)
     begun = json.loads(dispatcher.token("d"))
     begun[field] = [value, 0, 0] if field == "cursor" else value
@@ -281,7 +285,7 @@ def test_parts_of_one_call_over_the_wire(small):
     heard(small, lambda: client.report(report(1, failures=tuple(bad))), "3 records of 'd' in quarantine")
     assert client.report(report(1, acknowledgements=(done,) * 2, failures=tuple(bad[:2]))).stale == ()
     held = HeldLease(task=1, attempt=1)
-    call = ConfirmCall(session="s", dataset="d", lineage=1, leases=(held,) * 5)
+    call = ConfirmCall(session="s", dataset="d", **FIRST, leases=(held,) * 5)
     heard(small, lambda: client.confirm(call), "5 leases in one call")
     assert client.confirm(dataclasses.replace(call, leases=(held,) * 4)).void == ()
 
@@ -300,12 +304,13 @@ def test_a_full_quarantine_goes_through_a_token_and_back_over_the_wire(start):
     client.lease(lease(1))
     done = fill(client, 0, 100)
     done = fill(client, done, 1)
-    token = client.snapshot("d")
+    one = Onlooker(client, "d")
+    token = one.snapshot()
     assert MESSAGE_BYTES // 2 - 20_000 < len(token) < MESSAGE_BYTES // 2 + 1_000
-    assert client.restore("d", token) == 2
-    assert client.snapshot("d") == token
+    assert one.restore(token) == 2
+    assert one.snapshot() == token
     client.register(register(name="e", **described))
-    assert client.restore("e", token) == 2
+    assert Onlooker(client, "e").restore(token) == 2
     one, other = client.status().datasets  # together larger than any message
     assert one.quarantined == other.quarantined == len(one.quarantine) == done
     assert other.quarantine == ()
@@ -354,12 +359,14 @@ def test_message_that_is_too_large_is_refused_by_both_sides(start):
     master = start()
     client = master.client(master_timeout_s=600)
     client.register(register())
-    before = master.digest
+    before = master.on_loop(lambda: dump(master.dispatcher))
     with pytest.raises(LimitExceeded, match=r"too large.*larger than max"):
-        client.restore("d", "x" * (MESSAGE_BYTES + 1))
+        client.restore(
+            RestoreCall(session="s", dataset="d", **FIRST, request=1, token="x" * (MESSAGE_BYTES + 1))
+        )
     with grpc.insecure_channel(master.address, options=[("grpc.max_send_message_length", -1)]) as channel:
         for size, words in ((MESSAGE_BYTES + 1, "larger than max"), (MESSAGE_BYTES, "bytes of a token")):
-            head = pb.RestoreRequest(dataset="d", token="").SerializeToString()[:-1]
+            head = _restore_up_to_the_token()
             length = size - len(head) - 4
             raw = head + _varint(length) + b"x" * length
             assert len(raw) == size
@@ -367,7 +374,13 @@ def test_message_that_is_too_large_is_refused_by_both_sides(start):
                 channel.unary_unary("/edl_torch.v1.Master/Restore")(raw, timeout=60)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert words in caught.value.details()
-    assert master.digest == before
+    assert master.on_loop(lambda: dump(master.dispatcher)) == before
+
+
+def _restore_up_to_the_token():
+    """What comes before the token's length: fields may stand in any order."""
+    named = pb.RestoreRequest(session="s", dataset="d", **FIRST, request=1).SerializeToString()
+    return named + pb.RestoreRequest(token="").SerializeToString()[:-1]
 
 
 def _varint(number):
@@ -383,11 +396,12 @@ def test_status_is_told_whatever_a_token_said(start):
     master: MasterThread = start()
     client = master.client()
     client.register(register(size=1 << 61, records_per_shard=1 << 61, max_bad_records=5))
-    begun = json.loads(client.snapshot("d"))
+    onlooker = Onlooker(client, "d")
+    begun = json.loads(onlooker.snapshot())
     rest = [[0, 0, 1, (1 << 61) - 1], [1, 0, 0, 1 << 61]]
     bad = [0, 0, 0, "bad \ud800 name", 1 << 62, "why \udfff"]
     text = json.dumps(begun | {"open": rest, "cursor": [2, 0, 0], "quarantine": [bad]})
-    assert client.restore("d", text) == 2
+    assert onlooker.restore(text) == 2
     (status,) = client.status().datasets
     assert status.todo == (1 << 62) - 1
     assert status.quarantine[0].name == "bad \\ud800 name"

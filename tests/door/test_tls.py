@@ -31,7 +31,7 @@ def test_calls_over_tls(start, certificates, host):
     master = start(door(certificates))
     client = master.client(credentials(certificates), host=host)
     client.register(register())
-    client.attend("s", print)
+    client.attend("s", 1, print)
     wait_until(lambda: client._attendances["s"].attending)
     assert len(client.lease(lease(1)).grants) == 1
 

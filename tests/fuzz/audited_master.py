@@ -65,6 +65,7 @@ async def run(folder: Path) -> None:
     master = hostile.Master()
     commits = state.group_commit()
     master.dispatcher = state.dispatcher
+    hostile.LIKELY["ledger"] = (state.dispatcher.ledger_id,)
     master.host = MasterHost(state.dispatcher, commits=commits)
     master.servicer = MasterServicer(master.host)
     master.elasticdl = ElasticDLServicer(master.host, Desk(state.dispatcher))
@@ -79,9 +80,8 @@ async def run(folder: Path) -> None:
         )
         raw.registration.sources.sources.add(name=text, count=3)
         await hostile.hostile(master, "Register", raw.SerializeToString())
-        await hostile.hostile(
-            master, "Restore", pb.RestoreRequest(dataset="e", token=text).SerializeToString()
-        )
+        raw = pb.RestoreRequest(**hostile.fenced(master, hostile.Honest.session, "e"), request=1, token=text)
+        await hostile.hostile(master, "Restore", raw.SerializeToString())
     await commits.committed()
     listening = False
     await master.host.close()

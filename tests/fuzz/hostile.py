@@ -44,9 +44,9 @@ LIKELY: dict[str, tuple[Any, ...]] = {  # what gets a call further than the firs
     "session": ("h1", "h2"),
     "dataset": ("training", "e"),
     "name": ("training", "e", ""),
-    "ledger": ("", "ledger"),
+    "ledger": ("ledger", "ledger", "ledger", ""),
     "lineage": (1, 1, 1, 2),
-    "member": (0, 0, 1, 2, 3, 4),
+    "member": (2, 2, 3, 3, 0, 1, 4),  # those of h1 and h2 first
     "attempt": (1, 1, 2),
     "epoch": (-1, 0),
     "count": (1, 2, 4),
@@ -237,17 +237,15 @@ class Honest:
         self.master = master
         self.trained: Counter[tuple[int, int]] = Counter()
         self.request = 0
-        self.member = 0
         self.finished = False
         self.report: Any = None  # of what it holds
 
     async def start(self) -> None:
         registration = pb.Registration(name="training", records_per_shard=4, max_bad_records=1000)
         registration.sources.sources.add(name="", count=SIZE)
-        answer = await self.tell(
+        await self.tell(
             "Register", pb.RegisterRequest(worker_id="w", batch_size=2, registration=registration)
         )
-        self.member = 0 if answer is None else answer.member  # a master that commits takes longer
 
     async def tell(self, method: str, request: Any) -> Any:
         request.session = self.session
@@ -261,13 +259,7 @@ class Honest:
             self.report = None
             return
         self.request += 1
-        same: dict[str, Any] = {
-            "dataset": "training",
-            "ledger": "ledger",
-            "lineage": 1,
-            "member": self.member,
-            "request": self.request,
-        }
+        same = {**fenced(self.master, self.session), "request": self.request}
         answer = await self.tell("Lease", pb.LeaseRequest(epoch=NEW_PASS, count=1, **same))
         self.finished = answer.state == pb.PassState.FINISHED
         if answer.grants:
@@ -278,7 +270,21 @@ class Honest:
             self.report.acknowledgements.add(task=grant.task, attempt=grant.attempt, upto=stop)
 
     async def beat(self) -> None:
-        await self.tell("Heartbeat", pb.HeartbeatRequest(progress=self.request, member=self.member))
+        member = fenced(self.master, self.session)["member"]
+        await self.tell("Heartbeat", pb.HeartbeatRequest(progress=self.request, member=member))
+
+
+def fenced(master: Master, session: str, dataset: str = "training") -> dict[str, Any]:
+    """A session's fence, as the master has it."""
+    known = master.dispatcher.members.get(session)
+    ledger = master.dispatcher.find_ledger(dataset)
+    return {
+        "session": session,
+        "dataset": dataset,
+        "ledger": master.dispatcher.ledger_id,
+        "lineage": 1 if ledger is None else ledger.lineage,
+        "member": 0 if known is None else known.number,
+    }
 
 
 def registration(dataset: str, batch_size: int) -> Any:
@@ -319,7 +325,7 @@ async def move(master: Master, honest: Honest, choices: Choices, tokens: list[st
         case 0 | 1:
             await honest.step()
         case 2 | 3 | 4:
-            await hostile(master, "Lease", lease(choices, len(master.calls)).SerializeToString())
+            await hostile(master, "Lease", lease(master, choices).SerializeToString())
         case 5 | 6:
             await hostile(master, "Report", trick(master, choices).SerializeToString())
         case 7 if not choices.below(3):
@@ -342,14 +348,12 @@ async def move(master: Master, honest: Honest, choices: Choices, tokens: list[st
             await hostile(master, method, made.SerializeToString())
 
 
-def lease(choices: Choices, number: int) -> Any:
+def lease(master: Master, choices: Choices) -> Any:
     """An order of a hostile trainer that is in order."""
     session = pick(choices, ("h1", "h2"))
     return pb.LeaseRequest(
-        session=session,
-        dataset="training",
-        lineage=1,
-        request=number,
+        **fenced(master, session),
+        request=len(master.calls),
         epoch=NEW_PASS,
         count=1 + choices.below(2),
     )
@@ -357,9 +361,8 @@ def lease(choices: Choices, number: int) -> Any:
 
 def trick(master: Master, choices: Choices) -> Any:
     """A report on leases that are lent: to the caller or not, of records that are theirs or nearly so."""
-    report = pb.ReportRequest(
-        session=pick(choices, ("h1", "h2")), dataset="training", lineage=1, request=len(master.calls)
-    )
+    session = pick(choices, ("h1", "h2"))
+    report = pb.ReportRequest(**fenced(master, session), request=len(master.calls))
     for _ in range(1 + choices.below(3)):
         _, grant = pick(choices, master.lent) if master.lent else ("", pb.Grant(task=1, attempt=1))
         where = {"task": grant.task, "attempt": grant.attempt + (not choices.below(6))}
@@ -387,7 +390,7 @@ async def finish(master: Master, honest: Honest) -> None:
     """The hostile leave; the honest trainer ends the epoch."""
     for member in tuple(master.dispatcher.members):
         if member.session != honest.session:
-            master.dispatcher.leave(member.session)
+            master.dispatcher.leave(member.session, member.number)
     for _ in range(3 * SIZE):
         if honest.finished:
             break

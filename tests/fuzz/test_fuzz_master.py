@@ -147,6 +147,11 @@ def as_rows(rows):
     return made
 
 
+def fenced(dispatcher, session, lineage=1):
+    number = dispatcher.members.get(session).number
+    return {"session": session, "dataset": "d", "ledger": "x", "lineage": lineage, "member": number}
+
+
 def begun():
     """A dispatcher with everything in it that a token or a row can speak of."""
     dispatcher = Dispatcher(ledger_id="x")
@@ -157,14 +162,12 @@ def begun():
         dispatcher.register(
             RegisterCall(session=session, worker_id="w", batch_size=6, registration=registration), 0.0
         )
-        call = LeaseCall(session=session, dataset="d", lineage=1, request=1, epoch=NEW_PASS, count=2)
+        call = LeaseCall(**fenced(dispatcher, session), request=1, epoch=NEW_PASS, count=2)
         grants = dispatcher.lease(call, 0.0).grants
         first, second = (grant.task for grant in grants)
         dispatcher.report(
             ReportCall(
-                session=session,
-                dataset="d",
-                lineage=1,
+                **fenced(dispatcher, session),
                 request=1,
                 failures=(Failure(task=first, attempt=1, position=1, reason="bad"),),
                 give_backs=(
@@ -184,16 +187,14 @@ def goes_on(dispatcher):
     assert dispatcher.token("d") == again
     for request in range(1, 100):
         call = LeaseCall(
-            session="t", dataset="d", lineage=lineage, request=request, epoch=NEW_PASS, count=9, drained=True
+            **fenced(dispatcher, "t", lineage), request=request, epoch=NEW_PASS, count=9, drained=True
         )
         try:
             answer = dispatcher.lease(call, 0.0)
         except TooManyBadRecords:
             return
         done = [Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in answer.grants]
-        report = ReportCall(
-            session="t", dataset="d", lineage=lineage, request=request, acknowledgements=tuple(done)
-        )
+        report = ReportCall(**fenced(dispatcher, "t", lineage), request=request, acknowledgements=tuple(done))
         dispatcher.report(report, 0.0)
         Token.decode(dispatcher.token("d"))
         status = dispatcher.dataset_status("d")

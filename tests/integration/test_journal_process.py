@@ -13,6 +13,7 @@ import time
 from collections import Counter
 
 import pytest
+from fences import Onlooker
 from master_kit import EDL
 
 from edl_torch.client.transport import MasterClient
@@ -24,6 +25,7 @@ from edl_torch.core.calls import (
     RegisterCall,
     Registration,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.errors import MasterUnavailable, StaleLease
 from edl_torch.shard import Source
@@ -40,17 +42,22 @@ def register(client, session, size, *, per=4, **options):
         name="d", sources=(Source(name="", count=size),), records_per_shard=per, **options
     )
     call = RegisterCall(session=session, worker_id=client.worker_id, batch_size=2, registration=registration)
-    return client.register(call)
+    answer = client.register(call)
+    FENCES[session] = answer.fence
+    return answer
+
+
+FENCES = {}  # of the sessions of the test that runs
 
 
 def lease_call(session, request, **options):
-    options = {"count": 1, "epoch": NEW_PASS, "lineage": 1} | options
+    options = {"count": 1, "epoch": NEW_PASS, **FENCES[session]} | options
     return LeaseCall(session=session, dataset="d", request=request, **options)
 
 
 def report_call(session, request, grants, **options):
     done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
-    options = {"lineage": 1} | options
+    options = FENCES[session] | options
     return ReportCall(session=session, dataset="d", request=request, acknowledgements=done, **options)
 
 
@@ -64,17 +71,17 @@ class Trainer(threading.Thread):
         self.tasks = []
         self.error = None
         self._random = random.Random(seed)
-        self.ledger = register(self.client, name, size).ledger
-        self.client.attend(name, lambda dataset: None)
+        register(self.client, name, size)
+        self.client.attend(name, FENCES[name]["member"], lambda dataset: None)
 
     def run(self):
         try:
             for request in range(1, 100_000):
-                call = lease_call(self.name, request, count=3, ledger=self.ledger)
+                call = lease_call(self.name, request, count=3)
                 answer = self._ask(lambda call=call: self.client.lease(call, 1.0))
                 if answer.state is PassState.FINISHED:
                     return
-                report = report_call(self.name, request, answer.grants, ledger=self.ledger)
+                report = report_call(self.name, request, answer.grants)
                 told = self._ask(lambda report=report: self.client.report(report))
                 assert told.stale == ()
                 self.tasks += [grant.task for grant in answer.grants]
@@ -125,20 +132,23 @@ def test_a_restart_is_invisible_but_for_the_time_it_takes(master):
     """Answers are repeated, leases live on, the lineage and the closed pages of the book stay."""
     master.start()
     client = MasterClient(master.address, "w")
-    ledger = register(client, "a", 64).ledger
-    first = client.lease(lease_call("a", 1, count=2, ledger=ledger))
+    register(client, "a", 64)
+    first = client.lease(lease_call("a", 1, count=2))
     report = report_call("a", 1, first.grants[:1])
     told = client.report(report)
-    token = client.snapshot("d")
+    onlooker = Onlooker(client, "d")
+    token = onlooker.snapshot()
     master.kill()
     master.start()
     assert "resumed" in master.log
-    assert client.lease(lease_call("a", 1, count=2, ledger=ledger)) == first
+    assert client.lease(lease_call("a", 1, count=2)) == first
     assert client.report(report) == told
-    assert client.snapshot("d") == token
-    assert client.restore("d", token) == 2
+    assert onlooker.snapshot() == token
+    restore = RestoreCall(session="onlooker", dataset="d", **onlooker.fence, request=1, token=token)
+    assert client.restore(restore) == 2
     master.kill()
     master.start()
+    assert client.restore(restore) == 2, "a repeat"
     with pytest.raises(StaleLease, match="lineage 2"):
         client.report(report_call("a", 2, first.grants))
     assert client.lease(lease_call("a", 2, lineage=2)).grants[0].task > first.grants[-1].task

@@ -37,20 +37,24 @@ def run(*arguments, **options):
 def register(client, session, size=8):
     registration = Registration(name="d", sources=(Source(name="", count=size),), records_per_shard=4)
     call = RegisterCall(session=session, worker_id=client.worker_id, batch_size=2, registration=registration)
-    return client.register(call)
+    answer = client.register(call)
+    FENCES[session] = answer.fence
+    return answer
+
+
+FENCES = {}  # of the sessions of the test that runs
 
 
 def lease(client, session, request, wait_s=0.0, **options):
-    options = {"count": 1, "epoch": NEW_PASS} | options
-    return client.lease(
-        LeaseCall(session=session, dataset="d", lineage=1, request=request, **options), wait_s
-    )
+    options = {"count": 1, "epoch": NEW_PASS, **FENCES[session]} | options
+    return client.lease(LeaseCall(session=session, dataset="d", request=request, **options), wait_s)
 
 
 def acknowledge(client, session, request, grants):
     done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
+    fence = FENCES[session]
     return client.report(
-        ReportCall(session=session, dataset="d", lineage=1, request=request, acknowledgements=done)
+        ReportCall(session=session, dataset="d", **fence, request=request, acknowledgements=done)
     )
 
 
@@ -85,12 +89,12 @@ def test_sigterm_answers_who_waits_and_ends_with_0(start_master):
     client = master.client()
     register(client, "a", 2)
     register(client, "b", 2)
-    client.attend("b", print)
+    client.attend("b", 2, print)
     lease(client, "a", 1)
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(lease(client, "b", 1, 20, epoch=0)))
     waiting.start()
-    wait_until(lambda: client.report(ReportCall(session="a", dataset="d", lineage=1, request=1)).wanted)
+    wait_until(lambda: acknowledge(client, "a", 1, ()).wanted)
     master.process.send_signal(signal.SIGTERM)
     assert master.process.wait(10) == 0
     waiting.join(5)
@@ -262,12 +266,13 @@ from edl_torch.shard import Source
 
 client = MasterClient(sys.argv[1], "victim")
 registration = Registration(name="d", sources=(Source(name="", count=8),), records_per_shard=4)
-client.register(RegisterCall(session="victim", worker_id="victim", batch_size=2, registration=registration))
-client.attend("victim", print)
-call = LeaseCall(session="victim", dataset="d", lineage=1, request=1, epoch=NEW_PASS, count=9)
+call = RegisterCall(session="victim", worker_id="victim", batch_size=2, registration=registration)
+named = {"session": "victim", "dataset": "d", **client.register(call).fence}
+client.attend("victim", 1, print)
+call = LeaseCall(**named, request=1, epoch=NEW_PASS, count=9)
 grants = client.lease(call).grants
 done = Acknowledgement(task=grants[0].task, attempt=1, upto=1)
-client.report(ReportCall(session="victim", dataset="d", lineage=1, request=1, acknowledgements=(done,)))
+client.report(ReportCall(**named, request=1, acknowledgements=(done,)))
 while not client._attendances["victim"].attending:
     time.sleep(0.01)
 if sys.argv[2] == "fork":
@@ -316,7 +321,7 @@ from edl_torch.shard import Source
 client = MasterClient(sys.argv[1], "parent")
 registration = Registration(name="d", sources=(Source(name="", count=8),))
 client.register(RegisterCall(session="parent", worker_id="parent", batch_size=2, registration=registration))
-client.attend("parent", print)
+client.attend("parent", 1, print)
 stop = threading.Event()
 def load():
     while not stop.is_set():
@@ -327,7 +332,7 @@ for number in range(40):
     child = os.fork()
     if child == 0:
         if number % 4 == 1:
-            client.leave("parent")
+            client.leave("parent", 1)
             client.close()
         if number % 4 == 2:
             sys.exit(0)

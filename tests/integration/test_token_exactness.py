@@ -297,14 +297,14 @@ def test_calls_of_an_earlier_lineage_are_refused_each_by_itself() -> None:
     with trainer(fake) as (service, dataset):
         take(iter(elastic(dataset)), 1)
         session = service.session.id
-        grants = fake.lease(lease_call(session, 1, 1000)).grants
+        grants = fake.lease(lease_call(session, 1, 2)).grants  # after the one of the loop
         fake.go_back("training", None)
         done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
         held = tuple(HeldLease(task=g.task, attempt=g.attempt) for g in grants)
-        common: dict[str, Any] = {"session": session, "dataset": "training"}
+        common: dict[str, Any] = {"session": session, "dataset": "training", "ledger": "fake", "member": 1}
         for lineage in (1, 3):
             with pytest.raises(StaleLease, match="lineage 2"):
-                fake.lease(lease_call(session, lineage, 1001))
+                fake.lease(lease_call(session, lineage, 3))
             with pytest.raises(StaleLease, match="lineage 2"):
                 fake.report(ReportCall(**common, lineage=lineage, request=1000, acknowledgements=done))
             with pytest.raises(StaleLease, match="lineage 2"):
@@ -318,5 +318,12 @@ def test_calls_of_an_earlier_lineage_are_refused_each_by_itself() -> None:
 
 def lease_call(session: str, lineage: int, request: int) -> LeaseCall:
     return LeaseCall(
-        session=session, dataset="training", lineage=lineage, request=request, epoch=NEW_PASS, count=2
+        session=session,
+        dataset="training",
+        ledger="fake",
+        lineage=lineage,
+        member=1,
+        request=request,
+        epoch=NEW_PASS,
+        count=2,
     )

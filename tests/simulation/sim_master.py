@@ -6,6 +6,7 @@ Plays the shell around it (long polls, streams, commits before answers, the cloc
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ class SimMaster:
         self._rows: dict[Key, Any] = {}
         self._undo: deque[tuple[float, dict[Key, Any]]] = deque(maxlen=KEPT)  # of each commit: rows of before
         self._ledger_number = 1
+        self._nonces = random.Random(1)
         self._changes = Changes()
         self.start()
 
@@ -83,6 +85,8 @@ class SimMaster:
             changes=self._changes,
             **self._limits,
         )
+        if rows:
+            self.dispatcher.begin_again(self._nonces.randrange(1 << 40))
         self.dispatcher.resume(self.hub.now)
         self._version = self.dispatcher.version
         self._streams: dict[str, Attendance] = {}
@@ -240,7 +244,7 @@ class SimMaster:
 
     def _lease(self, reply: Reply, call: LeaseCall, wait_s: float) -> None:
         now = self.hub.now
-        self.dispatcher.heartbeat(call.session, call.member, now)
+        self.dispatcher.heard(call, now)
         if wait_s > 0 and self._poll(call, reply):
             return
         if wait_s > 0:

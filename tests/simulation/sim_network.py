@@ -155,9 +155,10 @@ class SimPort:
         answer: RegisterAnswer = self._call("register", call)
         return answer
 
-    def attend(self, session: str, on_wanted: Callable[[str], None]) -> Presence:
+    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> Presence:
         """Keep the stream and the heartbeat."""
         self.attendance = Attendance(self, session, on_wanted)
+        self.attendance.presence.member = member
         return self.attendance.presence
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:

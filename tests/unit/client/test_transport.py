@@ -73,7 +73,7 @@ def test_close_ends_a_call_that_waits(address, request):
 
 def test_close_leaves_no_thread_of_a_stream_that_never_stood(nobody):
     client = MasterClient(nobody)
-    client.attend("s", print)
+    client.attend("s", 1, print)
     client.close()
     client.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("edl-")]
@@ -81,9 +81,9 @@ def test_close_leaves_no_thread_of_a_stream_that_never_stood(nobody):
 
 def test_goodbye_to_a_master_that_is_gone_is_not_insisted_on(nobody):
     with MasterClient(nobody) as client:
-        client.attend("s", print)
+        client.attend("s", 1, print)
         began = time.monotonic()
-        client.leave("s")
+        client.leave("s", 1)
         assert time.monotonic() - began < 60  # not for the 600 s that other calls take
 
 
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_a_call_that_waits(nobody):
         "import os, signal, threading, sys\n"
         "from edl_torch.client.transport import MasterClient\n"
         f"client = MasterClient({nobody!r})\n"
-        "client.attend('s', print)\n"
+        "client.attend('s', 1, print)\n"
         "interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))\n"
         "try:\n    interrupt.start()\n    client.status()\nexcept KeyboardInterrupt:\n    sys.exit(7)\n"
     )
@@ -104,7 +104,7 @@ def test_exit_without_close_does_not_hang(nobody):
     code = (
         "from edl_torch.client.transport import MasterClient\n"
         f"client = MasterClient({nobody!r})\n"
-        "client.attend('s', print)\n"
+        "client.attend('s', 1, print)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=20, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -149,21 +149,21 @@ def test_pauses_grow_to_a_second_and_are_never_alike():
 
 def test_leases_are_not_presented_without_a_stream(nobody):
     with MasterClient(nobody, master_timeout_s=0.1) as client:
-        presence = client.attend("s", print)
-        assert client.attend("s", print) is presence
+        presence = client.attend("s", 1, print)
+        assert client.attend("s", 1, print) is presence
         with pytest.raises(MasterUnavailable, match=f"{nobody} within 0.1 s.*stream did not stand"):
-            client.confirm(ConfirmCall(session="s", dataset="d", lineage=1))
+            client.confirm(ConfirmCall(session="s", dataset="d", ledger="l", lineage=1, member=1))
         assert not presence.sure
 
 
 def test_close_ends_the_wait_for_a_stream(silent):
     client = MasterClient(silent, master_timeout_s=600)
-    client.attend("s", print)
+    client.attend("s", 1, print)
     caught = []
 
     def call():
         try:
-            client.confirm(ConfirmCall(session="s", dataset="d", lineage=1))
+            client.confirm(ConfirmCall(session="s", dataset="d", ledger="l", lineage=1, member=1))
         except ServiceClosed as error:
             caught.append(error)
 

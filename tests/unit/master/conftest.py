@@ -12,6 +12,11 @@ from edl_torch.master.server import MasterServer
 from edl_torch.shard import Source
 
 
+def fence(session):
+    """That of "s" or "a" where they are the first to register, of "b" where it is the second."""
+    return {"ledger": "ledger", "lineage": 1, "member": 2 if session == "b" else 1}
+
+
 class Calls:
     """Calls of trainers on the dataset "d": 8 records in shards of 4, batches of 2."""
 
@@ -25,12 +30,12 @@ class Calls:
 
     @staticmethod
     def lease(request, session="s", **options):
-        options = {"count": 1, "epoch": NEW_PASS} | options
-        return LeaseCall(session=session, dataset="d", lineage=1, request=request, **options)
+        options = {"count": 1, "epoch": NEW_PASS} | fence(session) | options
+        return LeaseCall(session=session, dataset="d", request=request, **options)
 
     @staticmethod
     def report(request, session="s", **options):
-        return ReportCall(session=session, dataset="d", lineage=1, request=request, **options)
+        return ReportCall(session=session, dataset="d", request=request, **(fence(session) | options))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import threading
 import pytest
 from loop_kit import on_loop, settle
 
-from edl_torch.core.calls import Acknowledgement, Failure
+from edl_torch.core.calls import Acknowledgement, Failure, FencedCall, RestoreCall
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError, MasterUnavailable, StaleLease
@@ -44,7 +44,7 @@ class Rig:
     def __init__(self, **options):
         self.disk = Disk()
         changes = Changes()
-        dispatcher = Dispatcher(ledger_id="l", changes=changes, **options)
+        dispatcher = Dispatcher(ledger_id="ledger", changes=changes, **options)
         self.commits = GroupCommit(changes, self.disk.collect)
         self.host = MasterHost(dispatcher, commits=self.commits)
 
@@ -98,7 +98,7 @@ async def test_reads_wait_for_what_they_have_seen(calls):
 async def test_refusals_wait_too(calls):
     rig = Rig()
     rig.host.register(calls.register("s"))
-    rig.host.leave("s")
+    rig.host.leave("s", 1)
     refusal = rig.answer(lambda d, now: d.lease(calls.lease(1), now))
     await rig.writes(1)
     await settle()
@@ -117,7 +117,7 @@ async def test_nothing_waits_where_nothing_changed(calls):
     await rig.host.committed()
     before = len(rig.disk.begun)
     await rig.answer(lambda d, now: d.status(now))
-    await rig.answer(lambda d, now: d.heartbeat("s", now))
+    await rig.answer(lambda d, now: d.heartbeat("s", 1, now))
     assert len(rig.disk.begun) == before
     await rig.close()
 
@@ -229,6 +229,7 @@ def test_nothing_leaves_a_real_server_before_its_commit(start_server, calls):
         wait_until(lambda: len(answered) == count)
         answered.clear()
 
+    first = {"session": "s", "dataset": "d", "ledger": "ledger", "lineage": 1, "member": 1}
     call(lambda: client.register(calls.register()))
     expect_held_back(1, 1)
     call(lambda: client.lease(calls.lease(1)))
@@ -237,7 +238,7 @@ def test_nothing_leaves_a_real_server_before_its_commit(start_server, calls):
     call(lambda: client.report(calls.report(1, acknowledgements=(done,))))
     wait_until(lambda: len(disk.begun) == 3)
     call(client.status)
-    call(lambda: client.snapshot("d"))
+    call(lambda: client.snapshot(FencedCall(**first)))
     expect_held_back(3, 3)
     call(
         lambda: client.report(calls.report(2, failures=(Failure(task=1, attempt=1, position=2, reason="x"),)))
@@ -246,9 +247,9 @@ def test_nothing_leaves_a_real_server_before_its_commit(start_server, calls):
     disk.end_writes()
     wait_until(lambda: answered)
     answered.clear()
-    call(lambda: client.restore("d", None))
+    call(lambda: client.restore(RestoreCall(**first, request=1, token=None)))
     expect_held_back(1, 5)
-    call(lambda: client.leave("s"))
+    call(lambda: client.leave("s", 1))
     expect_held_back(1, 6)
     for thread in waiting:
         thread.join(5)

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
+from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import InvalidArgument, ServiceClosed, UnknownDataset
 from edl_torch.master.embedded import LocalMaster
 from edl_torch.testing.wait import wait_until
@@ -30,7 +31,7 @@ def drain(master, calls, session):
 
 
 def test_two_sessions_drain_a_dataset_exactly_once(calls):
-    master = LocalMaster()
+    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     taken = {}
     for session in "ab":
         master.register(calls.register(session, size=101))
@@ -45,7 +46,7 @@ def test_two_sessions_drain_a_dataset_exactly_once(calls):
 
 
 def test_waiting_lease_wakes_when_records_come_back(calls):
-    master = LocalMaster()
+    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     for session in "ab":
         master.register(calls.register(session, size=2))
     (grant,) = master.lease(calls.lease(1, "a")).grants
@@ -64,7 +65,7 @@ def test_waiting_lease_wakes_when_records_come_back(calls):
 
 
 def test_waiting_ends_with_an_empty_answer_of_an_open_pass(calls):
-    master = LocalMaster()
+    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     for session in "ab":
         master.register(calls.register(session, size=2))
     master.lease(calls.lease(1, "a"))
@@ -72,7 +73,7 @@ def test_waiting_ends_with_an_empty_answer_of_an_open_pass(calls):
 
 
 def test_close_ends_waiting_calls(calls):
-    master = LocalMaster()
+    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     for session in "ab":
         master.register(calls.register(session, size=2))
     master.lease(calls.lease(1, "a"))
@@ -90,7 +91,7 @@ def test_close_ends_waiting_calls(calls):
     master.close()
     thread.join(5)
     assert len(caught) == 1
-    master.leave("b")
+    master.leave("b", 2)
     with pytest.raises(ServiceClosed):
         master.status()
 
@@ -103,7 +104,7 @@ def test_size_below_one_is_refused(calls, size):
 
 def test_unknown_dataset_is_named():
     with pytest.raises(UnknownDataset, match="'nope'"):
-        LocalMaster().snapshot("nope")
+        LocalMaster().dataset_status("nope")
 
 
 def test_repr_shows_state(calls):

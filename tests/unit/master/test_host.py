@@ -14,7 +14,7 @@ from edl_torch.master.host import MasterHost
 
 
 def new_host(**options):
-    return MasterHost(Dispatcher(ledger_id="l", **options))
+    return MasterHost(Dispatcher(ledger_id="ledger", **options))
 
 
 @on_loop
@@ -44,7 +44,7 @@ async def test_empty_look_of_a_waiting_lease_is_not_replayed(calls):
     await settle()
     waiting.cancel()
     await settle()
-    host.leave("a")
+    host.leave("a", 1)
     again = await host.lease(calls.lease(1, "b", epoch=0), 30)
     assert len(again.grants) == 1
 
@@ -56,7 +56,7 @@ async def test_empty_answer_that_was_sent_is_replayed(calls):
     host.register(calls.register("b", size=2))
     await host.lease(calls.lease(1, "a"), 0)
     sent = await host.lease(calls.lease(1, "b", epoch=0), 0.01)
-    host.leave("a")
+    host.leave("a", 1)
     assert await host.lease(calls.lease(1, "b", epoch=0), 30) is sent
 
 
@@ -68,7 +68,7 @@ async def test_repeated_call_that_waits_twice_gets_one_answer(calls):
     await host.lease(calls.lease(1, "a"), 0)
     both = [asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30)) for _ in range(2)]
     await settle()
-    host.leave("a")
+    host.leave("a", 1)
     first, second = await asyncio.gather(*both)
     assert first is second
     assert len(first.grants) == 1
@@ -176,14 +176,14 @@ async def test_session_that_leaves_gives_everything_back_at_once(calls):
     host.register(calls.register("a", size=2))
     await host.lease(calls.lease(1, "a"), 0)
     with host.attending("a") as stream:
-        host.leave("a")
+        host.leave("a", 1)
         assert await stream.next() is None
     assert host.dispatcher.dataset_status("d").todo == 2
 
 
 @on_loop
 async def test_sessions_from_before_a_start_get_their_full_time_to_come_back(calls):
-    dispatcher = Dispatcher(ledger_id="l", lease_timeout_s=30.0)
+    dispatcher = Dispatcher(ledger_id="ledger", lease_timeout_s=30.0)
     dispatcher.register(calls.register("a"), 0.0)
     host = MasterHost(dispatcher, clock=lambda: 1000.0)
     host.start()
@@ -202,7 +202,7 @@ async def test_trainers_that_come_and_go_do_not_each_cost_a_look_at_all_the_othe
             looks.append(now)
             return super().next_deadline(now)
 
-    host = MasterHost(Counting(ledger_id="l", grace_s=30.0))
+    host = MasterHost(Counting(ledger_id="ledger", grace_s=30.0))
     host.start()
     for number in range(100):
         host.register(calls.register(f"s{number}"))

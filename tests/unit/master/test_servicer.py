@@ -7,6 +7,7 @@ import time
 
 import grpc
 import pytest
+from fences import Onlooker
 
 from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, UnknownDataset
@@ -39,15 +40,17 @@ def test_whole_epoch_and_its_token(server, calls):
         assert client.report(calls.report(request, acknowledgements=(done,))).stale == ()
     assert client.dataset_status("d").acknowledged == 8
     assert client.status().datasets[0].finished
-    token = client.snapshot("d")
-    assert client.restore("d", token) == 2
-    assert client.restore("d", None) == 3
+    onlooker = Onlooker(client, "d")
+    assert onlooker.progress().acknowledged == 8
+    token = onlooker.snapshot()
+    assert onlooker.restore(token) == 2
+    assert onlooker.restore(None) == 3
 
 
 def test_errors_arrive_as_they_were_raised(server, calls):
     client = server.client()
     with pytest.raises(UnknownDataset, match="'d'"):
-        client.snapshot("d")
+        client.dataset_status("d")
     for size in (0, -1):
         with pytest.raises(InvalidArgument, match=r"size|count"):
             client.register(calls.register(size=size))
@@ -55,7 +58,7 @@ def test_errors_arrive_as_they_were_raised(server, calls):
     with pytest.raises(DatasetConflict, match="seed"):
         client.register(calls.register("b", seed=5))
     with pytest.raises(TokenError):
-        client.restore("d", "rubbish")
+        Onlooker(client, "d").restore("rubbish")
     with pytest.raises(StaleLease, match="ledger other"):
         client.lease(calls.lease(1, "a", ledger="other"))
     with pytest.raises(StaleLease, match="'stranger'"):
@@ -87,7 +90,7 @@ def test_wanted_event_reaches_the_other_trainer(server, calls):
     a.register(calls.register("a", size=2))
     b.register(calls.register("b", size=2))
     wanted = []
-    a.attend("a", wanted.append)
+    a.attend("a", 1, wanted.append)
     wait_until(lambda: a._attendances["a"].attending)
     a.lease(calls.lease(1, "a"))
     b.lease(calls.lease(1, "b", epoch=0), 0.01)
@@ -100,7 +103,7 @@ def test_heartbeats_keep_a_session_that_says_nothing_else(start_server, calls):
     client.register(calls.register())
     member = server.dispatcher.members.get("s")
     member.timeout_s = 60.0  # this machine may sleep for longer than the timeout that the client is told
-    client.attend("s", print)
+    client.attend("s", 1, print)
     heard = set()
     wait_until(lambda: heard.add(member.seen) or len(heard) > 5)
     assert server.dispatcher.sessions_of("d") == {"s"}
@@ -124,7 +127,7 @@ def test_silent_session_without_a_stream_is_given_up(start_server, calls):
 def test_stream_is_opened_again_after_it_ended(server, calls):
     client = server.client()
     client.register(calls.register())
-    client.attend("s", print)
+    client.attend("s", 1, print)
     attendance = client._attendances["s"]
     first = wait_until(lambda: attendance.attending and attendance._stream)
     first.cancel()
@@ -135,9 +138,9 @@ def test_stream_is_opened_again_after_it_ended(server, calls):
 def test_leaving_frees_everything_at_once(server, calls):
     client = server.client()
     client.register(calls.register())
-    client.attend("s", print)
+    client.attend("s", 1, print)
     client.lease(calls.lease(1))
-    client.leave("s")
+    client.leave("s", 1)
     assert client.dataset_status("d").todo == 8
     assert client._attendances == {}
 

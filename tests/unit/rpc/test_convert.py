@@ -60,13 +60,10 @@ GRANTS = st.builds(
     bundle=INT,
     slice=st.builds(Slice, epoch=INT, shard=INT, skip=INT, limit=INT),
 )
+FENCED = {"session": TEXT, "dataset": TEXT, "ledger": TEXT, "lineage": INT, "member": INT}
 REPORTS = st.builds(
     calls.ReportCall,
-    session=TEXT,
-    dataset=TEXT,
-    ledger=TEXT,
-    lineage=INT,
-    member=INT,
+    **FENCED,
     request=INT,
     failures=many(st.builds(calls.Failure, task=INT, attempt=INT, position=INT, reason=TEXT)),
     acknowledgements=many(st.builds(calls.Acknowledgement, task=INT, attempt=INT, upto=INT)),
@@ -83,6 +80,7 @@ STATUSES = st.builds(
         st.builds(
             calls.DatasetStatus,
             dataset=TEXT,
+            ledger=TEXT,
             task_type=TASK_TYPES,
             quarantine=many(BAD_RECORDS),
             failure=TEXT,
@@ -90,7 +88,7 @@ STATUSES = st.builds(
             **dict.fromkeys(
                 (
                     *("epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases"),
-                    *("acknowledged", "quarantined", "dropped", "trainers"),
+                    *("acknowledged", "quarantined", "dropped", "trainers", "lineage"),
                 ),
                 INT,
             ),
@@ -113,11 +111,7 @@ ROUND_TRIPS = {
     "confirm call": (
         st.builds(
             calls.ConfirmCall,
-            session=TEXT,
-            dataset=TEXT,
-            ledger=TEXT,
-            lineage=INT,
-            member=INT,
+            **FENCED,
             leases=many(st.builds(calls.HeldLease, task=INT, attempt=INT)),
         ),
         convert.confirm_call_to_wire,
@@ -147,11 +141,7 @@ ROUND_TRIPS = {
     "lease call": (
         st.builds(
             calls.LeaseCall,
-            session=TEXT,
-            dataset=TEXT,
-            ledger=TEXT,
-            lineage=INT,
-            member=INT,
+            **FENCED,
             request=INT,
             epoch=INT,
             count=INT,
@@ -180,6 +170,24 @@ ROUND_TRIPS = {
         convert.report_answer_to_wire,
         pb.ReportResponse,
         convert.report_answer_from_wire,
+    ),
+    "snapshot call": (
+        st.builds(calls.FencedCall, **FENCED),
+        convert.snapshot_call_to_wire,
+        pb.SnapshotRequest,
+        convert.fenced_call_from_wire,
+    ),
+    "progress call": (
+        st.builds(calls.FencedCall, **FENCED),
+        convert.progress_call_to_wire,
+        pb.ProgressRequest,
+        convert.fenced_call_from_wire,
+    ),
+    "restore call": (
+        st.builds(calls.RestoreCall, **FENCED, request=INT, token=st.none() | TEXT),
+        convert.restore_call_to_wire,
+        pb.RestoreRequest,
+        convert.restore_call_from_wire,
     ),
     "status": (STATUSES, convert.status_to_wire, pb.StatusResponse, convert.status_from_wire),
 }
@@ -225,6 +233,9 @@ def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
         (calls.ConfirmAnswer, pb.ConfirmResponse),
         (calls.HeldLease, pb.HeldLease),
         (calls.ReportCall, pb.ReportRequest),
+        (calls.FencedCall, pb.SnapshotRequest),
+        (calls.FencedCall, pb.ProgressRequest),
+        (calls.RestoreCall, pb.RestoreRequest),
         (calls.ReportAnswer, pb.ReportResponse),
         (calls.Acknowledgement, pb.Acknowledgement),
         (calls.Failure, pb.Failure),
@@ -241,7 +252,9 @@ def test_no_field_was_forgotten_in_the_proto(value, message):
 
 
 def report(**fields):
-    return calls.ReportCall(**{"session": "s", "dataset": "d", "lineage": 1, "request": 1} | fields)
+    return calls.ReportCall(
+        **{"session": "s", "dataset": "d", "ledger": "l", "lineage": 1, "member": 1, "request": 1} | fields
+    )
 
 
 @pytest.mark.parametrize(
