@@ -85,7 +85,7 @@ class SimMaster:
             changes=self._changes,
             **self._limits,
         )
-        if rows:
+        if self.deaths:  # on a journal that is there, be it empty
             self.dispatcher.begin_again(self._nonces.randrange(1 << 40))
         self.dispatcher.resume(self.hub.now)
         self._version = self.dispatcher.version
