@@ -92,6 +92,12 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(
         parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
     )
+    _option(
+        parser,
+        "--accept_older_journal",
+        action="store_true",
+        help="go on from a journal though it may be older than what its trainers were told (for one start)",
+    )
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
     # For what starts a master beside itself: see integrations/beside_agent.py.
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
@@ -266,12 +272,17 @@ def run_master(options: argparse.Namespace) -> int:
         "grace_s": options.grace_s,
         "progress_timeout_s": options.progress_timeout_s,
     }
+    if options.state is None and options.accept_older_journal:
+        raise InvalidArgument("--accept-older-journal needs --state: without it there is no journal")
     if options.state is None:
         _serve(options, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
         return 0
     # The journal's thread needs the interpreter for a moment after each commit: it must not wait 5 ms for it.
     sys.setswitchinterval(SWITCH_S)
-    with closing(DurableState(options.state, now=time.monotonic(), **patience)) as state:
+    accept_older = options.accept_older_journal
+    with closing(
+        DurableState(options.state, now=time.monotonic(), accept_older=accept_older, **patience)
+    ) as state:
         _serve(options, state.dispatcher, state)
     return 0
 

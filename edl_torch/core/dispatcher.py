@@ -253,7 +253,7 @@ class Dispatcher:
         The shell looks again when `version` has changed. Looks do not count as hearing from the session.
         """
         member = self._known(call)
-        earlier = _answered(call, member)
+        earlier = self._answered(call, member)
         if earlier is not None:
             return earlier
         answer = self._lease(call, member, now)
@@ -264,7 +264,19 @@ class Dispatcher:
         return self._answer(call, self._known(call), now)
 
     def _answer(self, call: LeaseCall, member: Member, now: float) -> LeaseAnswer:
-        return _answered(call, member) or self._remember(call, member, self._lease(call, member, now))
+        return self._answered(call, member) or self._remember(call, member, self._lease(call, member, now))
+
+    def _answered(self, call: LeaseCall, member: Member) -> LeaseAnswer | None:
+        """The answer that this call was given before. Raises StaleLease when a later one was asked since."""
+        earlier = member.answers.get(call.dataset)
+        if earlier is None or call.request > earlier.request:
+            return None
+        if call.request < earlier.request:
+            raise StaleLease(
+                f"request {call.request} of session {call.session!r} was followed by {earlier.request}"
+            )
+        # What was lent before a restore is void: the number is that of another call.
+        return earlier if member.lineages[call.dataset] == self._fenced(call).lineage else None
 
     def _remember(self, call: LeaseCall, member: Member, answer: LeaseAnswer) -> LeaseAnswer:
         member.answers[call.dataset], member.lineages[call.dataset] = answer, call.lineage
@@ -546,18 +558,3 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.ledger_id} datasets={len(self._ledgers)} sessions={len(self.members)}>"
-
-
-def _answered(call: LeaseCall, member: Member) -> LeaseAnswer | None:
-    """The answer that this call was given before. Raises StaleLease when a later one was asked since.
-
-    One of another lineage was made void by a restore: the call is not that one, though its number may be.
-    """
-    earlier = member.answers.get(call.dataset)
-    if earlier is None or call.request > earlier.request:
-        return None
-    if call.request < earlier.request:
-        raise StaleLease(
-            f"request {call.request} of session {call.session!r} was followed by {earlier.request}"
-        )
-    return earlier if member.lineages[call.dataset] == call.lineage else None

@@ -1,7 +1,7 @@
 """Whether a call proves that this state is older than what its caller was told: the journal went back.
 
 A trainer counts its calls without gaps, and a state counts every name that it gives. So a call that names
-more than the state has given comes from a later state, which is lost. What is done about it is not known here.
+more than the state has given comes from a later state, which is lost. It must not know what is done then.
 """
 
 from __future__ import annotations

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import functools
 import logging
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from edl_torch.core import persistence
 from edl_torch.core.changes import Changes, Key
+from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.journal import Journal, encoded
+
+NAMES = 1 << 40  # of which each start skips some at random: those that a lost future may have given
 
 log = logging.getLogger("edl_torch.master")
 
@@ -22,6 +26,7 @@ log = logging.getLogger("edl_torch.master")
 class DurableState:
     """The dispatcher of the journal in `folder`; every session of it counts as heard at `now`.
 
+    A journal that is known to be older than what was said from it is suspended, unless it is to be accepted.
     Raises MasterStartError for a folder that cannot be used. `group_commit()` needs a running event loop.
     """
 
@@ -33,6 +38,7 @@ class DurableState:
         lease_timeout_s: float = 30.0,
         grace_s: float = 1.0,
         progress_timeout_s: float = 0.0,
+        accept_older: bool = False,
     ) -> None:
         self._journal = Journal(folder)
         self._changes = Changes()
@@ -52,6 +58,22 @@ class DurableState:
                 f"the journal in {folder} is damaged ({exc!r}): give another --state folder"
             ) from exc
         self._log(folder)
+        if not self._journal.is_new:
+            self._begin_again(accept_older)
+
+    def _begin_again(self, accept_older: bool) -> None:
+        """What an earlier master wrote may be older than what it said."""
+        self.dispatcher.begin_again(secrets.randbelow(NAMES) + 1)
+        if accept_older:
+            self.dispatcher.accept_older()
+            log.warning(
+                "--accept-older-journal: goes on from the journal as ledger=%s, all leases are void%s",
+                *(self.dispatcher.ledger_id, self._journal.lost and f"; {self._journal.lost}"),
+            )
+        elif self._journal.lost:
+            log.error("%s", self.dispatcher.suspend(self._journal.lost))
+        for dataset, why in self.dispatcher.suspended.items():
+            log.error("dataset=%s is suspended: %s", printable(dataset), why)
 
     def _log(self, folder: Path) -> None:
         ledgers = tuple(self.dispatcher.ledgers)

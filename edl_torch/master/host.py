@@ -72,6 +72,7 @@ class MasterHost:
         self._commits = commits
         self._clock = clock
         self._version = dispatcher.version
+        self._ledger_id = dispatcher.ledger_id
         self._changed = asyncio.Event()
         self._streams: dict[str, SessionStream] = {}
         self._called_back: dict[str, float] = {}
@@ -139,6 +140,9 @@ class MasterHost:
                 self.wake()
             if self._commits is not None:
                 self._commits.changed()
+            if self._ledger_id != self.dispatcher.ledger_id:
+                self._ledger_id = self.dispatcher.ledger_id
+                log.error("suspended: %s", printable(next(iter(self.dispatcher.suspended.values()), "")))
 
     def register(self, call: RegisterCall) -> RegisterAnswer:
         """Join a dataset."""

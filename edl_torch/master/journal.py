@@ -2,26 +2,33 @@
 
 SQLite in WAL mode with `synchronous=FULL`. It holds what is, so it is as large as what is in flight. It must
 not know what rows mean; `core.persistence` does.
+
+SQLite forgets without a word what a lost or damaged log held, and does not know whether a page says what was
+written there. So each transaction writes its number and the sum of all rows' checksums as a row of its own,
+the number goes into the lock file after it, and the main file says whether it is complete without its log.
 """
 
 from __future__ import annotations
 
 import fcntl
 import functools
+import itertools
 import json
 import os
 import sqlite3
 import uuid
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from edl_torch.core.changes import Key
 from edl_torch.core.persistence import VERSION, Rows, Update
 from edl_torch.errors import JournalError, MasterStartError
 
 FILE = "journal.sqlite3"
+LOG = FILE + "-wal"
 LOCK = "lock"
 APPLICATION = 0x65646C74  # "edlt", in the header of the file
 BUSY_S = 10.0  # patience with somebody who looks into the file
@@ -38,6 +45,9 @@ CREATE TRIGGER gone AFTER INSERT ON state WHEN NEW.value IS NULL
 BEGIN DELETE FROM state WHERE key = NEW.key; END;
 """
 
+_COMMIT = '["commit"]'  # key of the row of the last transaction: its number, and the sum of all others
+_GONE = "null"
+
 _WRITE = "INSERT OR REPLACE INTO state SELECT key, value FROM json_each(?)"
 
 Connect = Callable[[Path], sqlite3.Connection]
@@ -46,14 +56,24 @@ Connect = Callable[[Path], sqlite3.Connection]
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-def encoded(update: Update) -> str:
-    """The transaction that writes `update`: an object of rows by key, null for those that are no more."""
-    return _encode({_key_text(key): row for key, row in update.items()})
+def encoded(update: Update) -> dict[str, str]:
+    """The rows of `update` by key, as text; null for those that are no more."""
+    return {_key_text(key): _encode(row) for key, row in update.items()}
 
 
 @functools.lru_cache(KEYS_KNOWN)
 def _key_text(key: Key) -> str:
     return _encode(key)
+
+
+@functools.lru_cache(KEYS_KNOWN)
+def _quoted(key: str) -> str:
+    return _encode(key)
+
+
+def _checksum(key: str, value: str) -> int:
+    """Never 0 but for a row that is gone."""
+    return 0 if value == _GONE else 1 + zlib.crc32(f"{key} {value}".encode())
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -64,18 +84,26 @@ def connect(path: Path) -> sqlite3.Connection:
 class Journal:
     """The journal in `folder`, which is made if missing; no other process can open it until `close()`.
 
-    One thread at a time may use it. Raises MasterStartError when it cannot be used.
+    One thread at a time may use it. Raises MasterStartError when it cannot be used. `is_new` says that it was
+    made just now; `lost` says what it is known to have forgotten, '' where nothing is known of that.
     """
 
     def __init__(self, folder: Path, *, connect: Connect = connect) -> None:
         self.folder = folder
+        self.lost = ""
         self._until_look = 0
         with ExitStack() as opened:
             self._lock = opened.enter_context(_locked(folder))
             try:
+                # Open as long as the connection is: to close it would end SQLite's own locks on the file.
+                self._file = opened.enter_context(_locked_file(folder))
+                has_log = _size(folder / LOG) > 0
                 self._connection = opened.enter_context(closing(connect(folder / FILE)))
                 self._prepare()
-                self.ledger_id = self._ledger_id()
+                self.ledger_id = self._meta("ledger")
+                self._take_up()
+                self._check_log(has_log)
+                self._begin()
                 _sync(folder)
             except (sqlite3.Error, OSError) as exc:
                 raise MasterStartError(
@@ -99,6 +127,7 @@ class Journal:
         run("PRAGMA fullfsync = ON")  # macOS: else the disk may still hold it back
         run(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
         run(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+        self.is_new = not found
         if not found:
             self._create()
         elif found < VERSION:
@@ -106,7 +135,35 @@ class Journal:
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise OSError(f"the file is damaged: {verdict}")
-        run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _take_up(self) -> None:
+        """The last transaction's number and sum. Raises MasterStartError if they are of other rows."""
+        found = dict(self._connection.execute("SELECT key, value FROM state"))
+        self._commits, said = json.loads(found.pop(_COMMIT, "[0,null]"))
+        self._sums = {key: _checksum(key, value) for key, value in found.items()}
+        self._sum = sum(self._sums.values())
+        if said not in (None, self._sum):  # None: a new journal, or one of version 1
+            raise MasterStartError(
+                f"the journal in {self.folder} is damaged: its rows are not what was written. Put back "
+                f"a copy of the folder, or give another --state folder, and go on from a checkpoint"
+            )
+
+    def _check_log(self, has_log: bool) -> None:
+        """Note in `lost` what can be known: of a log that is gone, and of transactions that are."""
+        told = _told_commits(self._lock)
+        if told > self._commits:
+            self.lost = f"it has {self._commits} transactions, and {told} were written"
+        elif self._meta("log") and not has_log:
+            self.lost = f"its log ({LOG}) is missing or empty, and it was not closed"
+
+    def _begin(self) -> None:
+        """From now on the main file says that there is a log; and the log, once it does, is never empty."""
+        self._set_log("open")
+        self._connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+        self._placed = self._places()
+
+    def _set_log(self, state: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('log', ?)", (state,))
 
     def _check_version(self, found: int) -> None:
         run = self._connection.execute
@@ -129,9 +186,9 @@ class Journal:
             f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
         )
 
-    def _ledger_id(self) -> str:
-        (found,) = self._connection.execute("SELECT value FROM meta WHERE name = 'ledger'").fetchone()
-        return str(found)
+    def _meta(self, name: str) -> str:
+        found = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return "" if found is None else str(found[0])
 
     # Use ------------------------------------------------------------------------------------------------
 
@@ -139,19 +196,41 @@ class Journal:
         """All rows."""
         return rows_of(self._connection)
 
-    def write(self, batch: str) -> None:
+    def write(self, batch: dict[str, str]) -> None:
         """Write what `encoded` made, in one transaction. It is safe once this returns.
 
-        Raises JournalError, with nothing written. The transaction is one statement: each gives the
-        interpreter's lock away and asks for it again.
+        Raises JournalError: then it is not, and nothing may be written any more. The transaction is one
+        statement: each gives the interpreter's lock away and asks for it again.
         """
         try:
             self._shrink()
-            self._connection.execute(_WRITE, (batch,))
-        except sqlite3.Error as exc:
+            sums = {key: _checksum(key, value) for key, value in batch.items()}
+            total = self._sum + sum(sums.values()) - sum(map(self._sums.get, sums, itertools.repeat(0)))
+            parts = [f"{_quoted(key)}:{value}" for key, value in batch.items()]
+            parts.append(f"{_quoted(_COMMIT)}:[{self._commits + 1},{total}]")
+            self._connection.execute(_WRITE, (f"{{{','.join(parts)}}}",))
+            self._commits, self._sum = self._commits + 1, total
+            self._note(sums)
+            self._check_place()
+            _tell_commits(self._lock, self._commits)
+        except (sqlite3.Error, OSError) as exc:
             raise self._failure(exc) from exc
 
-    def _failure(self, error: sqlite3.Error) -> JournalError:
+    def _note(self, sums: dict[str, int]) -> None:
+        self._sums |= sums
+        for key in [key for key, number in sums.items() if not number]:
+            del self._sums[key]
+
+    def _check_place(self) -> None:
+        """Raise OSError if the files are not those any more that others see under their names."""
+        if self._places() != self._placed:
+            raise OSError(f"{FILE} or {LOG} was removed or replaced while the master ran")
+
+    def _places(self) -> list[tuple[int, int]]:
+        found = map(os.stat, (self.folder / FILE, self.folder / LOG))
+        return [(file.st_dev, file.st_ino) for file in found]
+
+    def _failure(self, error: sqlite3.Error | OSError) -> JournalError:
         return JournalError(
             f"cannot write the journal in {self.folder}: {error}. The master stops; nothing that it answered "
             f"is lost. Make the folder writable, with room, and start it again with the same --state"
@@ -171,10 +250,12 @@ class Journal:
 
     def close(self) -> None:
         """Carry the log over into the main file, and let others have the folder."""
-        with closing(self._lock), closing(self._connection):
+        with closing(self._lock), closing(self._file), closing(self._connection):
             try:
+                self._check_place()
+                self._set_log("")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            except sqlite3.Error:
+            except (sqlite3.Error, OSError):
                 return  # the log stays, and is read at the next start
 
     def __repr__(self) -> str:
@@ -183,18 +264,18 @@ class Journal:
 
 def rows_of(connection: sqlite3.Connection) -> Rows:
     """All rows of a journal that is open."""
-    found = connection.execute("SELECT key, value FROM state")
+    found = connection.execute("SELECT key, value FROM state WHERE key != ?", (_COMMIT,))
     return {tuple(json.loads(key)): tuple(json.loads(value)) for key, value in found}
 
 
-def _locked(folder: Path) -> IO[str]:
+def _locked(folder: Path) -> BinaryIO:
     """The open lock file: the system unlocks it when its process ends, however that happens."""
     try:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for path in missing:
             _sync(path.parent)
-        file = (folder / LOCK).open("a+")
+        file = _opened(folder / LOCK)
     except OSError as exc:
         raise MasterStartError(f"cannot keep a journal in {folder}: {exc.strerror}") from exc
     try:
@@ -213,15 +294,53 @@ def _locked(folder: Path) -> IO[str]:
     return file
 
 
-def _sign(file: IO[str]) -> None:
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
+def _locked_file(folder: Path) -> BinaryIO:
+    """The journal itself, locked: no second master has it, though `lock` was removed.
+
+    The lock is not of the kind that SQLite takes, which would not see this one.
+    """
+    file = _opened(folder / FILE)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise MasterStartError(
+            f"another master uses the journal in {folder}, though its file {LOCK!r} was removed: stop it, or "
+            f"give another --state folder"
+        ) from None
+    return file
 
 
-def _holder(file: IO[str]) -> str:
-    file.seek(0)
-    return f" (process {pid})" if (pid := file.read(20)) else ""
+def _opened(path: Path) -> BinaryIO:
+    """For reading and writing in place; made if missing."""
+    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+# The lock file: the process that holds it, and the number of the last transaction that it wrote.
+_PID, _NUMBER = slice(0, 20), slice(20, 40)
+
+
+def _sign(file: BinaryIO) -> None:
+    os.pwrite(file.fileno(), f"{os.getpid():<20}".encode(), _PID.start)
+
+
+def _holder(file: BinaryIO) -> str:
+    pid = os.pread(file.fileno(), 20, _PID.start).decode().strip()
+    return f" (process {pid})" if pid else ""
+
+
+def _tell_commits(file: BinaryIO, number: int) -> None:
+    """Not synced: after a power loss it may be too small, and then it proves nothing."""
+    os.pwrite(file.fileno(), f"{number:<20}".encode(), _NUMBER.start)
+
+
+def _told_commits(file: BinaryIO) -> int:
+    number = os.pread(file.fileno(), 20, _NUMBER.start).decode("ascii", "replace").strip()
+    return int(number) if number.isdecimal() else 0
 
 
 def _sync(folder: Path) -> None:

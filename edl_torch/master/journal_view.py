@@ -13,9 +13,8 @@ from urllib.parse import quote
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import VERSION, Rows, load
 from edl_torch.errors import EdlError, JournalError
-from edl_torch.master.journal import APPLICATION, FILE, rows_of
+from edl_torch.master.journal import APPLICATION, FILE, LOG, rows_of
 
-LOG = FILE + "-wal"
 BUSY_S = 10.0  # patience with a master that is just starting
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from audited_job import BATCH, SPEC, Job, Trainer
+from fences import fence
 
 from edl_torch.core import persistence
 from edl_torch.core.dispatcher import Dispatcher
@@ -32,7 +33,8 @@ class KeptJob(Job):
 
     def take_over(self, place: int) -> None:
         """The master gives up a trainer that was killed."""
-        self.dispatcher.leave(self.trainers[place].session)
+        session = self.trainers[place].session
+        self.dispatcher.leave(session, fence(self.dispatcher, session)["member"])
 
     def cut_off(self, place: int, *, heard: bool) -> None:
         """A trainer is killed between its report of a batch of `BATCH` records and the answer."""

@@ -11,7 +11,7 @@ import pytest
 from edl_torch import DataShardService
 from edl_torch.client.handle import DirectLink
 from edl_torch.client.leases import Mode
-from edl_torch.errors import EdlError, MasterUnavailable
+from edl_torch.errors import EdlError, MasterUnavailable, StaleLease
 from edl_torch.testing import FakeMaster, wait_until
 
 
@@ -91,14 +91,18 @@ def test_a_batch_in_hand_goes_back_though_the_end_of_its_pass_meets_an_error(
 
 
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-def test_a_trainer_whose_reports_are_of_another_lineage_may_go_back_to_a_token(
+def test_a_trainer_whose_reports_are_of_another_lineage_may_not_go_back_to_a_token_but_a_new_one_may(
     fake: FakeMaster, in_process: bool
 ) -> None:
-    with DataShardService(
-        4, fake.connect(in_process=in_process), dataset_size=64, records_per_shard=4
-    ) as service:
-        token = service.state_dict()
-        report_in_vain(service, fake, in_process, another_lineage)
+    def service_of() -> DataShardService:
+        return DataShardService(4, fake.connect(in_process=in_process), dataset_size=64, records_per_shard=4)
+
+    with service_of() as superseded:
+        token = superseded.state_dict()
+        report_in_vain(superseded, fake, in_process, another_lineage)
+        with pytest.raises(StaleLease, match="lineage 2; the call is of lineage 1"):
+            superseded.load_state_dict(token)
+    with service_of() as service:
         service.load_state_dict(token)
         seen = 0
         while (shard := service.fetch_shard()) is not None:

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
-from edl_torch.errors import CheckpointError, InvalidArgument, TokenError
+from edl_torch.errors import CheckpointError, InvalidArgument, StaleLease, TokenError
 from edl_torch.testing import FakeMaster
 
 
@@ -206,6 +206,70 @@ def test_who_saves_at_the_same_time_does_not_overwrite(
         first.save(tmp_path)
     assert os.listdir(tmp_path) == ["00000001"]
     assert new_job().load(tmp_path) == {}
+
+
+class WhenSaved:
+    """Does something at the moment when a checkpoint's files are written."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def __reduce__(self) -> Any:
+        self._act()
+        return int, (0,)
+
+
+def restored_by_another(job: Job) -> None:
+    """A replacement takes the data back."""
+    fake = job.service.session.master
+    assert isinstance(fake, FakeMaster)
+    fake.go_back("training", None)
+
+
+def test_a_superseded_trainer_leaves_no_checkpoint(tmp_path: Path, new_job: NewJob) -> None:
+    job = new_job()
+    for step in job.steps(3):
+        if step == 2:
+            job.save(tmp_path)
+            restored_by_another(job)
+            with pytest.raises(StaleLease, match="lineage 2; the call is of lineage 1"):
+                job.save(tmp_path)
+            break
+    assert [name for name in os.listdir(tmp_path) if not name.endswith(".partial")] == ["00000001"]
+
+
+def test_a_trainer_that_is_superseded_while_it_saves_leaves_no_checkpoint(
+    tmp_path: Path, new_job: NewJob
+) -> None:
+    job = new_job()
+    for _ in job.steps(1):
+        with pytest.raises(StaleLease, match="lineage 2; the call is of lineage 1"):
+            job.save(tmp_path, moment=WhenSaved(lambda: restored_by_another(job)))
+        break
+    assert [name for name in os.listdir(tmp_path) if not name.endswith(".partial")] == []
+
+
+def test_a_checkpoint_that_was_read_before_others_went_back_is_not_restored(
+    tmp_path: Path, new_job: NewJob
+) -> None:
+    """What they have trained and saved since, its reader does not know."""
+    job = new_job()
+    for _ in job.steps(1):
+        job.save(tmp_path)
+        break
+    late = new_job()
+    late.service.session.master = job.service.session.master
+    late.service = DataShardService(
+        4,
+        job.service.session.master,
+        reader=Numbers(),
+        shuffle_shards=True,
+        records_per_shard=4,
+    )
+    late.model.register_load_state_dict_pre_hook(lambda *_: restored_by_another(job))
+    with pytest.raises(StaleLease, match="taken back to a checkpoint by another trainer while this one read"):
+        late.load(tmp_path)
+    late.service.close()
 
 
 @pytest.mark.parametrize("whose", ["ours", "torch's"])

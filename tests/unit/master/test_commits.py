@@ -73,7 +73,7 @@ async def test_answer_waits_for_its_commit(calls):
     await settle()
     assert not answer.done()
     rig.disk.end_writes()
-    assert (await answer).ledger == "l"
+    assert (await answer).ledger == "ledger"
     assert ("member", "d", "s") in rig.disk.begun[0]
     await rig.close()
 
@@ -149,7 +149,7 @@ async def test_a_call_that_is_given_up_does_not_disturb_the_others(calls):
     tasks[0].cancel()
     await settle()
     rig.disk.end_writes()
-    assert (await tasks[1]).ledger == "l"
+    assert (await tasks[1]).ledger == "ledger"
     await rig.close()
 
 

@@ -51,7 +51,7 @@ def test_waiting_lease_wakes_when_records_come_back(calls):
         master.register(calls.register(session, size=2))
     (grant,) = master.lease(calls.lease(1, "a")).grants
     wanted = threading.Event()
-    master.attend("a", lambda dataset: wanted.set())
+    master.attend("a", 1, lambda dataset: wanted.set())
     answers = []
     waiting = threading.Thread(
         target=lambda: answers.append(master.lease(calls.lease(1, "b", epoch=0), wait_s=20))

@@ -15,8 +15,8 @@ WITHOUT = {
     "Register": ({"ledger", "lineage", "member"}, "its answer is what gives the fence"),
     "Attend": (
         {"ledger", "lineage", "member"},
-        "opens the stream of a session, whose random id no other ledger knows; it names no record, and a late "
-        "one only ends the stream before it, which is opened again",
+        "opens the stream of a session, whose random id no other ledger knows; it names no record, and a "
+        "late one only ends the stream before it, which is opened again",
     ),
     "Heartbeat": (
         {"ledger", "lineage"},
