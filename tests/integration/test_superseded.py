@@ -77,7 +77,8 @@ def test_a_trainer_of_another_ledger_is_refused(
     zombie[0].session.master._local = other._local  # type: ignore[attr-defined]
     with trainer(other, COUNTS) as (service, _):
         assert not service.finished
-        with pytest.raises(StaleLease, match="keeps ledger other, not fake"):
+        # The thread that fetches leases may find it out first, and throw away what the model has learnt.
+        with pytest.raises(StaleLease, match="keeps ledger other, not fake|come again"):
             ask(zombie[0])
 
 
