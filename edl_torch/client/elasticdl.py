@@ -33,6 +33,7 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
 )
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult
 from edl_torch.errors import EdlError, TooManyBadRecords, UnknownDataset, Unsupported
@@ -207,7 +208,7 @@ class ElasticDLMasterClient:
 
     # What such a master cannot do ---------------------------------------------------------------------------
 
-    def snapshot(self, call: FencedCall) -> str:
+    def snapshot(self, call: SnapshotCall) -> str:
         """Unsupported: the master has no position to save."""
         self._refuse("state_dict() has no token to save")
 

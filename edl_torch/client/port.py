@@ -23,6 +23,7 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
 )
 
 
@@ -70,7 +71,7 @@ class MasterPort(Protocol):
         """Present leases, with the session's stream standing; waits for it."""
         ...
 
-    def snapshot(self, call: FencedCall) -> str:
+    def snapshot(self, call: SnapshotCall) -> str:
         """The dataset's token."""
         ...
 

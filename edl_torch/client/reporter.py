@@ -168,6 +168,11 @@ class Reporter:
                 self._error = None  # of then: this attempt says whether the master is there now
         return self.wait_answered(0, timeout_s)
 
+    def answered(self, membership: Membership) -> int:
+        """The number of that member's last report which was answered; 0 where there is none."""
+        with self._changed:
+            return self._request if membership.member == self._membership.member else 0
+
     def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None

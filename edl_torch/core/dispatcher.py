@@ -26,6 +26,7 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
     TrainerStatus,
 )
 from edl_torch.core.changes import Changes, unrecorded
@@ -145,6 +146,7 @@ class Dispatcher:
             lineage=ledger.lineage,
             epoch=ledger.epoch,
             member=member.number,
+            start=self._nonce,
         )
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
@@ -456,7 +458,7 @@ class Dispatcher:
 
     # Tokens and status ----------------------------------------------------------------------------------
 
-    def snapshot(self, call: FencedCall, now: float) -> str:
+    def snapshot(self, call: SnapshotCall, now: float) -> str:
         """The dataset's position as a token, for a trainer that is still part of its history."""
         self.heard(call, now)
         return self._token_of(self._fenced(call))

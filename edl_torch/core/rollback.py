@@ -15,6 +15,7 @@ from edl_torch.core.calls import (
     HeldLease,
     LeaseCall,
     ReportCall,
+    SnapshotCall,
 )
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member, Members
@@ -45,6 +46,10 @@ def evidence(call: FencedCall, members: Members, ledger: ShardLedger | None) -> 
         return _beyond("report", call.request, next_request) or _never_lent(call, member)
     if isinstance(call, ConfirmCall):
         return _never_lent(call, member)
+    if isinstance(call, SnapshotCall):
+        last = member.reports.get(call.dataset, 0)
+        ahead = call.reported > last
+        return f"an answer to report {call.reported}, and it answered none beyond {last}" if ahead else ""
     return ""
 
 

@@ -26,6 +26,7 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import ServiceClosed
@@ -124,7 +125,7 @@ class LocalMaster:
         """Tell which leases are void."""
         return self.apply(lambda dispatcher, now: dispatcher.confirm(call, now))
 
-    def snapshot(self, call: FencedCall) -> str:
+    def snapshot(self, call: SnapshotCall) -> str:
         """The dataset's token."""
         return self.apply(lambda dispatcher, now: dispatcher.snapshot(call, now))
 

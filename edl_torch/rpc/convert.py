@@ -120,6 +120,7 @@ def register_answer_to_wire(value: calls.RegisterAnswer) -> pb.RegisterResponse:
         lineage=value.lineage,
         epoch=value.epoch,
         member=value.member,
+        start=value.start,
     )
 
 
@@ -130,6 +131,7 @@ def register_answer_from_wire(message: pb.RegisterResponse) -> calls.RegisterAns
         lineage=message.lineage,
         epoch=message.epoch,
         member=message.member,
+        start=message.start,
     )
 
 
@@ -307,15 +309,19 @@ def confirm_answer_from_wire(message: pb.ConfirmResponse) -> calls.ConfirmAnswer
 _FENCED = ("session", "dataset", "ledger", "lineage", "member")
 
 
-def snapshot_call_to_wire(value: calls.FencedCall) -> pb.SnapshotRequest:
-    return pb.SnapshotRequest(**_take(value, _FENCED))
+def snapshot_call_to_wire(value: calls.SnapshotCall) -> pb.SnapshotRequest:
+    return pb.SnapshotRequest(**_take(value, (*_FENCED, "reported")))
+
+
+def snapshot_call_from_wire(message: pb.SnapshotRequest) -> calls.SnapshotCall:
+    return calls.SnapshotCall(**_take(message, (*_FENCED, "reported")))
 
 
 def progress_call_to_wire(value: calls.FencedCall) -> pb.ProgressRequest:
     return pb.ProgressRequest(**_take(value, _FENCED))
 
 
-def fenced_call_from_wire(message: pb.SnapshotRequest | pb.ProgressRequest) -> calls.FencedCall:
+def progress_call_from_wire(message: pb.ProgressRequest) -> calls.FencedCall:
     return calls.FencedCall(**_take(message, _FENCED))
 
 

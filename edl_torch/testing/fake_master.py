@@ -23,6 +23,7 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.plan import Plan
@@ -97,7 +98,7 @@ class FakeConnection:
 
         return self._send("confirm", on_new_stream)
 
-    def snapshot(self, call: FencedCall) -> str:
+    def snapshot(self, call: SnapshotCall) -> str:
         """The dataset's token."""
         return self._send("snapshot", lambda: self._local.snapshot(call), call.session)
 

@@ -23,6 +23,7 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import dump
@@ -61,7 +62,8 @@ class Trainer:
         return FencedCall(session=self.session, dataset=dataset, **{**self.fence, **change})
 
     def snapshot(self, dataset: str = "training", **change: Any) -> str:
-        return self.dispatcher.snapshot(self.call(dataset, **change), self.now)
+        call = SnapshotCall(session=self.session, dataset=dataset, **{**self.fence, **change})
+        return self.dispatcher.snapshot(call, self.now)
 
     def progress(self, dataset: str = "training", **change: Any) -> DatasetStatus:
         return self.dispatcher.progress(self.call(dataset, **change), self.now)
