@@ -25,8 +25,8 @@ C = TypeVar("C", bound=FencedCall)
 class Joining:
     """One session's part in one dataset.
 
-    `on_gone` is called when all that was held is void, `on_unproven` when nothing proves that the master knows
-    what was reported either, `on_member` with each new membership, which makes void what was held before,
+    `on_gone` is called when all that was held is void, `on_unproven` when nothing proves that the master has
+    what was reported, `on_member` with each new membership, which makes void what was held before,
     and `on_first` once, after the session has joined for the first time.
     """
 
