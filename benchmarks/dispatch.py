@@ -27,13 +27,13 @@ from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
+    FencedCall,
     Grant,
     LeaseCall,
     RegisterCall,
     Registration,
     ReportCall,
     RestoreCall,
-    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.embedded import LocalMaster
@@ -280,7 +280,7 @@ class Trainer:
 
     def snapshot(self) -> str:
         """The token."""
-        return self._master.snapshot(SnapshotCall(**self._fence))
+        return self._master.snapshot(FencedCall(**self._fence))
 
     def restore(self, token: str) -> None:
         """Go back to it."""

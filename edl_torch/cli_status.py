@@ -32,7 +32,10 @@ def _lines(status: MasterStatus) -> Iterator[str]:
     if not status.datasets:
         yield "no dataset yet: trainers register theirs when they start"
     else:
-        yield from _columns([_DATASET_HEADING, *map(_dataset_row, status.datasets)])
+        rows = (_dataset_row(item, item.dataset in status.suspended) for item in status.datasets)
+        yield from _columns([_DATASET_HEADING, *rows])
+    for why, names in _suspended(status).items():
+        yield f"SUSPENDED: {', '.join(map(printable, names))}: {printable(why)}"
     for dataset in status.datasets:
         if dataset.failure:
             yield f"FAILED: {printable(dataset.failure)}"
@@ -41,6 +44,14 @@ def _lines(status: MasterStatus) -> Iterator[str]:
         yield from _columns([_TRAINER_HEADING, *map(_trainer_row, status.trainers)])
     for dataset in status.datasets:
         yield from _quarantine(dataset)
+
+
+def _suspended(status: MasterStatus) -> dict[str, list[str]]:
+    """Datasets by the reason why nothing of them is lent."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in status.suspended.items():
+        reasons.setdefault(why, []).append(name)
+    return reasons
 
 
 _DATASET_HEADING = (
@@ -60,9 +71,10 @@ _TRAINER_HEADING = ("TRAINER", "SESSION", "DATASETS", "LEASED", "IDLE", "PROGRES
 _BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCH", "REASON")
 
 
-def _dataset_row(item: DatasetStatus) -> tuple[str, ...]:
+def _dataset_row(item: DatasetStatus, suspended: bool) -> tuple[str, ...]:
     epochs = str(item.num_epochs) if item.num_epochs else "endless"
-    state = "finished" if item.finished else "failed" if item.failure else "open"
+    ended = "finished" if item.finished else "failed" if item.failure else "open"
+    state = "suspended" if suspended else ended
     counts = (item.todo, item.leased, item.acknowledged, item.quarantined, item.dropped)
     shards = f"{item.shards_left}/{item.shards}"
     return (

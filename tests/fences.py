@@ -14,7 +14,6 @@ from edl_torch.core.calls import (
     RegisterCall,
     Registration,
     RestoreCall,
-    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 
@@ -31,7 +30,7 @@ class Master(Protocol):
 
     def register(self, call: RegisterCall) -> RegisterAnswer: ...
 
-    def snapshot(self, call: SnapshotCall) -> str: ...
+    def snapshot(self, call: FencedCall) -> str: ...
 
     def restore(self, call: RestoreCall) -> int: ...
 
@@ -51,7 +50,7 @@ class Onlooker:
         self._restores = 0
 
     def snapshot(self) -> str:
-        return self._master.snapshot(SnapshotCall(**self._named, **self.fence))
+        return self._master.snapshot(FencedCall(**self._named, **self.fence))
 
     def progress(self) -> DatasetStatus:
         return self._master.progress(FencedCall(**self._named, **self.fence))

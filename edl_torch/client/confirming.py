@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from edl_torch.client.membership import Membership
+from edl_torch.client.membership import Answered, Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.presence import Presence
 from edl_torch.core.calls import ConfirmCall, HeldLease
@@ -30,6 +30,7 @@ class Confirmer:
         held: Callable[[], tuple[HeldLease, ...]],
         on_void: Callable[[tuple[int, ...]], None],
         on_lost: Callable[[Membership], None],
+        answered: Answered | None = None,
     ) -> None:
         self._port = port
         self._session = session
@@ -37,6 +38,7 @@ class Confirmer:
         self._held = held
         self._on_void = on_void
         self._on_lost = on_lost
+        self._answered = answered or Answered()
         self._membership = Membership()
         self._presence: Presence | None = None
         self.presented = 0  # how often leases were
@@ -94,6 +96,7 @@ class Confirmer:
             lineage=member.lineage,
             member=member.member,
             leases=self._held(),
+            **self._answered.of(member),
         )
         try:
             answer = self._port.confirm(call)

@@ -33,7 +33,6 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
-    SnapshotCall,
 )
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult
 from edl_torch.errors import EdlError, TooManyBadRecords, UnknownDataset, Unsupported
@@ -208,7 +207,7 @@ class ElasticDLMasterClient:
 
     # What such a master cannot do ---------------------------------------------------------------------------
 
-    def snapshot(self, call: SnapshotCall) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """Unsupported: the master has no position to save."""
         self._refuse("state_dict() has no token to save")
 

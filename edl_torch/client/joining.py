@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.description import Description
-from edl_torch.client.membership import Membership
+from edl_torch.client.membership import Answered, Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.core.calls import FencedCall, RegisterAnswer, RegisterCall, Registration
@@ -42,11 +42,13 @@ class Joining:
         on_member: Callable[[Membership], None],
         on_first: Callable[[], None],
         threads: Threads = SYSTEM,
+        answered: Answered | None = None,
     ) -> None:
         self._master = master
         self._session = session
         self._description = description
         self._audit = audit
+        self._answered = answered or Answered()
         self._on_gone = on_gone
         self._on_unproven = on_unproven
         self._on_member = on_member
@@ -77,6 +79,7 @@ class Joining:
             ledger=membership.ledger,
             lineage=membership.lineage,
             member=membership.member,
+            **self._answered.of(membership),
             **more,
         )
 

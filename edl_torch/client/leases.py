@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from edl_torch.client.confirming import Confirmer
-from edl_torch.client.membership import Membership
+from edl_torch.client.membership import Answered, Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, LeaseCall, PassState
@@ -42,6 +42,7 @@ class LeaseSource:
         on_lost: Callable[[Membership], None],
         holds: Callable[[], bool],
         threads: Threads = SYSTEM,
+        answered: Answered | None = None,
     ) -> None:
         self._membership = Membership()
         self._port = port
@@ -53,6 +54,7 @@ class LeaseSource:
         self._on_lost = on_lost
         self._holds = holds
         self._threads = threads
+        self._answered = answered or Answered()
         self._changed = threads.condition()
         self._ready: deque[Grant] = deque()
         self._reserved: dict[str, deque[Grant]] = {}  # the rest of a bundle, for the stream that began it
@@ -67,7 +69,7 @@ class LeaseSource:
         self._asking = False
         self._answers = 0
         self._dry_answers = 0  # of those, the ones without a lease
-        self._request = 0  # the member's last one whose answer has come
+        self._request = 0  # the last one whose answer has come
         self._lost_in = 0  # the pass that made the one after it, if its answer did not come
         self._ahead = not port.in_process
         self._error: Exception | None = None
@@ -110,8 +112,6 @@ class LeaseSource:
         forgotten, which would be on loan for ever.
         """
         with self._changed:
-            if membership.member != self._membership.member:
-                self._request = self._lost_in = 0  # each member counts its own
             self._membership = membership
             self._ready.clear()
             self._reserved.clear()
@@ -293,13 +293,14 @@ class LeaseSource:
                 count=max(1, len(self._streams) - len(self._ready)) if self._ahead else 1,
                 drained=drained,
                 ahead=self._mode is Mode.ELASTIC and not drained,
+                **self._answered.of(member),
             )
         unwanted: list[Grant] = []
         try:
             answer = self._port.lease(call, wait_s)
+            self._answered.leased(member, call.request)
             with self._changed:
-                if member.member == self._membership.member:
-                    self._request, self._lost_in = call.request, 0
+                self._request, self._lost_in = call.request, 0
                 if member == self._membership:  # else they are void
                     unwanted = self._take_in(answer, number, presented)
         except SessionLost:

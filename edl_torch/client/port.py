@@ -23,7 +23,6 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
-    SnapshotCall,
 )
 
 
@@ -71,7 +70,7 @@ class MasterPort(Protocol):
         """Present leases, with the session's stream standing; waits for it."""
         ...
 
-    def snapshot(self, call: SnapshotCall) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
         ...
 

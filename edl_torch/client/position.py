@@ -20,7 +20,7 @@ from edl_torch.client.peers import Peers, together
 from edl_torch.client.plain_pass import PlainPasses
 from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
-from edl_torch.core.calls import DatasetStatus, FencedCall, RestoreCall, SnapshotCall
+from edl_torch.core.calls import DatasetStatus, FencedCall, RestoreCall
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, SessionLost, StaleLease, UnknownDataset, Unsupported
 
@@ -123,7 +123,7 @@ class Position:
             "them. Start again from the last checkpoint, on all ranks where there are several"
         )
 
-    def given_up(self) -> None:
+    def unproven(self) -> None:
         """The master was started again, took this session for dead, and forgot which reports it has answered.
 
         If its journal had gone back, no call proves it any more, and its position is not the model's.
@@ -171,14 +171,10 @@ class Position:
         self.check()
 
     def _take_token(self) -> str:
-        token = self._as_member(self._snapshot_as)
+        token = self._as_member(lambda member: self._master.snapshot(self._joining.call(FencedCall, member)))
         self.check()  # once more: a session that was given up just now has lost what it held
         self._audit.snapshot(token)
         return token
-
-    def _snapshot_as(self, member: Membership) -> str:
-        reported = self._reporter.answered(member)
-        return self._master.snapshot(self._joining.call(SnapshotCall, member, reported=reported))
 
     def _beginning(self) -> str:
         """The token of data that no master has heard of; '' of others, and where their plan is not known."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from edl_torch.audit.log import Audit
-from edl_torch.client.membership import Membership
+from edl_torch.client.membership import Answered, Membership
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, ReportAnswer, ReportCall
@@ -47,16 +47,12 @@ class Outbox:
             self.acknowledgements[done.task] = done
         self.give_backs += give_backs
 
-    def add_later(self, later: Outbox) -> None:
-        """Tell what was noted after this."""
-        self.add(later.failures, later.acknowledgements.values(), later.give_backs)
-
 
 Taken = tuple[Outbox, int, Membership]  # what is told, the reports noted by then, and as whom
 
 
 class Reporter:
-    """One dataset's reports. A report that no master answered is kept, and sent again with the next one.
+    """One dataset's reports. A report that no master answered is kept, and sent again before the next one.
 
     `on_answer` hears every answer; `on_lost` is called when the master does not know the session any more,
     which makes what was reported void. `on_refused` hears of tasks whose acknowledgements came too late, or
@@ -73,6 +69,7 @@ class Reporter:
         audit: Audit | None = None,
         on_refused: Callable[[tuple[int, ...]], None] | None = None,
         threads: Threads = SYSTEM,
+        answered: Answered | None = None,
     ) -> None:
         self._membership = Membership()
         self._port = port
@@ -83,9 +80,11 @@ class Reporter:
         self._audit = audit or Audit()
         self._on_refused = on_refused
         self._threads = threads
+        self._told = answered or Answered()
         self._changed = threads.condition()
         self._outbox = Outbox()
-        self._request = 0  # the member's last one that the master has answered
+        self._kept: tuple[Outbox, int] | None = None  # what no master answered, and the reports noted by then
+        self._request = 0
         self._noted = 0  # reports noted
         self._waiting = 0  # callers that wait for answers
         self._answered = 0  # of those, reports that the master has answered
@@ -118,7 +117,7 @@ class Reporter:
         with self._changed:
             self._raise_error()
             self._stalled = False
-            if not self._outbox:
+            if not self._anything:
                 return
             if not self._port.in_process:
                 self._wake_thread()
@@ -168,11 +167,6 @@ class Reporter:
                 self._error = None  # of then: this attempt says whether the master is there now
         return self.wait_answered(0, timeout_s)
 
-    def answered(self, membership: Membership) -> int:
-        """The number of that member's last report which was answered; 0 where there is none."""
-        with self._changed:
-            return self._request if membership.member == self._membership.member else 0
-
     def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
@@ -219,7 +213,7 @@ class Reporter:
             if settled:
                 self._sent(noted, error)
             else:
-                self._keep(outbox, membership, error)
+                self._keep(outbox, noted, membership, error)
 
     def _report(self, outbox: Outbox, membership: Membership) -> None:
         call = ReportCall(
@@ -228,10 +222,11 @@ class Reporter:
             ledger=membership.ledger,
             lineage=membership.lineage,
             member=membership.member,
-            request=self._request + 1,
+            request=self._request,
             failures=tuple(outbox.failures),
             acknowledgements=tuple(outbox.acknowledgements.values()),
             give_backs=tuple(outbox.give_backs),
+            **self._told.of(membership),
         )
         # Written down before it is sent: a trainer that dies in between has an intent, never a secret.
         self._audit.intent(
@@ -239,9 +234,7 @@ class Reporter:
         )
         answer = self._ask(call)
         if answer is not None:
-            with self._changed:
-                if membership.member == self._membership.member:
-                    self._request = call.request
+            self._told.reported(membership, call.request)
             if answer.stale:
                 self._refused(tuple(task for task in answer.stale if task in outbox.acknowledgements))
             self._on_answer(answer)
@@ -276,15 +269,23 @@ class Reporter:
 
     @property
     def _sendable(self) -> bool:
-        return bool(self._outbox) and not self._sending and not self._stalled
+        return self._anything and not self._sending and not self._stalled
+
+    @property
+    def _anything(self) -> bool:
+        return bool(self._outbox) or self._kept is not None
 
     def _take(self) -> Taken | None:
         """What is to be sent now: one report at a time. The lock is held."""
         if not self._sendable:
             return None
         self._sending = True
-        outbox, self._outbox = self._outbox, Outbox()
-        return outbox, self._noted, self._membership
+        self._request += 1
+        if self._kept is not None:
+            (outbox, noted), self._kept = self._kept, None
+        else:
+            outbox, self._outbox, noted = self._outbox, Outbox(), self._noted
+        return outbox, noted, self._membership
 
     def _sent(self, noted: int, error: Exception | None) -> None:
         with self._changed:
@@ -295,30 +296,31 @@ class Reporter:
             if self._waiting or self._outbox:
                 self._changed.notify_all()
 
-    def _keep(self, outbox: Outbox, membership: Membership, error: Exception | None) -> None:
+    def _keep(self, outbox: Outbox, noted: int, membership: Membership, error: Exception | None) -> None:
         with self._changed:
             self._sending = False
             self._stalled = True
-            # Sent again it is the same report, maybe with more: the master may know it.
+            self._request -= 1  # sent again it is the same report, and nothing else: the master may know it
             is_void = membership != self._membership
             if not is_void:
-                outbox.add_later(self._outbox)
-                self._outbox = outbox
+                self._kept = outbox, noted
             self._error = error or self._error
             self._changed.notify_all()
         if is_void:
-            self._refused(tuple(outbox.acknowledgements))
+            self._refuse_unsent(outbox)
 
     def follow(self, membership: Membership) -> None:
         """The trainer takes part anew: what was not sent is void, and acknowledgements of it are refused."""
         with self._changed:
-            void, self._outbox = self._outbox, Outbox()
+            void = [self._outbox, *([self._kept[0]] if self._kept else [])]
+            self._outbox, self._kept = Outbox(), None
             self._answered = self._noted
-            if membership.member != self._membership.member:
-                self._request = 0  # each member counts its own
             self._membership = membership
             self._changed.notify_all()
-        self._refused(tuple(void.acknowledgements))
+        self._refuse_unsent(*void)
+
+    def _refuse_unsent(self, *void: Outbox) -> None:
+        self._refused(tuple(task for outbox in void for task in outbox.acknowledgements))
 
     def close(self, timeout_s: float) -> None:
         """Send what is left and end the thread, within `timeout_s`. What a master does not answer it takes

@@ -14,7 +14,7 @@ from edl_torch.client.description import Description
 from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource, Mode
-from edl_torch.client.membership import Membership
+from edl_torch.client.membership import Answered, Membership
 from edl_torch.client.plain_pass import PlainPasses
 from edl_torch.client.port import MasterPort
 from edl_torch.client.position import Position
@@ -56,6 +56,7 @@ class Session:
         self.book = Book()
         self.closed = False
         self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
+        self._answered = Answered()
         self._joining = self._make_joining()
         self._reporter = self._make_reporter()
         self._confirmer = Confirmer(
@@ -63,6 +64,7 @@ class Session:
             held=self._held,
             on_void=self._on_void,
             on_lost=self._rejoin,
+            answered=self._answered,
         )
         self._leases = self._make_leases()
         self._broken = BrokenStreams(self.book, self._leases, self._joining.plan)
@@ -81,10 +83,11 @@ class Session:
         return Joining(
             *(self.master, self.id, self.description, self._audit),
             on_gone=self._forget,
-            on_unproven=lambda: self.position.given_up(),
+            on_unproven=lambda: self.position.unproven(),
             on_member=self._follow,
             on_first=self._attend,
             threads=self._threads,
+            answered=self._answered,
         )
 
     def _make_reporter(self) -> Reporter:
@@ -92,6 +95,7 @@ class Session:
             *(self.master, self.id, self.description.name, self._on_answer, self._rejoin, self._audit),
             on_refused=self._on_refused,
             threads=self._threads,
+            answered=self._answered,
         )
 
     def _make_leases(self) -> LeaseSource:
@@ -103,6 +107,7 @@ class Session:
             on_lost=self._rejoin,
             holds=self._holds,
             threads=self._threads,
+            answered=self._answered,
         )
 
     def _make_passes(self) -> tuple[PlainPasses, ElasticPasses]:

@@ -33,7 +33,6 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
-    SnapshotCall,
 )
 from edl_torch.errors import EdlError, MasterUnavailable
 from edl_torch.rpc import convert
@@ -118,7 +117,7 @@ class MasterClient:
             if time.monotonic() >= give_up_at:
                 raise self._caller.unavailable(MasterUnavailable("the session's stream did not stand"))
 
-    def snapshot(self, call: SnapshotCall) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
         request = checked(convert.snapshot_call_to_wire, call)
         token: str = self._caller.call(self._stub.Snapshot, request).token

@@ -80,6 +80,8 @@ class FencedCall:
 
     `ledger`, `lineage` and `member` are compared with the master's: a call of another master, of a history
     that was left by a restore, or of before its session was given up is refused and changes nothing.
+    `asked` and `reported` are the numbers of the last lease call and report that were answered to this member
+    in this lineage (0: none yet): a master that does not know of them has a journal that went back in time.
     """
 
     session: str
@@ -87,13 +89,7 @@ class FencedCall:
     ledger: str
     lineage: int
     member: int
-
-
-@dataclass(slots=True, kw_only=True)
-class SnapshotCall(FencedCall):
-    """Ask for the dataset's position. `reported` is the number of the member's last report that was answered:
-    a position of a state without it would not count what the caller's model has learnt."""
-
+    asked: int = 0
     reported: int = 0
 
 

@@ -26,7 +26,6 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
-    SnapshotCall,
     TrainerStatus,
 )
 from edl_torch.core.changes import Changes, unrecorded
@@ -135,10 +134,7 @@ class Dispatcher:
         member = self.members.enter(call.session, call.worker_id, now)
         self._mark("session", call.session)
         self._mark("next", "member")
-        if name not in member.datasets:
-            member.datasets.add(name)
-            member.lent[name] = ledger.head.next_task - 1
-            self._mark("answer", name, call.session)
+        member.datasets.add(name)
         ledger.join(call.session, call.batch_size)
         return RegisterAnswer(
             spec=ledger.spec,
@@ -277,13 +273,10 @@ class Dispatcher:
             raise StaleLease(
                 f"request {call.request} of session {call.session!r} was followed by {earlier.request}"
             )
-        # What was lent before a restore is void: the number is that of another call.
-        return earlier if member.lineages[call.dataset] == self._fenced(call).lineage else None
+        return earlier
 
     def _remember(self, call: LeaseCall, member: Member, answer: LeaseAnswer) -> LeaseAnswer:
-        member.answers[call.dataset], member.lineages[call.dataset] = answer, call.lineage
-        if answer.grants:
-            member.lent[call.dataset] = answer.grants[-1].task
+        member.answers[call.dataset] = answer
         self._mark("answer", call.dataset, call.session)
         return answer
 
@@ -458,7 +451,7 @@ class Dispatcher:
 
     # Tokens and status ----------------------------------------------------------------------------------
 
-    def snapshot(self, call: SnapshotCall, now: float) -> str:
+    def snapshot(self, call: FencedCall, now: float) -> str:
         """The dataset's position as a token, for a trainer that is still part of its history."""
         self.heard(call, now)
         return self._token_of(self._fenced(call))
@@ -499,9 +492,15 @@ class Dispatcher:
         self, ledger: ShardLedger, position: Token | None, opened_by: tuple[int, int] = (0, 0)
     ) -> None:
         ledger.restore(position, opened_by, step=1 + self._nonce % LINEAGES)
-        self._hungry.pop(ledger.spec.name, None)
-        if self.suspended.pop(ledger.spec.name, None) is not None:
-            self._mark("suspended", ledger.spec.name)
+        dataset = ledger.spec.name
+        self._hungry.pop(dataset, None)
+        for member in self.members:  # the numbers of what was answered are those of a lineage
+            if member.answers.pop(dataset, None) is not None:
+                self._mark("answer", dataset, member.session)
+            if member.reports.pop(dataset, None) is not None:
+                self._mark("report", dataset, member.session)
+        if self.suspended.pop(dataset, None) is not None:
+            self._mark("suspended", dataset)
 
     def _position(self, dataset: str, token: str) -> Token:
         self.limits.check_token(token)

@@ -23,9 +23,7 @@ class Member:
     seen: float
     datasets: set[str] = field(default_factory=set)
     answers: dict[str, LeaseAnswer] = field(default_factory=dict)
-    lineages: dict[str, int] = field(default_factory=dict)  # in which each answer was given
     reports: dict[str, int] = field(default_factory=dict)
-    lent: dict[str, int] = field(default_factory=dict)  # no later task was
     gone_since: float | None = None
     progress: int = 0  # the training loop's own count, as the last heartbeat told it
     progressed: float = 0.0  # when the loop was last known to move on
@@ -35,7 +33,7 @@ class Member:
         self.progressed = self.seen
 
     def asked(self, dataset: str) -> int:
-        """The number of the last lease call that was answered; 0 before the first."""
+        """The number of the last lease call that was answered in this lineage; 0 before the first."""
         answer = self.answers.get(dataset)
         return 0 if answer is None else answer.request
 

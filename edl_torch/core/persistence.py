@@ -18,8 +18,7 @@ A page has the leases of one session among `loans.PAGE` tasks: a hundred leases 
 | `ledger`, `id` | the ledger that this is since it went back in time, in place of the journal's own |
 | `suspended`, dataset | why nothing of it is lent until it is restored |
 | `member`, dataset, session | batch size |
-| `answer`, dataset, session | of the last one: request (0: there is none), epoch, state, grants (task, |
-| | attempt, four of the slice, bundle), lineage, last task lent (version 1: without these two) |
+| `answer`, dataset, session | request, epoch, state, grants (task, attempt, four of the slice, bundle) |
 | `report`, dataset, session | number of the last report, leases ended since (task, attempt) |
 """
 
@@ -28,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState, QuarantinedRecord
+from edl_torch.core.calls import Grant, LeaseAnswer, PassState, QuarantinedRecord
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.head import Head
@@ -166,12 +165,10 @@ def _suspended(dispatcher: Dispatcher, dataset: str) -> Row | None:
 
 def _answer(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     member = dispatcher.members.get(session)
-    if member is None or dataset not in member.lent:
+    answer = None if member is None else member.answers.get(dataset)
+    if answer is None:
         return None
-    lineage, lent = member.lineages.get(dataset, 0), member.lent[dataset]
-    answer = member.answers.get(dataset, _NO_ANSWER)
-    grants = tuple([_grant_row(g) for g in answer.grants])
-    return answer.request, answer.epoch, answer.state.name, grants, lineage, lent
+    return answer.request, answer.epoch, answer.state.name, tuple([_grant_row(g) for g in answer.grants])
 
 
 def _grant_row(grant: Grant) -> Row:
@@ -185,8 +182,6 @@ def _report(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     closed = {} if ledger is None else ledger.loans.ended(session)
     return (number, tuple(closed.items())) if number or closed else None
 
-
-_NO_ANSWER = LeaseAnswer(request=0, epoch=NEW_PASS, state=PassState.OPEN)
 
 _ROW: dict[str, Callable[..., Row | None]] = {
     "dataset": _dataset,
@@ -301,22 +296,15 @@ def _resume_members(dispatcher: Dispatcher, name: str, of_it: _Parts) -> None:
         if member is None:
             raise ValueError(f"session {session!r} takes part and is not known")
         member.datasets.add(name)
-        (head,) = of_it["head"].values()
-        lineage, next_task = head[0], head[6]
-        member.lent[name] = next_task - 1  # no later one was lent to anybody
-        _resume_member(member, name, lineage, of_it["answer"].get(session), of_it["report"].get(session))
+        _resume_member(member, name, of_it["answer"].get(session), of_it["report"].get(session))
 
 
-def _resume_member(member: Member, name: str, lineage: int, answer: Row | None, report: Row | None) -> None:
+def _resume_member(member: Member, name: str, answer: Row | None, report: Row | None) -> None:
     if answer is not None:
-        request, epoch, state, grants, *more = answer
-        if more:
-            lineage, member.lent[name] = more
-        if request:
-            member.lineages[name] = lineage
-            member.answers[name] = LeaseAnswer(
-                request=request, epoch=epoch, state=PassState[state], grants=tuple(map(_grant_from, grants))
-            )
+        request, epoch, state, grants = answer
+        member.answers[name] = LeaseAnswer(
+            request=request, epoch=epoch, state=PassState[state], grants=tuple(map(_grant_from, grants))
+        )
     if report is not None and report[0]:
         member.reports[name] = report[0]
 

@@ -1,26 +1,15 @@
 """Whether a call proves that this state is older than what its caller was told: the journal went back.
 
-A trainer counts its calls without gaps, and a state counts every name that it gives. So a call that names
-more than the state has given comes from a later state, which is lost. It must not know what is done then.
+A trainer names the last numbers that it was given and answered, and a state knows every one that it gave and
+answered. So one that it does not know comes from a later state, which is lost. It must not know what is done
+then.
 """
 
 from __future__ import annotations
 
-from edl_torch.core.calls import (
-    Acknowledgement,
-    ConfirmCall,
-    Failure,
-    FencedCall,
-    GiveBack,
-    HeldLease,
-    LeaseCall,
-    ReportCall,
-    SnapshotCall,
-)
+from edl_torch.core.calls import FencedCall
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.members import Member, Members
-
-NAMED = Failure | Acknowledgement | GiveBack | HeldLease
+from edl_torch.core.members import Members
 
 
 def evidence(call: FencedCall, members: Members, ledger: ShardLedger | None) -> str:
@@ -30,45 +19,20 @@ def evidence(call: FencedCall, members: Members, ledger: ShardLedger | None) -> 
     is of an older lineage proves nothing: a restore has made it void, whatever was lost before.
     """
     if ledger is not None and call.lineage != ledger.lineage:
-        ahead = call.lineage > ledger.lineage
-        return f"lineage {call.lineage}, and it has none beyond {ledger.lineage}" if ahead else ""
+        return _beyond("lineage", call.lineage, ledger.lineage)
     member = members.get(call.session)
     if member is None or member.number != call.member:
         if members.may_have_given(call.member):
             return ""
-        return f"member {call.member}, and it never gave that number; its next one is {members.next_number}"
-    if call.dataset not in member.lent:
-        return ""  # it takes no part: refused, whatever it names
-    if isinstance(call, LeaseCall):
-        return _beyond("lease request", call.request, member.asked(call.dataset) + 1)
-    if isinstance(call, ReportCall):
-        next_request = member.reports.get(call.dataset, 0) + 1
-        return _beyond("report", call.request, next_request) or _never_lent(call, member)
-    if isinstance(call, ConfirmCall):
-        return _never_lent(call, member)
-    if isinstance(call, SnapshotCall):
-        last = member.reports.get(call.dataset, 0)
-        ahead = call.reported > last
-        return f"an answer to report {call.reported}, and it answered none beyond {last}" if ahead else ""
-    return ""
-
-
-def _beyond(what: str, number: int, following: int) -> str:
-    return f"{what} {number}, and the next one would be {following}" if number > following else ""
-
-
-def _never_lent(call: ReportCall | ConfirmCall, member: Member) -> str:
-    last = member.lent[call.dataset]
-    parts: tuple[tuple[NAMED, ...], ...] = (
-        (call.leases,)
-        if isinstance(call, ConfirmCall)
-        else (call.acknowledgements, call.failures, call.give_backs)
+        return f"member {call.member}, which the journal never gave: its next one is {members.next_number}"
+    reported = member.reports.get(call.dataset, 0)
+    return _beyond("the answer to lease call", call.asked, member.asked(call.dataset)) or _beyond(
+        "the answer to report", call.reported, reported
     )
-    for named in parts:
-        for item in named:
-            if item.task > last:
-                return f"task {item.task}, and it has lent this trainer none beyond {last}"
-    return ""
+
+
+def _beyond(what: str, named: int, known: int) -> str:
+    return f"{what} {named}, and the journal knows none beyond {known}" if named > known else ""
 
 
 def went_back(why: str) -> str:

@@ -26,7 +26,6 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
-    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import ServiceClosed
@@ -125,7 +124,7 @@ class LocalMaster:
         """Tell which leases are void."""
         return self.apply(lambda dispatcher, now: dispatcher.confirm(call, now))
 
-    def snapshot(self, call: SnapshotCall) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
         return self.apply(lambda dispatcher, now: dispatcher.snapshot(call, now))
 

@@ -139,7 +139,7 @@ class MasterServicer:
 
     @guarded
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
-        call = convert.snapshot_call_from_wire(request)
+        call = convert.fenced_call_from_wire(request)
         return pb.SnapshotResponse(token=self._host.apply(lambda d, now: d.snapshot(call, now)))
 
     @guarded
@@ -149,7 +149,7 @@ class MasterServicer:
 
     @guarded
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:
-        call = convert.progress_call_from_wire(request)
+        call = convert.fenced_call_from_wire(request)
         found = self._host.apply(lambda d, now: d.progress(call, now))
         return pb.ProgressResponse(dataset=convert.dataset_status_to_wire(found))
 

@@ -145,6 +145,8 @@ def lease_call_to_wire(value: calls.LeaseCall, wait_s: float = 0.0) -> pb.LeaseR
         ledger=value.ledger,
         lineage=value.lineage,
         member=value.member,
+        asked=value.asked,
+        reported=value.reported,
         request=value.request,
         epoch=value.epoch,
         count=value.count,
@@ -161,6 +163,8 @@ def lease_call_from_wire(message: pb.LeaseRequest) -> calls.LeaseCall:
         ledger=message.ledger,
         lineage=message.lineage,
         member=message.member,
+        asked=message.asked,
+        reported=message.reported,
         request=message.request,
         epoch=message.epoch,
         count=message.count,
@@ -213,6 +217,8 @@ def report_call_to_wire(value: calls.ReportCall) -> pb.ReportRequest:
         ledger=value.ledger,
         lineage=value.lineage,
         member=value.member,
+        asked=value.asked,
+        reported=value.reported,
         request=value.request,
         failures=[
             pb.Failure(task=f.task, attempt=f.attempt, position=f.position, reason=f.reason)
@@ -237,6 +243,8 @@ def report_call_from_wire(message: pb.ReportRequest) -> calls.ReportCall:
         ledger=message.ledger,
         lineage=message.lineage,
         member=message.member,
+        asked=message.asked,
+        reported=message.reported,
         request=message.request,
         failures=tuple(
             [
@@ -281,6 +289,8 @@ def confirm_call_to_wire(value: calls.ConfirmCall) -> pb.ConfirmRequest:
         ledger=value.ledger,
         lineage=value.lineage,
         member=value.member,
+        asked=value.asked,
+        reported=value.reported,
         leases=[pb.HeldLease(task=held.task, attempt=held.attempt) for held in value.leases],
     )
 
@@ -292,6 +302,8 @@ def confirm_call_from_wire(message: pb.ConfirmRequest) -> calls.ConfirmCall:
         ledger=message.ledger,
         lineage=message.lineage,
         member=message.member,
+        asked=message.asked,
+        reported=message.reported,
         leases=tuple([calls.HeldLease(task=held.task, attempt=held.attempt) for held in message.leases]),
     )
 
@@ -306,22 +318,18 @@ def confirm_answer_from_wire(message: pb.ConfirmResponse) -> calls.ConfirmAnswer
 
 # Tokens and progress ------------------------------------------------------------------------------------
 
-_FENCED = ("session", "dataset", "ledger", "lineage", "member")
+_FENCED = ("session", "dataset", "ledger", "lineage", "member", "asked", "reported")
 
 
-def snapshot_call_to_wire(value: calls.SnapshotCall) -> pb.SnapshotRequest:
-    return pb.SnapshotRequest(**_take(value, (*_FENCED, "reported")))
-
-
-def snapshot_call_from_wire(message: pb.SnapshotRequest) -> calls.SnapshotCall:
-    return calls.SnapshotCall(**_take(message, (*_FENCED, "reported")))
+def snapshot_call_to_wire(value: calls.FencedCall) -> pb.SnapshotRequest:
+    return pb.SnapshotRequest(**_take(value, _FENCED))
 
 
 def progress_call_to_wire(value: calls.FencedCall) -> pb.ProgressRequest:
     return pb.ProgressRequest(**_take(value, _FENCED))
 
 
-def progress_call_from_wire(message: pb.ProgressRequest) -> calls.FencedCall:
+def fenced_call_from_wire(message: pb.SnapshotRequest | pb.ProgressRequest) -> calls.FencedCall:
     return calls.FencedCall(**_take(message, _FENCED))
 
 
@@ -397,6 +405,7 @@ def status_to_wire(value: calls.MasterStatus) -> pb.StatusResponse:
         durable=value.durable,
         datasets=[dataset_status_to_wire(d) for d in value.datasets],
         trainers=[pb.TrainerStatus(datasets=t.datasets, **_take(t, _TRAINER)) for t in value.trainers],
+        suspended={_fit(name): _fit(why) for name, why in value.suspended.items()},
     )
 
 
@@ -408,4 +417,5 @@ def status_from_wire(message: pb.StatusResponse) -> calls.MasterStatus:
         trainers=tuple(
             calls.TrainerStatus(datasets=tuple(t.datasets), **_take(t, _TRAINER)) for t in message.trainers
         ),
+        suspended=dict(message.suspended),
     )

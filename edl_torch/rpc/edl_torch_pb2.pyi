@@ -185,7 +185,7 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "epoch", "count", "drained", "wait_s", "member", "ahead")
+    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "epoch", "count", "drained", "wait_s", "member", "ahead", "asked", "reported")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,8 @@ class LeaseRequest(_message.Message):
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
@@ -208,7 +210,9 @@ class LeaseRequest(_message.Message):
     wait_s: float
     member: int
     ahead: bool
-    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., drained: bool = ..., wait_s: _Optional[float] = ..., member: _Optional[int] = ..., ahead: bool = ...) -> None: ...
+    asked: int
+    reported: int
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., drained: bool = ..., wait_s: _Optional[float] = ..., member: _Optional[int] = ..., ahead: bool = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("task", "attempt", "epoch", "shard", "skip", "limit", "bundle")
@@ -275,7 +279,7 @@ class GiveBack(_message.Message):
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., start: _Optional[int] = ..., crumb: bool = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "failures", "acknowledgements", "give_backs", "member")
+    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "failures", "acknowledgements", "give_backs", "member", "asked", "reported")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +289,8 @@ class ReportRequest(_message.Message):
     ACKNOWLEDGEMENTS_FIELD_NUMBER: _ClassVar[int]
     GIVE_BACKS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
@@ -294,7 +300,9 @@ class ReportRequest(_message.Message):
     acknowledgements: _containers.RepeatedCompositeFieldContainer[Acknowledgement]
     give_backs: _containers.RepeatedCompositeFieldContainer[GiveBack]
     member: int
-    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., acknowledgements: _Optional[_Iterable[_Union[Acknowledgement, _Mapping]]] = ..., give_backs: _Optional[_Iterable[_Union[GiveBack, _Mapping]]] = ..., member: _Optional[int] = ...) -> None: ...
+    asked: int
+    reported: int
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., acknowledgements: _Optional[_Iterable[_Union[Acknowledgement, _Mapping]]] = ..., give_backs: _Optional[_Iterable[_Union[GiveBack, _Mapping]]] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("request", "stale", "wanted")
@@ -315,20 +323,24 @@ class HeldLease(_message.Message):
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ConfirmRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "leases", "member")
+    __slots__ = ("session", "dataset", "ledger", "lineage", "leases", "member", "asked", "reported")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
     lineage: int
     leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
     member: int
-    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., member: _Optional[int] = ...) -> None: ...
+    asked: int
+    reported: int
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class ConfirmResponse(_message.Message):
     __slots__ = ("void",)
@@ -337,20 +349,22 @@ class ConfirmResponse(_message.Message):
     def __init__(self, void: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("dataset", "session", "ledger", "lineage", "member", "reported")
+    __slots__ = ("dataset", "session", "ledger", "lineage", "member", "asked", "reported")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     session: str
     ledger: str
     lineage: int
     member: int
+    asked: int
     reported: int
-    def __init__(self, dataset: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
+    def __init__(self, dataset: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
     __slots__ = ("token",)
@@ -359,7 +373,7 @@ class SnapshotResponse(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("dataset", "token", "session", "ledger", "lineage", "member", "request")
+    __slots__ = ("dataset", "token", "session", "ledger", "lineage", "member", "request", "asked", "reported")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +381,8 @@ class RestoreRequest(_message.Message):
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     token: str
     session: str
@@ -374,7 +390,9 @@ class RestoreRequest(_message.Message):
     lineage: int
     member: int
     request: int
-    def __init__(self, dataset: _Optional[str] = ..., token: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
+    asked: int
+    reported: int
+    def __init__(self, dataset: _Optional[str] = ..., token: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ..., request: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class RestoreResponse(_message.Message):
     __slots__ = ("lineage",)
@@ -383,18 +401,22 @@ class RestoreResponse(_message.Message):
     def __init__(self, lineage: _Optional[int] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
-    __slots__ = ("dataset", "session", "ledger", "lineage", "member")
+    __slots__ = ("dataset", "session", "ledger", "lineage", "member", "asked", "reported")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     session: str
     ledger: str
     lineage: int
     member: int
-    def __init__(self, dataset: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
+    asked: int
+    reported: int
+    def __init__(self, dataset: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class ProgressResponse(_message.Message):
     __slots__ = ("dataset",)
@@ -409,16 +431,25 @@ class StatusRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("ledger", "durable", "datasets", "trainers")
+    __slots__ = ("ledger", "durable", "datasets", "trainers", "suspended")
+    class SuspendedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
+    SUSPENDED_FIELD_NUMBER: _ClassVar[int]
     ledger: str
     durable: bool
     datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
     trainers: _containers.RepeatedCompositeFieldContainer[TrainerStatus]
-    def __init__(self, ledger: _Optional[str] = ..., durable: bool = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ...) -> None: ...
+    suspended: _containers.ScalarMap[str, str]
+    def __init__(self, ledger: _Optional[str] = ..., durable: bool = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., suspended: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class QuarantinedRecord(_message.Message):
     __slots__ = ("epoch", "shard", "position", "name", "index", "reason")

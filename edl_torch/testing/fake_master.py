@@ -23,7 +23,6 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
-    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.plan import Plan
@@ -98,7 +97,7 @@ class FakeConnection:
 
         return self._send("confirm", on_new_stream)
 
-    def snapshot(self, call: SnapshotCall) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
         return self._send("snapshot", lambda: self._local.snapshot(call), call.session)
 

@@ -23,7 +23,6 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
-    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import dump
@@ -62,8 +61,7 @@ class Trainer:
         return FencedCall(session=self.session, dataset=dataset, **{**self.fence, **change})
 
     def snapshot(self, dataset: str = "training", **change: Any) -> str:
-        call = SnapshotCall(session=self.session, dataset=dataset, **{**self.fence, **change})
-        return self.dispatcher.snapshot(call, self.now)
+        return self.dispatcher.snapshot(self.call(dataset, **change), self.now)
 
     def progress(self, dataset: str = "training", **change: Any) -> DatasetStatus:
         return self.dispatcher.progress(self.call(dataset, **change), self.now)

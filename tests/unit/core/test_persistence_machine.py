@@ -237,8 +237,7 @@ class PersistenceMachine(RuleBasedStateMachine):
             assert newer.members.get(member.session).answers == member.answers
             assert newer.members.get(member.session).reports == member.reports
             for dataset, answer in member.answers.items():
-                if member.lineages[dataset] == self.lineages[dataset]:
-                    self._same_answer(member.session, dataset, answer)
+                self._same_answer(member.session, dataset, answer)
 
     def _same_leases(self, older: Any, newer: Any) -> None:
         assert newer.tasks == older.tasks

@@ -8,7 +8,7 @@ import threading
 import pytest
 from loop_kit import on_loop, settle
 
-from edl_torch.core.calls import Acknowledgement, Failure, RestoreCall, SnapshotCall
+from edl_torch.core.calls import Acknowledgement, Failure, FencedCall, RestoreCall
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError, MasterUnavailable, StaleLease
@@ -238,7 +238,7 @@ def test_nothing_leaves_a_real_server_before_its_commit(start_server, calls):
     call(lambda: client.report(calls.report(1, acknowledgements=(done,))))
     wait_until(lambda: len(disk.begun) == 3)
     call(client.status)
-    call(lambda: client.snapshot(SnapshotCall(**first)))
+    call(lambda: client.snapshot(FencedCall(**first)))
     expect_held_back(3, 3)
     call(
         lambda: client.report(calls.report(2, failures=(Failure(task=1, attempt=1, position=2, reason="x"),)))

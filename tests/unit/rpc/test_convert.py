@@ -172,16 +172,16 @@ ROUND_TRIPS = {
         convert.report_answer_from_wire,
     ),
     "snapshot call": (
-        st.builds(calls.SnapshotCall, **FENCED, reported=INT),
+        st.builds(calls.FencedCall, **FENCED),
         convert.snapshot_call_to_wire,
         pb.SnapshotRequest,
-        convert.snapshot_call_from_wire,
+        convert.fenced_call_from_wire,
     ),
     "progress call": (
         st.builds(calls.FencedCall, **FENCED),
         convert.progress_call_to_wire,
         pb.ProgressRequest,
-        convert.progress_call_from_wire,
+        convert.fenced_call_from_wire,
     ),
     "restore call": (
         st.builds(calls.RestoreCall, **FENCED, request=INT, token=st.none() | TEXT),
@@ -233,7 +233,7 @@ def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
         (calls.ConfirmAnswer, pb.ConfirmResponse),
         (calls.HeldLease, pb.HeldLease),
         (calls.ReportCall, pb.ReportRequest),
-        (calls.SnapshotCall, pb.SnapshotRequest),
+        (calls.FencedCall, pb.SnapshotRequest),
         (calls.FencedCall, pb.ProgressRequest),
         (calls.RestoreCall, pb.RestoreRequest),
         (calls.ReportAnswer, pb.ReportResponse),
