@@ -94,8 +94,10 @@ class Incarnation(Trainer):
             if self.leave:
                 return
         self.finished = True
-        self._folder.judge.complete(self.weights, f"{self.session} was told that all is finished")
+        # One that was away may have learnt a batch twice; then no checkpoint can be had of it.
+        self._folder.judge.nothing_missing(self.weights, f"{self.session} was told that all is finished")
         self._save(session)
+        self._folder.judge.complete(self.weights, f"{self.session} ended")
 
     def _sees_the_end(self, session: Session) -> bool:
         """`service.finished`."""

@@ -100,17 +100,26 @@ class Judge:
             raise BrokenPromise(f"a token has two places for a record: {self._named(counted < 0)}")
         return counted.view(np.uint8)
 
-    def complete(self, weights: Weights, where: str) -> None:
-        """Who saw the end has learnt every record of every epoch once, but for those that cannot be read."""
-        wanted = (self._is_record & ~self._is_bad).astype(np.uint8)
-        missing, surplus = weights.counts < wanted, weights.counts > wanted
-        lost = missing.sum(axis=1)
+    def nothing_missing(self, weights: Weights, where: str) -> None:
+        """Every record of every epoch was learnt, but for those that cannot be read or fill no batch."""
+        wanted = self._wanted()
+        missing = weights.counts < wanted
         allowed = self._job.batch - 1 if self._job.drop_last else 0
-        if surplus.any() or (lost > allowed).any():
+        if (missing.sum(axis=1) > allowed).any():
             raise BrokenPromise(
                 f"{where}: {int(missing.sum())} of {int(wanted.sum()) * self._job.epochs} records were never "
-                f"trained, {self._named(missing)}; trained too often {self._named(surplus)}"
+                f"trained, {self._named(missing)}"
             )
+
+    def complete(self, weights: Weights, where: str) -> None:
+        """That, and none of them was learnt twice."""
+        self.nothing_missing(weights, where)
+        surplus = weights.counts > self._wanted()
+        if surplus.any():
+            raise BrokenPromise(f"{where}: trained too often {self._named(surplus)}")
+
+    def _wanted(self) -> Counts:
+        return (self._is_record & ~self._is_bad).astype(np.uint8)
 
     def _named(self, which: npt.NDArray[np.bool_]) -> str:
         """How many records, and the first of them as epoch:shard:position."""
