@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sim_hub import Hub
-from sim_model import History, Position
+from sim_model import BrokenPromise, History, Position
 
 from edl_torch.core.calls import (
     ConfirmCall,
@@ -224,6 +224,8 @@ class SimMaster:
         lineage = self.dispatcher.restore(call, self.hub.now)
         self.model.note(self.hub.now, "restore", lineage)
         if lineage != before:  # else it was repeated
+            if call.lineage != before:
+                raise BrokenPromise(f"a restore in place of lineage {call.lineage} replaced {before}: {call}")
             self._see(self.model.restored, position, lineage)
         return lineage
 

@@ -323,7 +323,7 @@ class ModelJob:
         self.hub.after(away_s, self.master.start)
 
 
-def model_options(seed: int, *, shards: int = 2500, faults: int = 150) -> ModelOptions:
+def model_options(seed: int, *, shards: int = 4000, faults: int = 240) -> ModelOptions:
     """What kind of job it is depends on the seed, so that a few seeds go through all kinds."""
     kind = random.Random(seed)
     job = Job(

@@ -59,6 +59,10 @@ class Judge:
         ]
         self.compared = 0
 
+    def first_records(self, shards: int) -> list[int]:
+        """The places of the first records of the first shards of epoch 0."""
+        return [int(shard) * self._per for shard in self._order[0][:shards]]
+
     def nothing(self) -> Weights:
         """A model that has learnt nothing."""
         return Weights(np.zeros((self._job.epochs, len(self._is_record)), np.uint8))
