@@ -182,6 +182,7 @@ class Dispatcher:
 
     def _give_up(self, member: Member) -> tuple[Released, ...]:
         self.members.leave(member.session)
+        self._mark("unheard", member.number)
         return tuple(self._release(member))
 
     def expire(self, now: float) -> tuple[Released, ...]:
@@ -371,7 +372,9 @@ class Dispatcher:
     def heard(self, call: FencedCall, now: float) -> Member:
         """A call of a session arrived. Raises JournalWentBack, and SessionLost like `Members.find`."""
         self._check_rollback(call)
-        return self.members.heard(call.session, call.member, now)
+        member = self.members.heard(call.session, call.member, now)
+        member.called = True
+        return member
 
     def _known(self, call: FencedCall) -> Member:
         """The member that calls, as `heard`; a call that waits is not heard again."""
@@ -447,6 +450,9 @@ class Dispatcher:
         self._mark("ledger", "id")
         for member in self.members:
             self._give_up(member)
+        for number in self.members.unheard:
+            self._mark("unheard", number)
+        self.members.unheard.clear()
         self._news.add()
 
     # Tokens and status ----------------------------------------------------------------------------------
@@ -494,6 +500,9 @@ class Dispatcher:
         ledger.restore(position, opened_by, step=1 + self._nonce % LINEAGES)
         dataset = ledger.spec.name
         self._hungry.pop(dataset, None)
+        for number, datasets in self.members.unheard.items():
+            if datasets.pop(dataset, None) is not None:
+                self._mark("unheard", number)
         for member in self.members:  # the numbers of what was answered are those of a lineage
             if member.answers.pop(dataset, None) is not None:
                 self._mark("answer", dataset, member.session)

@@ -84,6 +84,7 @@ class TaskNames:
     """
 
     def __init__(self, ledger_id: str) -> None:
+        self.ledger_id = ledger_id
         self._permutation = Permutation(MAX_INT32, derive_key(0, 0, f"elasticdl tasks of {ledger_id}"))
 
     def name(self, task: int, kind: TaskType) -> int:

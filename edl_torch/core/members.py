@@ -24,6 +24,7 @@ class Member:
     datasets: set[str] = field(default_factory=set)
     answers: dict[str, LeaseAnswer] = field(default_factory=dict)
     reports: dict[str, int] = field(default_factory=dict)
+    called: bool = True  # since the master started
     gone_since: float | None = None
     progress: int = 0  # the training loop's own count, as the last heartbeat told it
     progressed: float = 0.0  # when the loop was last known to move on
@@ -53,6 +54,8 @@ class Members:
         self.progress_timeout_s = progress_timeout_s
         self.next_number = 1
         self.gaps: list[tuple[int, int]] = []  # numbers below the next one that were never given
+        # Of members given up that had not called since the master started: dataset -> asked and reported.
+        self.unheard: dict[int, dict[str, tuple[int, int]]] = {}
         self._members: dict[str, Member] = {}
 
     def __len__(self) -> int:
@@ -64,13 +67,13 @@ class Members:
     def enter(self, session: str, worker_id: str, now: float) -> Member:
         """A session opens, or is a member already and says so again."""
         if session not in self._members:
-            self.take_up(session, worker_id, self.next_number, now)
+            self.take_up(session, worker_id, self.next_number, now, called=True)
             self.next_number += 1
         return self.heard(session, self._members[session].number, now)
 
-    def take_up(self, session: str, worker_id: str, number: int, now: float) -> None:
+    def take_up(self, session: str, worker_id: str, number: int, now: float, *, called: bool = False) -> None:
         """A member with the number that it has."""
-        self._members[session] = Member(session, worker_id, number, now)
+        self._members[session] = Member(session, worker_id, number, now, called=called)
 
     def skip(self, count: int) -> None:
         """Never give the next `count` numbers: a lost future of this state may have given them."""
@@ -139,8 +142,14 @@ class Members:
             member.gone_since = None
 
     def leave(self, session: str) -> Member | None:
-        """The session is over."""
-        return self._members.pop(session, None)
+        """The session is over. Whether it knew more than this state will be seen if it calls after all."""
+        member = self._members.pop(session, None)
+        if member is not None and not member.called:
+            names = sorted(member.datasets)
+            self.unheard[member.number] = {
+                name: (member.asked(name), member.reports.get(name, 0)) for name in names
+            }
+        return member
 
     def dead(self, now: float) -> tuple[Member, ...]:
         """Members whose time is up at `now`."""

@@ -22,11 +22,17 @@ def evidence(call: FencedCall, members: Members, ledger: ShardLedger | None) -> 
         return _beyond("lineage", call.lineage, ledger.lineage)
     member = members.get(call.session)
     if member is None or member.number != call.member:
-        if members.may_have_given(call.member):
-            return ""
-        return f"member {call.member}, which the journal never gave: its next one is {members.next_number}"
-    reported = member.reports.get(call.dataset, 0)
-    return _beyond("the answer to lease call", call.asked, member.asked(call.dataset)) or _beyond(
+        if not members.may_have_given(call.member):
+            return (
+                f"member {call.member}, which the journal never gave: its next one is {members.next_number}"
+            )
+        known = members.unheard.get(call.member, {}).get(call.dataset)
+        if known is None:
+            return ""  # it was given up, and had proved before that it knew no more
+        asked, reported = known
+    else:
+        asked, reported = member.asked(call.dataset), member.reports.get(call.dataset, 0)
+    return _beyond("the answer to lease call", call.asked, asked) or _beyond(
         "the answer to report", call.reported, reported
     )
 

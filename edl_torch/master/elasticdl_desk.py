@@ -164,7 +164,7 @@ class Desk:
         plan = ledger.plan
         source, start, _ = plan.bounds(first.slice.shard)
         return ForeignTask(
-            task_id=self._names.name(first.task, plan.spec.task_type),
+            task_id=self._task_names().name(first.task, plan.spec.task_type),
             type=plan.spec.task_type,
             name=_storage(plan.spec, source),
             start=start + first.slice.skip,
@@ -236,8 +236,14 @@ class Desk:
             if found is not None:
                 self._lose(*found, now)
 
+    def _task_names(self) -> TaskNames:
+        """Those of the ledger, which is another one after its journal went back."""
+        if self._names.ledger_id != self._dispatcher.ledger_id:
+            self._names = TaskNames(self._dispatcher.ledger_id)
+        return self._names
+
     def _lent(self, task_id: int) -> tuple[ShardLedger, Lease] | None:
-        task, kind = self._names.resolve(task_id)
+        task, kind = self._task_names().resolve(task_id)
         for ledger in self._dispatcher.ledgers:
             lease = ledger.lease_of(task) if ledger.spec.task_type is kind else None
             if lease is not None and lease.session.startswith(SESSION):

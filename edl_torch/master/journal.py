@@ -150,10 +150,12 @@ class Journal:
 
     def _check_log(self, has_log: bool) -> None:
         """Note in `lost` what can be known: of a log that is gone, and of transactions that are."""
+        if self.is_new:  # whatever was here before
+            _tell_commits(self._lock, 0)
         told = _told_commits(self._lock)
         if told > self._commits:
             self.lost = f"it has {self._commits} transactions, and {told} were written"
-        elif self._meta("log") and not has_log:
+        elif self._meta("log") and not has_log and self._commits > told + 1:  # else it is known to be whole
             self.lost = f"its log ({LOG}) is missing or empty, and it was not closed"
 
     def _begin(self) -> None:
@@ -222,12 +224,18 @@ class Journal:
             del self._sums[key]
 
     def _check_place(self) -> None:
-        """Raise OSError if the files are not those any more that others see under their names."""
+        """Raise JournalError if the files are not those any more that others see under their names."""
         if self._places() != self._placed:
-            raise OSError(f"{FILE} or {LOG} was removed or replaced while the master ran")
+            raise JournalError(
+                f"{FILE} or {LOG} in {self.folder} was removed or replaced while the master ran. The master "
+                f"stops: put them back as they were, or start it again and go on from a checkpoint"
+            )
 
     def _places(self) -> list[tuple[int, int]]:
-        found = map(os.stat, (self.folder / FILE, self.folder / LOG))
+        try:
+            found = [os.stat(self.folder / name) for name in (FILE, LOG)]
+        except FileNotFoundError:
+            return []
         return [(file.st_dev, file.st_ino) for file in found]
 
     def _failure(self, error: sqlite3.Error | OSError) -> JournalError:
@@ -255,7 +263,7 @@ class Journal:
                 self._check_place()
                 self._set_log("")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            except (sqlite3.Error, OSError):
+            except (sqlite3.Error, OSError, JournalError):
                 return  # the log stays, and is read at the next start
 
     def __repr__(self) -> str:

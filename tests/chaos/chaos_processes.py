@@ -50,6 +50,10 @@ class MasterProcess:
             process.kill()
             process.wait()
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     @property
     def fell(self) -> bool:
         """Whether it ended by itself."""

@@ -119,9 +119,11 @@ def test_what_no_master_answered_is_kept_and_sent_again(case: Case) -> None:
     assert case.port.calls == []
     case.reporter.note(give_backs=[GiveBack(task=1, attempt=1, start=4)])
     assert case.reporter.flush()
-    assert len(case.port.calls) == 1
-    assert case.port.calls[0].acknowledgements == (ack(1, 4),)
-    assert case.port.calls[0].give_backs == (GiveBack(task=1, attempt=1, start=4),)
+    again, newer = case.port.calls
+    assert (again.request, again.acknowledgements, again.give_backs) == (1, (ack(1, 4),), ())
+    assert (newer.request, newer.acknowledgements) == (2, ())
+    assert newer.give_backs == (GiveBack(task=1, attempt=1, start=4),)
+    assert (again.reported, newer.reported) == (0, 1)
 
 
 def test_a_master_that_is_away_is_not_asked_in_a_tight_loop(remote: Case) -> None:
@@ -130,7 +132,7 @@ def test_a_master_that_is_away_is_not_asked_in_a_tight_loop(remote: Case) -> Non
         with pytest.raises(MasterUnavailable):
             remote.tell_and_wait(ack(1, 4))
     assert remote.reporter.flush()
-    assert len(remote.port.calls) == 1
+    assert len(remote.port.calls) == 2  # the first as it was, and all that was noted since
 
 
 def test_flush_asks_again_instead_of_telling_of_a_time_gone_by(remote: Case) -> None:

@@ -326,9 +326,163 @@ def test_who_knows_more_than_the_journal_is_found_out_before_anybody_is_lent_a_r
             raise
         except StaleLease:
             job.trainers.remove(trainer)
+    if job.chance.random() < 0.4:  # those who know more come so late that they were given up
+        master.now += 2 * TIMEOUT_S
+        master.dispatcher.expire(master.now)
+        master.commit()
+        if job.chance.random() < 0.5:
+            master.restart()
     for trainer in [trainer for trainer in job.trainers if trainer.knows_more]:
         lent = master.lent
         superseded = trainer.fence["lineage"] < master.lineage
         with pytest.raises(StaleLease if superseded else JournalWentBack):
             job.act(trainer)
         assert master.lent == lent
+
+
+# What is found out ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job(0)
+
+
+def older(job: Job) -> tuple[Trainer, Trainer]:
+    """Two trainers that were lent something since the version that the master is on now."""
+    one, other = job.trainers[:2]
+    one.lease()
+    version = job.master.version
+    one.report()
+    other.lease()
+    job.master.restart(version)
+    return one, other
+
+
+def test_a_forgotten_report_is_named_with_both_numbers(job: Job) -> None:
+    one, _ = older(job)
+    with pytest.raises(JournalWentBack, match="answer to report 1, and the journal knows none beyond 0"):
+        one.lease()
+
+
+def test_a_forgotten_lease_call_is_named_with_both_numbers(job: Job) -> None:
+    _, other = older(job)
+    with pytest.raises(JournalWentBack, match="answer to lease call 1, and the journal knows none beyond 0"):
+        other.confirm()
+
+
+def test_a_forgotten_restore_is_named_with_both_numbers(job: Job) -> None:
+    version = job.master.version
+    job.trainers[0].restore(None)
+    job.master.restart(version)
+    with pytest.raises(JournalWentBack, match=r"lineage \d+, and the journal knows none beyond 1"):
+        job.trainers[0].lease()
+
+
+def test_a_forgotten_registration_is_found_out_though_another_took_its_place(job: Job) -> None:
+    version = job.master.version
+    late = job.join()
+    job.master.restart(version)
+    job.join()
+    with pytest.raises(JournalWentBack, match="member 4, which the journal never gave"):
+        late.lease()
+
+
+def test_a_trainer_whose_end_was_forgotten_finds_it_out_itself(job: Job) -> None:
+    """It was told that it is no member any more, and is one."""
+    one = job.trainers[0]
+    one.lease()
+    version = job.master.version
+    job.master.now += 2 * TIMEOUT_S
+    job.master.dispatcher.expire(job.master.now)
+    with pytest.raises(SessionLost):
+        one.look()
+    job.master.restart(version)
+    with pytest.raises(JournalWentBack, match="given up, and back"):
+        one.register()
+
+
+def test_once_known_nobody_is_lent_anything_until_the_dataset_is_restored(job: Job) -> None:
+    one, other = older(job)
+    master = job.master
+    with pytest.raises(JournalWentBack):
+        one.look()
+    master.commit()
+    master.restart()  # it is not forgotten
+    assert DATASET in master.dispatcher.status(0.0).suspended
+    for trainer in (one, other, job.join()):
+        for deed in (trainer.lease, trainer.report, trainer.confirm, trainer.look, trainer.snapshot):
+            with pytest.raises(JournalWentBack, match="load_state_dict"):
+                deed()
+    with pytest.raises(JournalWentBack):
+        one.restore(None)  # of the ledger that is void
+    new = job.trainers[-1]
+    new.restore(None)
+    new.lease()
+    assert new.held
+    assert not master.dispatcher.suspended
+    for trainer in (one, other):
+        with pytest.raises(StaleLease):
+            job.act(trainer)
+
+
+def test_a_restore_ends_the_suspension_of_its_dataset_alone(job: Job) -> None:
+    master = job.master
+    registration = Registration(name="e", sources=(Source(name="", count=8),))
+    call = RegisterCall(session="x", worker_id="w", batch_size=2, registration=registration)
+    master.dispatcher.register(call, 0.0)
+    one, _ = older(job)
+    with pytest.raises(JournalWentBack):
+        one.look()
+    job.join().restore(None)
+    assert set(master.dispatcher.suspended) == {"e"}
+
+
+def test_a_call_of_another_ledger_proves_nothing(job: Job) -> None:
+    one, _ = older(job)
+    one.fence["ledger"] = "another"
+    with pytest.raises(StaleLease) as caught:
+        one.look()
+    assert caught.type is not JournalWentBack
+    assert not job.master.dispatcher.suspended
+
+
+def test_an_older_state_that_is_accepted_is_another_ledger_and_lineage(job: Job) -> None:
+    one, other = older(job)
+    dispatcher = job.master.dispatcher
+    lineage = job.master.lineage
+    dispatcher.accept_older()
+    job.master.commit()
+    assert dispatcher.ledger_id != "first"
+    assert job.master.lineage > lineage
+    assert dispatcher.dataset_status(DATASET).todo == dispatcher.dataset_status(DATASET).size
+    for trainer in (one, other):
+        with pytest.raises(StaleLease):
+            job.act(trainer)
+    new = job.join()
+    new.lease()
+    assert new.held
+
+
+def test_lineages_of_two_futures_are_never_taken_for_each_other(job: Job) -> None:
+    one, other = job.trainers[:2]
+    version = job.master.version
+    one.restore(None)
+    job.master.restart(version)
+    other.restore(None)
+    with pytest.raises(StaleLease):
+        one.lease()
+
+
+def test_a_report_that_was_never_answered_does_not_count_for_one_of_a_later_lineage(job: Job) -> None:
+    """They have the same number."""
+    one = job.trainers[0]
+    one.lease()
+    one.report(heard=False)
+    one.restore(None)
+    one.lease()
+    version = job.master.version
+    one.report()
+    job.master.restart(version)
+    with pytest.raises(JournalWentBack, match="answer to report 1"):
+        one.lease()

@@ -44,4 +44,8 @@ def test_the_list_of_exceptions_has_no_call_that_is_gone() -> None:
 
 
 def test_a_fenced_call_has_the_same_fields() -> None:
-    assert {field.name for field in dataclasses.fields(FencedCall)} == FENCE | {"dataset"}
+    assert {field.name for field in dataclasses.fields(FencedCall)} == FENCE | {
+        "dataset",
+        "asked",
+        "reported",
+    }
