@@ -52,6 +52,7 @@ chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the maste
 
 simulate: $(STAMP)  ## the same in simulated time: small jobs, a thousand trainers, then 10,000 with a million shards
 	$(BIN)/python tests/simulation/run.py
+	$(BIN)/python tests/simulation/run.py --models 40 --jobs 2
 	$(BIN)/python -m pytest -q -m long tests/simulation
 	$(BIN)/python tests/simulation/run.py --trainers 10000 --shards 1000000 --seed 3
 

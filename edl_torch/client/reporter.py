@@ -64,7 +64,8 @@ class Reporter:
     """One dataset's reports. A report that no master answered is kept, and sent again before the next one.
 
     `on_answer` hears every answer; `on_lost` is called when the master does not know the session any more,
-    which makes what was reported void. `on_refused` hears of tasks whose acknowledgements came too late.
+    which makes what was reported void. `on_refused` hears of tasks whose acknowledgements came too late, or
+    were never sent because of that.
     """
 
     def __init__(
@@ -324,24 +325,32 @@ class Reporter:
     def _keep(self, outbox: Outbox, noted: int, membership: Membership, error: Exception | None) -> None:
         with self._changed:
             self._sending = False
-            if membership == self._membership:
+            is_void = membership != self._membership
+            if is_void:
+                self._drop(outbox)
+            else:
                 self._stalled = True
                 self._request -= 1  # sent again it is the same report, and nothing else: it may be known
                 self._kept = outbox, noted
                 self._error = error or self._error
-            else:
-                self._drop(outbox)
             self._changed.notify_all()
+        if is_void:
+            self._refuse_unsent(outbox)
 
     def follow(self, membership: Membership) -> None:
-        """The trainer takes part anew: what was not sent is of no interest any more."""
+        """The trainer takes part anew: what was not sent is void, and acknowledgements of it are refused."""
         with self._changed:
-            for void in (self._kept[0] if self._kept else Outbox(), self._outbox):
-                self._drop(void)
+            void = [self._outbox, *([self._kept[0]] if self._kept else [])]
+            for outbox in void:
+                self._drop(outbox)
             self._outbox, self._kept = Outbox(), None
             self._answered = self._noted
             self._membership = membership
             self._changed.notify_all()
+        self._refuse_unsent(*void)
+
+    def _refuse_unsent(self, *void: Outbox) -> None:
+        self._refused(tuple(task for outbox in void for task in outbox.acknowledgements))
 
     def _drop(self, outbox: Outbox) -> None:
         """Nobody will hear of it: others train on its records. The lock is held."""

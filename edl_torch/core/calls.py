@@ -47,7 +47,8 @@ class RegisterCall:
 class RegisterAnswer:
     """The dataset as registered, and the ledger, lineage and `member` that every later call names.
 
-    A session that was given up and registers again is another member, with another number.
+    A session that was given up and registers again is another member, with another number. `start` is another
+    number after each start of the master on a journal, which may have gone back.
     """
 
     spec: DatasetSpec
@@ -55,6 +56,7 @@ class RegisterAnswer:
     lineage: int
     epoch: int
     member: int
+    start: int = 0
 
     @property
     def fence(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
     python tests/simulation/run.py     # twenty small jobs, then a larger one
     python tests/simulation/run.py --trainers 10000 --shards 1000000 --seed 3
     python tests/simulation/run.py --trainers 12 --shards 3000 --seed 7 --faults 300 --restores 3
+    python tests/simulation/run.py --models 500 --jobs 2     # jobs with one model, whose weights are watched
+    python tests/simulation/run.py --models 1 --seed 17      # one of them again
 
 A seed and the numbers beside it fix every event; `digest` is of all of them. Time is the cluster's own.
 """
@@ -14,12 +16,16 @@ import logging
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for who runs it from a checkout
 
 from sim_cluster import Cluster, Options, Result
+from sim_model import BrokenPromise
+from sim_model_job import ModelJob, ModelResult, model_options
 from sim_trainer import Job
 
 SMALL = {"trainers": 12, "shards": 3000, "faults": 300, "restores": 3}
@@ -76,6 +82,52 @@ def runs(arguments: argparse.Namespace) -> Iterator[Options]:
     )
 
 
+def play(seed: int) -> ModelResult | str:
+    """One job with one model; what was broken, as text."""
+    logging.getLogger("edl_torch").setLevel(logging.ERROR)
+    try:
+        return ModelJob(model_options(seed)).run()
+    except BrokenPromise as broken:
+        return str(broken)
+
+
+def models(seeds: range, jobs: int) -> int:
+    """Many of them, in so many processes. Returns the exit status."""
+    began = time.monotonic()
+    sums: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    with get_context("spawn").Pool(jobs) as pool:
+        for seed, result in zip(seeds, pool.imap(play, seeds), strict=True):
+            if isinstance(result, str):
+                sums["broken"] += 1
+                print(f"seed {seed}: BROKEN: {result}", flush=True)
+                continue
+            sums.update(
+                events=result.events,
+                compared=result.compared,
+                checkpoints=result.saved,
+                incarnations=result.incarnations,
+                zombies=result.zombies,
+                commits=result.rolled_back,
+            )
+            faults.update(result.faults)
+            ends.update(result.died_of)
+            print(f"seed {seed}: {result.events} events, digest {result.digest}", flush=True)
+    print(
+        f"{len(seeds)} seeds, {sums['broken']} broken: {sums['events']} events in "
+        f"{time.monotonic() - began:.0f} s; {sums['incarnations']} incarnations, {sums['zombies']} of them "
+        f"superseded alive; {sums['commits']} commits taken back; {sums['checkpoints']} checkpoints, model "
+        f"and token compared {sums['compared']} times\n  faults: {_listed(faults)}\n  ends: {_listed(ends)}",
+        flush=True,
+    )
+    return 1 if sums["broken"] else 0
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+
+
 def tell(line: str) -> None:
     """What is going on."""
     print(f"{time.process_time():.0f} s: {line}", file=sys.stderr, flush=True)
@@ -90,10 +142,17 @@ def main() -> int:
     parser.add_argument("--faults", type=int, help="default: one for each two trainers")
     parser.add_argument("--restores", type=int, default=0, help="of the faults, so many go back to a token")
     parser.add_argument(
+        "--models", type=int, metavar="SEEDS", help="so many jobs with one model, from --seed on (1)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes for --models")
+    parser.add_argument(
         "--progress", action="store_true", help="a line on stderr each 10 s of simulated time"
     )
     arguments = parser.parse_args()
     logging.getLogger("edl_torch").setLevel(logging.ERROR)  # leases that were taken back are what it is about
+    if arguments.models:
+        first = arguments.seed or 1
+        return models(range(first, first + arguments.models), arguments.jobs)
     for each in runs(arguments):
         began = time.monotonic()
         cluster = Cluster(each, tell) if arguments.progress else Cluster(each)

@@ -279,7 +279,8 @@ class Cluster:
             return
         task = self.chance.choice(tuple(leases)) if len(leases) < 1000 else next(reversed(leases))
         held = leases[task]
-        if self.master.dispatcher.members.get(trainer.session) is None:
+        member = self.master.dispatcher.members.get(trainer.session)
+        if member is None:
             return
         attempt = held.attempt + (held.session == trainer.session)
         done = Acknowledgement(task=task, attempt=attempt, upto=held.stop)
@@ -287,7 +288,9 @@ class Cluster:
             ReportCall(
                 session=trainer.session,
                 dataset=DATASET,
+                ledger=self.master.dispatcher.ledger_id,
                 lineage=self.model.lineage,
+                member=member.number,
                 request=0,
                 acknowledgements=(done,),
             )

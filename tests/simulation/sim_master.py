@@ -6,20 +6,24 @@ Plays the shell around it (long polls, streams, commits before answers, the cloc
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sim_hub import Hub
-from sim_model import Model, Position
+from sim_model import BrokenPromise, History, Position
 
 from edl_torch.core.calls import (
     ConfirmCall,
     DatasetStatus,
+    FencedCall,
     LeaseAnswer,
     LeaseCall,
     PassState,
     RegisterCall,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 COMMIT_S = 0.002
 CALL_BACK_S = 0.2
+KEPT = 2000  # commits that can be taken back
 WAKE_S = 0.02  # news are told to all that wait together
 DATASET = "training"
 
@@ -39,7 +44,7 @@ DATASET = "training"
 class SimMaster:
     """`limits` are the dispatcher's. An answer leaves once all that it could have seen is committed."""
 
-    def __init__(self, hub: Hub, model: Model, **limits: float) -> None:
+    def __init__(self, hub: Hub, model: History, **limits: float) -> None:
         self.hub = hub
         self.model = model
         self.up = False
@@ -47,6 +52,9 @@ class SimMaster:
         self.tokens: list[tuple[str, Position]] = []
         self._limits = limits
         self._rows: dict[Key, Any] = {}
+        self._undo: deque[tuple[float, dict[Key, Any]]] = deque(maxlen=KEPT)  # of each commit: rows of before
+        self._ledger_number = 1
+        self._nonces = random.Random(1)
         self._changes = Changes()
         self.start()
 
@@ -71,8 +79,14 @@ class SimMaster:
         self.up = True
         rows = dict(sorted(self._rows.items()))
         self.dispatcher: Dispatcher = load(
-            rows, ledger_id="sim", now=self.hub.now, changes=self._changes, **self._limits
+            rows,
+            ledger_id=f"sim{self._ledger_number}",
+            now=self.hub.now,
+            changes=self._changes,
+            **self._limits,
         )
+        if self.deaths:  # on a journal that is there, be it empty
+            self.dispatcher.begin_again(self._nonces.randrange(1 << 40))
         self.dispatcher.resume(self.hub.now)
         self._version = self.dispatcher.version
         self._streams: dict[str, Attendance] = {}
@@ -99,6 +113,27 @@ class SimMaster:
                 self.hub.after(0.001, held.fail)
         for stream in self._streams.values():
             stream.breaks()
+
+    def roll_back(self, *, commits: int = 0, seconds: float = 0.0) -> int:
+        """The journal of a dead master goes back: by so many commits, or by all of the last seconds.
+
+        Returns the number of commits that are lost.
+        """
+        assert not self.up
+        lost = 0
+        while self._undo and (lost < commits or self._undo[-1][0] > self.hub.now - seconds):
+            _, before = self._undo.pop()
+            for key, row in before.items():
+                self._write(key, row)
+            lost += 1
+        return lost
+
+    def forget(self) -> None:
+        """A dead master had no journal: the next one keeps another ledger, and knows nothing."""
+        assert not self.up
+        self._rows.clear()
+        self._undo.clear()
+        self._ledger_number += 1
 
     # Calls ----------------------------------------------------------------------------------------------
 
@@ -140,21 +175,28 @@ class SimMaster:
         if life != self.deaths or not self.up:
             return
         self._committing = False
-        for key, row in update(self.dispatcher, self._changes.take()).items():
-            if row is None:
-                self._rows.pop(key, None)
-            else:
-                self._rows[key] = row
+        rows = update(self.dispatcher, self._changes.take())
+        if rows:
+            self._undo.append((self.hub.now, {key: self._rows.get(key) for key in rows}))
+        for key, row in rows.items():
+            self._write(key, row)
         seen, self._seen = self._seen, []
         held, self._held = self._held, []
         for watch, arguments in seen:
             watch(*arguments)
-        self.model.agree(self.ledger)
+        if self.dispatcher.find_ledger(DATASET) is not None:
+            self.model.agree(self.ledger)
         if any(watch == self.model.epoch_over for watch, _ in seen):
             self.model.add_up(self.ledger)
         for reply, value, error in held:
             if reply is not None:
                 reply.send(value, error)
+
+    def _write(self, key: Key, row: Any) -> None:
+        if row is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = row
 
     def _register(self, call: RegisterCall) -> Any:
         self.model.note(self.hub.now, "register", call.session)
@@ -170,32 +212,41 @@ class SimMaster:
         self.model.note(self.hub.now, "confirm", call.session)
         return self.dispatcher.confirm(call, self.hub.now)
 
-    def _snapshot(self, dataset: str) -> str:
-        token = self.dispatcher.snapshot(dataset)
+    def _snapshot(self, call: FencedCall) -> str:
+        token = self.dispatcher.snapshot(call, self.hub.now)
         self._see(lambda: self.tokens.append((token, self.model.position())))
         return token
 
-    def _restore(self, call: tuple[str, str | None]) -> int:
-        dataset, token = call
-        position = next((found for text, found in reversed(self.tokens) if text == token), None)
-        lineage = self.dispatcher.restore(dataset, token)
+    def _restore(self, call: RestoreCall) -> int:
+        position = next((found for text, found in reversed(self.tokens) if text == call.token), None)
+        ledger = self.dispatcher.find_ledger(call.dataset)
+        before = ledger and ledger.lineage
+        lineage = self.dispatcher.restore(call, self.hub.now)
         self.model.note(self.hub.now, "restore", lineage)
-        self._see(self.model.restored, position, lineage)
+        if lineage != before:  # else it was repeated
+            if call.lineage != before:
+                raise BrokenPromise(f"a restore in place of lineage {call.lineage} replaced {before}: {call}")
+            self._see(self.model.restored, position, lineage)
         return lineage
+
+    def _progress(self, call: FencedCall) -> DatasetStatus:
+        return self.dispatcher.progress(call, self.hub.now)
 
     def _dataset_status(self, dataset: str) -> DatasetStatus:
         return self.dispatcher.dataset_status(dataset)
 
-    def _leave(self, session: str) -> None:
-        self.model.note(self.hub.now, "leave", session)
-        self._see(self.model.released, self.dispatcher.leave(session))
-        self._streams.pop(session, None)
+    def _leave(self, call: tuple[str, int]) -> None:
+        session, member = call
+        self.model.note(self.hub.now, "leave", session, member)
+        self._see(self.model.released, self.dispatcher.leave(session, member))
+        if self.dispatcher.members.get(session) is None:
+            self._streams.pop(session, None)
 
     # Leases, and those that wait for one ----------------------------------------------------------------
 
     def _lease(self, reply: Reply, call: LeaseCall, wait_s: float) -> None:
         now = self.hub.now
-        self.dispatcher.heartbeat(call.session, now, member=call.member)
+        self.dispatcher.heard(call, now)
         if wait_s > 0 and self._poll(call, reply):
             return
         if wait_s > 0:
@@ -279,7 +330,7 @@ class SimMaster:
         if not self.up:
             return
         try:
-            self.dispatcher.heartbeat(stream.session, self.hub.now, progress, member=member)
+            self.dispatcher.heartbeat(stream.session, member, self.hub.now, progress)
         except SessionLost:
             stream.answered(asked_at, False)
         else:

@@ -57,10 +57,53 @@ class Position:
     bad: int
 
 
-class Model:
+class History:
+    """Hears all that a master and its trainers say and judges nothing; `steps` is the digest of it."""
+
+    def __init__(self) -> None:
+        self.steps = hashlib.blake2b(digest_size=16)
+
+    def note(self, *what: object) -> None:
+        """Part of the history that one seed fixes."""
+        self.steps.update(repr(what).encode())
+
+    def leased(self, call: LeaseCall, answer: LeaseAnswer) -> None:
+        """A lease call was answered."""
+
+    def handed(self, session: str, ticket: Ticket) -> None:
+        """A batch goes to a training loop."""
+
+    def trained(self, ticket: Ticket) -> None:
+        """A training loop is done with a batch."""
+
+    def reported(self, call: ReportCall, answer: ReportAnswer, now: float) -> None:
+        """A report was applied."""
+
+    def released(self, lost: Iterable[Released]) -> None:
+        """Sessions died, left or stalled."""
+
+    def position(self) -> Position:
+        """What a token that is taken now stands for."""
+        return Position({}, 0, 0)
+
+    def restored(self, position: Position | None, lineage: int) -> None:
+        """The dataset went back."""
+
+    def agree(self, ledger: ShardLedger) -> None:
+        """Something was committed."""
+
+    def epoch_over(self, epoch: int) -> None:
+        """The master said that an epoch's pass is over."""
+
+    def add_up(self, ledger: ShardLedger) -> None:
+        """After that."""
+
+
+class Model(History):
     """One dataset's records. Every method raises BrokenPromise."""
 
     def __init__(self, plan: Plan, batch: int) -> None:
+        super().__init__()
         self.plan = plan
         self.batch = batch
         self.lineage = 1
@@ -68,17 +111,12 @@ class Model:
         self.done = self.bad = self.lent = 0
         self.last_outcome_at = 0.0
         self.trained_records = 0  # of all trainers' loops
-        self.steps = hashlib.blake2b(digest_size=16)
         self._per_shard = plan.spec.records_per_shard
         self._records: dict[int, bytearray] = {}
         self._by_session: dict[str, set[int]] = defaultdict(set)
         self._finished_by: dict[int, str] = {}  # leases that ended with outcomes only: task -> session
         self._trained: dict[int, int] = {}  # lease -> where the trained positions end
         self._over: set[int] = set()
-
-    def note(self, *what: object) -> None:
-        """Part of the history that one seed fixes."""
-        self.steps.update(repr(what).encode())
 
     def _expect(self, holds: object, promise: str, *details: object) -> None:
         if not holds:
@@ -235,7 +273,7 @@ class Model:
 
     def restored(self, position: Position | None, lineage: int) -> None:
         """The dataset went back; all leases are void."""
-        self._expect(lineage == self.lineage + 1, "a restore did not open a lineage", lineage)
+        self._expect(lineage > self.lineage, "a restore did not open a lineage", lineage)
         position = position or Position({}, 0, 0)
         self.lineage, self.done, self.bad, self.lent = lineage, position.done, position.bad, 0
         self._records = {epoch: bytearray(states) for epoch, states in position.records.items()}

@@ -18,6 +18,7 @@ from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
+    FencedCall,
     LeaseAnswer,
     LeaseCall,
     MasterStatus,
@@ -25,6 +26,7 @@ from edl_torch.core.calls import (
     RegisterCall,
     ReportAnswer,
     ReportCall,
+    RestoreCall,
 )
 from edl_torch.errors import EdlError, MasterUnavailable
 
@@ -121,6 +123,7 @@ class SimPort:
     """A `MasterPort` of one process, which calls whoever is the master at that time."""
 
     in_process = False
+    keeps_ledger = True
 
     def __init__(self, process: Process, network: Network, master: SimMaster, worker_id: str) -> None:
         self.worker_id = worker_id
@@ -175,16 +178,21 @@ class SimPort:
         answer: ConfirmAnswer = self._call("confirm", call)
         return answer
 
-    def snapshot(self, dataset: str) -> str:
+    def snapshot(self, call: FencedCall) -> str:
         """The token."""
-        return str(self._call("snapshot", dataset))
+        return str(self._call("snapshot", call))
 
-    def restore(self, dataset: str, token: str | None) -> int:
+    def restore(self, call: RestoreCall) -> int:
         """Back to a token."""
-        return int(self._call("restore", (dataset, token)))
+        return int(self._call("restore", call))
+
+    def progress(self, call: FencedCall) -> DatasetStatus:
+        """Progress, as a member."""
+        answer: DatasetStatus = self._call("progress", call)
+        return answer
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """Progress."""
+        """Progress, from outside."""
         answer: DatasetStatus = self._call("dataset_status", dataset)
         return answer
 
@@ -192,10 +200,10 @@ class SimPort:
         """Everything."""
         raise NotImplementedError
 
-    def leave(self, session: str) -> None:
+    def leave(self, session: str, member: int) -> None:
         """Goodbye, without insisting."""
         reply = Reply(self, self.hub.current())
-        self.network.send(reply, self.master.receive, "leave", session, 0.0)
+        self.network.send(reply, self.master.receive, "leave", (session, member), 0.0)
         self.hub.park()
 
     def close(self) -> None:

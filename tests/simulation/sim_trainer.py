@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sim_hub import Hub, Process, SimThreads
 from sim_master import DATASET, SimMaster
-from sim_model import Model
+from sim_model import History
 from sim_network import Network, SimPort
 
 from edl_torch.client.description import Description
@@ -102,7 +102,7 @@ class Trainer:
         hub: Hub,
         network: Network,
         master: SimMaster,
-        model: Model,
+        model: History,
         token: str | bool | None = False,
         on_end: Callable[[Trainer], None],
         pace: Pace | None = None,
@@ -124,10 +124,11 @@ class Trainer:
         self._in_loop: list[Ticket] = []  # handed, not stepped on
         self.process.start(self._main)
 
+    def _new_session(self) -> Session:
+        return Session(self.port, self._job.description(), 0, threads=SimThreads(self.process, self.session))
+
     def _main(self) -> None:
-        session = Session(
-            self.port, self._job.description(), 0, threads=SimThreads(self.process, self.session)
-        )
+        session = self._new_session()
         try:
             self._live(session)
         except (AccountingError, InvalidArgument):
@@ -148,7 +149,7 @@ class Trainer:
         session.plan()
         while not self.leave:
             session.flush()
-            if self.port.dataset_status(DATASET).finished:
+            if session.position.progress().finished:
                 return
             self._pass(session)
 
@@ -272,6 +273,7 @@ class Trainer:
         tally, wanted = Tally(), self._job.batch
         missing = wanted
         while (grant := session.next_grant(stream, number)) is not None:
+            self._begun(stream, grant)
             run = tally.start(grant.task, grant.slice.skip)
             while run[2] < grant.slice.stop:
                 stop = min(grant.slice.stop, run[2] + missing)
@@ -282,12 +284,15 @@ class Trainer:
                     session.fail_record(grant.task, bad, "bad")
                     run = tally.start(grant.task, bad + 1)
                 elif not missing:
-                    yield self._read_batch(tally)
+                    yield self._read_batch(stream, tally)
                     missing = wanted
         if missing < wanted:
-            yield self._read_batch(tally)
+            yield self._read_batch(stream, tally)
 
-    def _read_batch(self, tally: Tally) -> Ticket:
+    def _begun(self, stream: str, grant: Grant) -> None:
+        """A reading process begins to read a lease."""
+
+    def _read_batch(self, stream: str, tally: Tally) -> Ticket:
         self.batches_read += 1
         if self._pace.read_s:
             self._hub.sleep(self._pace.read_s)

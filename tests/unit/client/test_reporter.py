@@ -45,8 +45,10 @@ class Case:
         self.port = Port(in_process=in_process)
         self.answers: list[ReportAnswer] = []
         self.lost: list[Membership] = []
+        self.refused: list[int] = []
         self.reporter = Reporter(
             *(self.port, "s", "training", self.answers.append, self.lost.append),  # type: ignore[arg-type]
+            on_refused=self.refused.extend,
             threads=threads,
         )
         self.reporter.follow(Membership(ledger="l", lineage=3, member=1))
@@ -200,6 +202,19 @@ def test_what_is_posted_is_sent_and_raised_later(case: Case) -> None:
         case.reporter.flush()
     assert case.reporter.flush()
     assert len(case.port.calls) == 1
+
+
+def test_acknowledgements_that_are_never_sent_are_refused(remote: Case) -> None:
+    """The model has learnt from those records, and the master lends them again."""
+    remote.port.gate.clear()
+    remote.tell(ack(1, 4))
+    wait_until(lambda: remote.reporter._sending)
+    remote.tell(ack(2, 8))
+    remote.reporter.follow(Membership(ledger="l", lineage=3, member=2))
+    assert remote.refused == [2]
+    remote.port.errors = [MasterUnavailable("away")]
+    remote.port.gate.set()
+    wait_until(lambda: remote.refused == [2, 1])
 
 
 def test_an_answer_may_lead_to_another_report(case: Case) -> None:

@@ -1,0 +1,113 @@
+"""Checkpoints of a simulated job: a folder, and the steps of `data.checkpoint` over a real session.
+
+Saving and loading are played step by step, in that module's order. Each step is a `point` where the process
+may be stopped, killed or delayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sim_weights import Judge, Weights
+
+from edl_torch.client.session import Session
+from edl_torch.errors import CheckpointError
+
+FOLDER = "checkpoints"
+KEEP = 2
+Point = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a complete one holds."""
+
+    weights: Weights
+    token: str
+
+
+@dataclass(slots=True)
+class Folder:
+    """Complete checkpoints by number, and partial ones; on a file system that all incarnations share."""
+
+    judge: Judge
+    complete: dict[int, Checkpoint] = field(default_factory=dict)
+    partial: set[object] = field(default_factory=set)
+    saved: int = 0
+
+    @property
+    def newest(self) -> int:
+        """Its number; 0 where there is none."""
+        return max(self.complete, default=0)
+
+    def prepare(self, last: int | None) -> int:
+        """The number of the next one. Raises CheckpointError where `last` is not the newest any more."""
+        if last is not None and self.newest != last:
+            raise CheckpointError(f"{self.newest} was saved by another incarnation")
+        return self.newest + 1
+
+    def begin(self) -> object:
+        """A partial one."""
+        partial = object()
+        self.partial.add(partial)
+        return partial
+
+    def finish(self, number: int, partial: object, checkpoint: Checkpoint, by: str) -> None:
+        """Rename it; then the partial and the old ones go."""
+        if partial not in self.partial:
+            raise CheckpointError(f"the partial folder of {number} is gone")
+        if number in self.complete:
+            raise CheckpointError(f"{number} was saved by another incarnation")
+        self.judge.same(checkpoint.weights, checkpoint.token, f"checkpoint {number}, saved by {by}")
+        self.complete[number] = checkpoint
+        self.partial.clear()
+        self.saved += 1
+        for old in sorted(self.complete)[:-KEEP]:
+            del self.complete[old]
+
+    def read(self, number: int) -> Checkpoint:
+        """Raises CheckpointError for one that is gone."""
+        if number not in self.complete:
+            raise CheckpointError(f"the files of {number} are gone")
+        return self.complete[number]
+
+
+def save(folder: Folder, session: Session, weights: Weights, point: Point) -> None:
+    """`save_checkpoint`: the model first, the token last."""
+    point("save")
+    number = folder.prepare(_known(session))
+    partial = folder.begin()
+    point("save: prepared")
+    captured = weights.copy()
+    point("save: written")
+    token = session.position.snapshot()
+    point("save: token taken")
+    folder.finish(number, partial, Checkpoint(captured, token), session.id)
+    session.checkpoints[FOLDER] = str(number)
+    point("saved")
+
+
+def load(folder: Folder, session: Session, point: Point) -> Weights:
+    """`load_checkpoint`: a look at the history first. Returns the model as the call leaves it."""
+    point("load")
+    session.position.look()
+    point("load: looked")
+    number = folder.newest
+    session.checkpoints[FOLDER] = str(number)
+    point("load: newest found")
+    if not number:
+        session.position.restore(None)
+        return folder.judge.nothing()
+    checkpoint = folder.read(number)
+    point("load: read")
+    weights = checkpoint.weights.copy()
+    session.position.restore(checkpoint.token)
+    folder.judge.same(weights, checkpoint.token, f"checkpoint {number}, loaded by {session.id}")
+    point("loaded")
+    return weights
+
+
+def _known(session: Session) -> int | None:
+    last = session.checkpoints.get(FOLDER)
+    return None if last is None else int(last)

@@ -1,0 +1,157 @@
+"""One incarnation of a job with one model: it loads the newest checkpoint, trains, saves, and ends.
+
+Its loop is that of `sim_trainer`; its model learns what its readers have read. At each point of saving,
+loading and asking whether the job is finished it may be stopped, killed or delayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sim_checkpoints import Folder, load, save
+from sim_trainer import Trainer
+from sim_weights import Run
+
+from edl_torch.client.session import Session
+from edl_torch.client.tickets import Tally, Ticket
+from edl_torch.core.calls import Grant
+from edl_torch.errors import EdlError
+from edl_torch.shard import Slice
+
+LEASES = 16  # a batch is read from fewer
+RARELY = 0.01  # as often as points of loading and saving something happens after each step
+
+
+class Batch(tuple[tuple[int, int, int], ...]):
+    """A ticket, and the records that its batch holds as its reader read them."""
+
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """How likely it is that something happens at a point (those whose names begin with `at`), and how long a
+    delay may last."""
+
+    at: str = ""
+    stop: float = 0.03
+    kill: float = 0.01
+    delay: float = 0.1
+    delay_s: float = 2.0
+
+    @property
+    def total(self) -> float:
+        """Of anything."""
+        return self.stop + self.kill + self.delay
+
+
+class Incarnation(Trainer):
+    """`on_stop` stops it for a while, `on_kill` kills it; both are the runner's, who must know."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        folder: Folder,
+        fates: Fates,
+        on_stop: Callable[[Incarnation], None],
+        on_kill: Callable[[Incarnation], None],
+        **named: Any,
+    ) -> None:
+        self.weights = folder.judge.nothing()
+        self.lineage = 0
+        self.loaded = False  # it has a model, and trains
+        self.finished = False
+        self.died_of = ""
+        self._folder, self._fates = folder, fates
+        self._on_stop, self._on_kill = on_stop, on_kill
+        self._reading: dict[str, dict[int, Slice]] = {}  # by stream: the leases that it reads
+        super().__init__(*arguments, **named)
+
+    def _main(self) -> None:
+        session = self._new_session()
+        try:
+            self._live(session)
+        except EdlError as error:  # a traceback, and the runner starts another one
+            self.died_of = type(error).__name__
+            self._model.note(self._hub.now, self.session, "ends", self.died_of)
+        try:
+            session.close()
+        except EdlError as error:
+            self._model.note(self._hub.now, self.session, "closes", type(error).__name__)
+        self.ended = True
+        self._on_end(self)
+
+    def _live(self, session: Session) -> None:
+        self.weights = load(self._folder, session, self._point)
+        self.loaded = True
+        self._optimizer = session.steps.attach() if self._pace.accumulates else -1
+        while not self._sees_the_end(session):
+            self._pass(session)
+            if self.leave or self._chance.random() < 0.5:
+                self._save(session)
+            if self.leave:
+                return
+        self.finished = True
+        # One that was away may have learnt a batch twice; then no checkpoint can be had of it.
+        self._folder.judge.nothing_missing(self.weights, f"{self.session} was told that all is finished")
+        self._save(session)
+        self._folder.judge.complete(self.weights, f"{self.session} ended")
+
+    def _sees_the_end(self, session: Session) -> bool:
+        """`service.finished`."""
+        self._point("finished?")
+        session.plan()
+        session.flush()
+        self._point("finished? flushed")
+        return session.position.progress().finished
+
+    def _point(self, name: str, often: float = 1.0) -> None:
+        """Between two steps: whatever can happen to a process."""
+        fates, fate = self._fates, self._chance.random() / often
+        if fate > fates.total or not name.startswith(fates.at):
+            return
+        self._model.note(self._hub.now, self.session, name, fate)
+        if fate < fates.kill:
+            self._hub.after(0, self._on_kill, self)
+            self._hub.sleep(1)
+        elif fate < fates.kill + fates.stop:
+            self._on_stop(self)
+            self._hub.sleep(0)
+        else:
+            self._hub.sleep(self._chance.uniform(0, fates.delay_s))
+
+    def _save(self, session: Session) -> None:
+        save(self._folder, session, self.weights, self._point)
+
+    # What it learns ---------------------------------------------------------------------------------------
+
+    def _step(self, session: Session) -> None:
+        for batch in self._in_loop:
+            assert isinstance(batch, Batch)
+            self.weights.learn(batch.runs)
+        self._point("stepped", RARELY)
+        super()._step(session)
+
+    def _break(self, session: Session, number: int) -> None:
+        if not self._pace.accumulates:
+            session.report_batch(None)  # it was trained on
+        super()._break(session, number)
+
+    def _begun(self, stream: str, grant: Grant) -> None:
+        reading = self._reading.setdefault(stream, {})
+        reading.pop(grant.task, None)  # after a rollback task numbers come again
+        reading[grant.task] = grant.slice
+        for task in list(reading)[:-LEASES]:
+            del reading[task]
+
+    def _read_batch(self, stream: str, tally: Tally) -> Ticket:
+        batch = Batch(super()._read_batch(stream, tally))
+        reading, per = self._reading[stream], self._job.records_per_shard
+        runs = []
+        for task, first, after in batch:
+            cut = reading[task]
+            runs.append((cut.epoch, cut.shard * per + first, cut.shard * per + after))
+        batch.runs = tuple(runs)
+        return batch

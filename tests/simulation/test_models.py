@@ -1,0 +1,184 @@
+"""Short simulations of jobs with one model: model and token are the same instant, whoever wakes whenever.
+
+`run.py --models 500 --jobs 2` is the long version. EDL_SIMULATION_SEEDS="17 18" runs other seeds.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("greenlet", reason="the simulation needs greenlet: pip install 'edl-torch[dev]'")
+
+from sim_model import BrokenPromise
+from sim_model_job import ModelJob, ModelOptions, ModelResult, model_options
+from sim_model_trainer import Fates
+from sim_network import Weather
+from sim_weights import Judge, Weights
+
+from edl_torch.client.position import Position
+from edl_torch.client.reporter import Reporter
+from edl_torch.core.calls import FencedCall, RestoreCall
+from edl_torch.core.dispatcher import Dispatcher
+
+SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "4").split()]
+SHORT = {"shards": 300, "faults": 40}
+QUIET = Fates(stop=0.0, kill=0.0)
+SUPERSEDED = {"supersede": 1}
+
+
+def job(seed: int, kinds: dict[str, int] | None = None, fates: Fates | None = None) -> ModelOptions:
+    options = model_options(seed, **SHORT)
+    return replace(options, kinds=kinds or options.kinds, fates=fates or options.fates)
+
+
+def run(options: ModelOptions) -> ModelResult:
+    print(f"seed {options.seed}")
+    return ModelJob(options).run()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_model_and_token_never_differ(seed: int) -> None:
+    result = run(job(seed))
+    assert result.zombies
+    assert result.rolled_back
+    assert result.compared > result.saved > 0
+
+
+@pytest.mark.parametrize("seed", [19, 2])
+def test_a_trainer_superseded_inside_a_save_leaves_nothing_wrong(seed: int) -> None:
+    """It went on with a model of 640 records and took a token of 648."""
+    run(job(seed, SUPERSEDED, Fates(at="save", stop=0.1, kill=0.0, delay=0.0)))
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_late_restore_does_not_take_the_job_back(seed: int) -> None:
+    """The living trainer's next token was of the checkpoint that a superseded one had loaded."""
+    run(job(seed, SUPERSEDED, Fates(at="load", stop=0.4, kill=0.0, delay=0.0)))
+
+
+@pytest.mark.parametrize("seed", [28, 30])
+def test_a_superseded_trainer_is_not_told_that_all_is_finished(seed: int) -> None:
+    """It had trained on 832 of 4746 records."""
+    run(job(seed, SUPERSEDED, Fates(at="finished?", stop=0.5, kill=0.0, delay=0.0)))
+
+
+@pytest.mark.parametrize("seed", [1, 22])
+def test_a_trainer_that_slept_after_its_step_saves_no_token(seed: int) -> None:
+    """Its model has a batch whose acknowledgement was refused: the records come again."""
+    run(job(seed, {"stop": 1}, QUIET))
+
+
+@pytest.mark.parametrize("seed", [1, 60, 306])
+def test_a_journal_that_went_back_is_not_taken_for_the_newest(seed: int) -> None:
+    """By a transaction or by seconds: tokens did not count what models had learnt since."""
+    result = run(job(seed, {"rollback": 3, "stop": 1, "cut": 1, "supersede": 1}))
+    assert result.rolled_back
+
+
+def test_a_trainer_given_up_by_a_master_whose_journal_went_back_saves_no_token() -> None:
+    """The master gave it up after its start, and with it what could have proven that reports are lost."""
+    run(job(105))
+
+
+def test_acknowledgements_that_were_never_sent_are_not_forgotten() -> None:
+    """A session that took part anew threw them away unheard: found by this seed."""
+    options = job(
+        1045, {"stop": 1, "cut": 1}, Fates(at="stepped", stop=1.0, kill=0.0, delay=1.0, delay_s=1.0)
+    )
+    options = replace(options, job=replace(options.job, size=8 * 150 - 3, bad_every=5))
+    run(replace(options, pace=replace(options.pace, workers=2), fault_every_s=options.fault_every_s / 2))
+
+
+def test_a_seed_fixes_every_event_of_a_job_with_a_model() -> None:
+    digests = [run(job(seed)).digest for seed in (4, 4, 5)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+# What breaks when the code does -----------------------------------------------------------------------------
+
+
+def broken_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """Whoever asks gets a position."""
+    patch.setattr(Dispatcher, "snapshot", lambda self, call, now: self.token(call.dataset))
+
+
+def broken_restore(patch: pytest.MonkeyPatch) -> None:
+    """Whoever asks may take the job back, however late the call comes."""
+
+    def restore(self: Dispatcher, call: RestoreCall, now: float) -> int:
+        return self.go_back(call.dataset, call.token)
+
+    patch.setattr(Dispatcher, "restore", restore)
+
+
+def broken_progress(patch: pytest.MonkeyPatch) -> None:
+    """Whoever asks is told whether the job is finished."""
+
+    def progress(self: Dispatcher, call: FencedCall, now: float) -> Any:
+        return self.dataset_status(call.dataset)
+
+    patch.setattr(Dispatcher, "progress", progress)
+
+
+def broken_evidence(patch: pytest.MonkeyPatch) -> None:
+    """A journal that went back is taken for the newest."""
+    patch.setattr(Dispatcher, "_check_rollback", lambda self, call: None)
+
+
+def broken_losses(patch: pytest.MonkeyPatch) -> None:
+    """A trainer whose acknowledgements were refused saves its position."""
+    patch.setattr(Position, "check", lambda self: None)
+
+
+def broken_refusals(patch: pytest.MonkeyPatch) -> None:
+    """Nobody hears of acknowledgements that came too late."""
+    patch.setattr(Reporter, "_refused", lambda self, tasks: None)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "seed", "kinds", "fates", "promise"),
+    [
+        (broken_snapshot, 5, SUPERSEDED, Fates(at="save", stop=0.1, kill=0.0), "differ at checkpoint"),
+        (broken_restore, 4, SUPERSEDED, QUIET, "in place of lineage"),
+        (broken_progress, 46, SUPERSEDED, Fates(at="finished?", stop=0.5, kill=0.0), "were never trained"),
+        (broken_evidence, 9, {"rollback": 1}, QUIET, "too often in it [1-9]"),
+        (broken_losses, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),
+        (broken_refusals, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),
+    ],
+)
+def test_code_that_lets_model_and_token_part_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+    break_it: Any,
+    seed: int,
+    kinds: dict[str, int],
+    fates: Fates,
+    promise: str,
+) -> None:
+    break_it(monkeypatch)
+    options = replace(job(seed, kinds, fates), weather=Weather(0.002, 0.002, repeat=0.05, late=0.002))
+    with pytest.raises(BrokenPromise, match=promise):
+        run(options)
+
+
+# The judge --------------------------------------------------------------------------------------------------
+
+
+def test_the_judge_sees_a_record_too_many_and_one_too_few() -> None:
+    judge = Judge(model_options(2, **SHORT).job)
+    token = '{"cursor":[0,0,4],"open":[],"crumbs":[],"quarantine":[],"dropped":0}'
+    (first,) = judge.first_records(1)
+    exact = judge.nothing()
+    exact.learn([(0, first, first + 4)])
+    judge.same(exact, token, "a test")
+    for runs, words in (
+        ([(0, first, first + 3)], r"not in the model 1 \("),
+        ([(0, first, first + 4), (0, first, first + 1)], r"too often in it 1 \("),
+    ):
+        weights: Weights = judge.nothing()
+        weights.learn(runs)
+        with pytest.raises(BrokenPromise, match=words):
+            judge.same(weights, token, "a test")
