@@ -93,8 +93,8 @@ class Interpreter:
     def run(self, fake: FakeMaster, folder: Path | None) -> None:
         """Train to the end, or until there is an error. Raises BrokenPromise."""
         self.books = Books(fake, self.program)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as self._warned:
+            warnings.simplefilter("always")
             with self._service(fake, folder) as (self.service, dataset):
                 self._loader, self._generator = self._make_loader(dataset)
                 try:
@@ -177,7 +177,7 @@ class Interpreter:
 
     def _train(self) -> None:
         program = self.program
-        passes = program.data.epochs
+        passes, warned = program.data.epochs, 0
         if not program.counted_epochs:
             passes += len(program.incidents) + TRIES + (program.take and passes * program.data.records)
         for number in range(passes):
@@ -185,12 +185,14 @@ class Interpreter:
                 break
             if number and program.renew:
                 self._renew()
+            warned = len(self._warned)
             self._one_pass()
         self.finished = self.service.finished
         again = program.is_left_early or program.has(Kind.RESTORE)
         if not self.finished and program.is_sound and not (program.counted_epochs and again):
             raise BrokenPromise("endless", f"not finished after {passes} passes")
-        if not self.finished and not program.is_sound and not program.counted_epochs:
+        silent = warned == len(self._warned) and not (program.counted_epochs or program.gets_nowhere)
+        if not self.finished and not program.is_sound and silent:
             raise BrokenPromise("endless without error", f"not finished after {passes} passes")
 
     def _one_pass(self) -> None:
@@ -224,8 +226,10 @@ class Interpreter:
 
     @property
     def _may_be_empty(self) -> bool:
-        """Where nothing but records that are dropped is left of an epoch."""
+        """Where nothing but records that are dropped, or cannot be read, is left of an epoch."""
         data, left = self.program.data, self.program.is_left_early
+        if left and data.unreadable:
+            return True
         return self.program.loader.drop_last and (
             left or data.records - len(data.unreadable) < data.batch_size
         )
