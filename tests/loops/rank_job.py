@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 import torch._dynamo
-from loop_interpreter import Numbers
+from loop_data import Numbers
 from loop_model import Model
 from loop_program import Order
 from loop_promises import BrokenPromise, check_gradient
