@@ -6,63 +6,25 @@ What a batch holds it reads from the batch: each sample is its record's number.
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from loop_data import NumberColumns, Numbers, reading_ahead
 from loop_model import Model
 from loop_program import Flush, Kind, Order, Place, Program, Report, Seed
 from loop_promises import Books, BrokenPromise, check_finished, check_gradient, check_once, check_verdict
 from loop_reference import Batch, Reference, Saved
 from torch.utils.data import DataLoader
 
-from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.errors import ConcurrentIteration, EdlError
 from edl_torch.testing import FakeMaster
 
 TRIES = 6  # passes more than a loop needs: three silent ones are an error
-
-
-class Numbers(AbstractDataReader):
-    """Record `i` is the number `i`; some cannot be read."""
-
-    def __init__(self, records: int, unreadable: tuple[int, ...] = ()) -> None:
-        super().__init__()
-        self.records = records
-        self.unreadable = unreadable
-
-    def create_shards(self, mode: Any = None) -> dict[str, int]:
-        return {"numbers": self.records}
-
-    def read_records(self, task: Any) -> Iterator[int]:
-        return (self.read_record("numbers", index) for index in range(task.start, task.end))
-
-    def read_record(self, name: str, index: int) -> int:
-        if index in self.unreadable:
-            raise ValueError("no such number")
-        return index
-
-
-class NumberColumns(Numbers):
-    """By the batch."""
-
-    def read_batch(self, name: str, indices: Any) -> Any:
-        return np.array([self.read_record(name, int(index)) for index in indices])
-
-
-def reading_ahead(iterator: Iterator[Any], count: int) -> Iterator[Any]:
-    """As wrappers do that must know which batch is the last: pass each on when `count` more are there."""
-    waiting: deque[Any] = deque()
-    for batch in iterator:
-        waiting.append(batch)
-        if len(waiting) > count:
-            yield waiting.popleft()
-    yield from waiting
 
 
 class Left(Exception):
@@ -93,8 +55,8 @@ class Interpreter:
     def run(self, fake: FakeMaster, folder: Path | None) -> None:
         """Train to the end, or until there is an error. Raises BrokenPromise."""
         self.books = Books(fake, self.program)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as self._warned:
+            warnings.simplefilter("always")
             with self._service(fake, folder) as (self.service, dataset):
                 self._loader, self._generator = self._make_loader(dataset)
                 try:
@@ -177,7 +139,7 @@ class Interpreter:
 
     def _train(self) -> None:
         program = self.program
-        passes = program.data.epochs
+        passes, warned = program.data.epochs, 0
         if not program.counted_epochs:
             passes += len(program.incidents) + TRIES + (program.take and passes * program.data.records)
         for number in range(passes):
@@ -185,12 +147,14 @@ class Interpreter:
                 break
             if number and program.renew:
                 self._renew()
+            warned = len(self._warned)
             self._one_pass()
         self.finished = self.service.finished
         again = program.is_left_early or program.has(Kind.RESTORE)
         if not self.finished and program.is_sound and not (program.counted_epochs and again):
             raise BrokenPromise("endless", f"not finished after {passes} passes")
-        if not self.finished and not program.is_sound and not program.counted_epochs:
+        silent = warned == len(self._warned) and not (program.counted_epochs or program.gets_nowhere)
+        if not self.finished and not program.is_sound and silent:
             raise BrokenPromise("endless without error", f"not finished after {passes} passes")
 
     def _one_pass(self) -> None:
@@ -224,8 +188,10 @@ class Interpreter:
 
     @property
     def _may_be_empty(self) -> bool:
-        """Where nothing but records that are dropped is left of an epoch."""
+        """Where nothing but records that are dropped, or cannot be read, is left of an epoch."""
         data, left = self.program.data, self.program.is_left_early
+        if left and data.unreadable:
+            return True
         return self.program.loader.drop_last and (
             left or data.records - len(data.unreadable) < data.batch_size
         )

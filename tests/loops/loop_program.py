@@ -209,6 +209,14 @@ class Program(Value):
         return longest == 1 or not (self.flush is Flush.NEVER or 0 < self.take < longest)
 
     @property
+    def gets_nowhere(self) -> bool:
+        """Whether each of its passes gives back all that it was given, so that it trains for ever."""
+        if not self.take or self.loader.plain:
+            return False
+        plans = [self.optimizers[number] for number in self.attached]
+        return self.take < max((plan.every or self.take + 1 for plan in plans), default=2)
+
+    @property
     def saves_exactly(self) -> bool:
         """Whether model and token are one instant by the loop's own doing."""
         if self.loader.plain:

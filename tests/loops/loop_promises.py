@@ -9,7 +9,7 @@ import torch
 from loop_program import Program
 from loop_reference import Batch, Counts, Record, Reference
 
-from edl_torch.audit.verdict import Verdict, audit
+from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.testing import FakeMaster
 
 TOLERANCE = 1e-12
@@ -101,7 +101,7 @@ def _is_of(record: Record, program: Program) -> bool:
 
 def is_bare_proof(verdict: Verdict) -> bool:
     """Whether the audit says PROVEN, of all records and without a reserve."""
-    return verdict.proven and not verdict.open
+    return verdict.outcome is Outcome.PROVEN
 
 
 def check_verdict(program: Program, reference: Reference, folder: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 import torch._dynamo
-from loop_interpreter import Numbers
+from loop_data import Numbers
 from loop_model import Model
 from loop_program import Order
 from loop_promises import BrokenPromise, check_gradient
@@ -22,7 +22,7 @@ from rank_reduce import Exchange, mean
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.testing import FakeMaster, ThreadPeers
 
-Saved = tuple[dict[str, str], list[torch.Tensor], Counts]
+Saved = tuple[dict[str, str], list[torch.Tensor], Counts, Counts]  # token, weights, learnt, bad
 
 
 class Rank:
@@ -46,7 +46,6 @@ class Rank:
         self.windows: list[list[Batch]] = [[] for _ in program.every]
         self.given = [0] * len(program.every)  # batches since each optimizer's last step
         self.learnt: Counts = Counter()  # by the first optimizer, of all ranks
-        self.again: Counts = Counter()  # on this rank: in hand when the loop was left
         self.bad: Counts = Counter()  # on this rank
         self.saved: Saved | None = None
         self._step = -1
@@ -55,8 +54,10 @@ class Rank:
                 service.attach(optimizer)
 
     def train(self, saved: Saved | None) -> None:
-        token, weights, learnt = saved or (None, self.model.copy(), Counter())
+        token, weights, learnt, bad = saved or (None, self.model.copy(), Counter(), Counter())
         self.model.load(weights)
+        if not self.number:
+            self.bad = Counter(bad)
         self.learnt = Counter(learnt)
         self.service.load_state_dict(token)
         for _ in range(self.program.data.epochs + 4):
@@ -66,19 +67,21 @@ class Rank:
         raise BrokenPromise("endless", "not finished")
 
     def _one_pass(self) -> None:
-        epoch = int(self.exchange.of(self.number, self.service.epoch)[0])
         for batch in self.loader:
             self._step += 1
-            held = Batch(epoch, batch.tolist() if self.loader.weight else [])
+            held = Batch(self.loader.epoch, batch.tolist() if self.loader.weight else [])
             if self._step == self.program.leave:
-                self.again.update(held.records)
                 break
             self._body(batch, held)
             if self._step == self.program.save:
-                self.saved = self.service.state_dict(), self.model.copy(), Counter(self.learnt)
+                self._save()
         for number, given in enumerate(self.given):
             if given:
                 self._step_one(number)
+
+    def _save(self) -> None:
+        bad = sum(self.exchange.of(self.number, Counter(self.bad)), Counts())
+        self.saved = self.service.state_dict(), self.model.copy(), Counter(self.learnt), bad
 
     def _body(self, batch: torch.Tensor, held: Batch) -> None:
         if (self._step, self.number) in self.program.failed and held.numbers:
@@ -194,8 +197,7 @@ def _rank(program: Ranks, fake: FakeMaster, peers: ThreadPeers, exchange: Exchan
 
 
 def _check(program: Ranks, ranks: list[Rank]) -> None:
-    """Each record is in the one model once; those in hand when the loop was left may not be twice either,
-    because no rank had looked at them."""
+    """Each record is in the one model once: no rank had looked at what was in hand when all left."""
     data = program.data
     bad = sum((rank.bad for rank in ranks), Counts())
     readable = [n for n in range(data.records) if n not in data.unreadable]
