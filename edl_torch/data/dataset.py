@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -25,7 +25,7 @@ from edl_torch.data.iterations import iterations
 from edl_torch.data.orphans import end_with_trainer
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
-from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
+from edl_torch.errors import BadRecord, EdlError, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads
 from edl_torch.shard import Slice
 
@@ -104,6 +104,15 @@ class ShardedDataset(IterableDataset[Any]):
         self._feed = feed
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            return self._begin()
+        except EdlError as error:
+            if get_worker_info() is None:
+                raise
+            # torch brings the trainer what a worker raises as it reads, not as a persistent one begins again.
+            return map(_raise, [error])
+
+    def _begin(self) -> Iterator[Any]:
         feed = self._feed
         link = self._connect()
         self._generators = self._generators_of(feed) if self._seed_transforms else None
@@ -209,6 +218,10 @@ class ShardedDataset(IterableDataset[Any]):
     def makes_lists(self) -> bool:
         """Whether an iteration may yield samples by the list: not where a subclass does something to each."""
         return type(self).__iter__ is ShardedDataset.__iter__
+
+
+def _raise(error: EdlError) -> NoReturn:
+    raise error
 
 
 class Feed:
