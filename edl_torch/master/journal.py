@@ -329,25 +329,25 @@ def _size(path: Path) -> int:
 
 
 # The lock file: the process that holds it, and the number of the last transaction that it wrote.
-_PID, _NUMBER = slice(0, 20), slice(20, 40)
+_PLACES = 20  # of each
 
 
 def _sign(file: BinaryIO) -> None:
-    os.pwrite(file.fileno(), f"{os.getpid():<20}".encode(), _PID.start)
+    os.pwrite(file.fileno(), f"{os.getpid():<{_PLACES}}".encode(), 0)
 
 
 def _holder(file: BinaryIO) -> str:
-    pid = os.pread(file.fileno(), 20, _PID.start).decode().strip()
+    pid = os.pread(file.fileno(), _PLACES, 0).decode().strip()
     return f" (process {pid})" if pid else ""
 
 
 def _tell_commits(file: BinaryIO, number: int) -> None:
     """Not synced: after a power loss it may be too small, and then it proves nothing."""
-    os.pwrite(file.fileno(), f"{number:<20}".encode(), _NUMBER.start)
+    os.pwrite(file.fileno(), f"{number:<{_PLACES}}".encode(), _PLACES)
 
 
 def _told_commits(file: BinaryIO) -> int:
-    number = os.pread(file.fileno(), 20, _NUMBER.start).decode("ascii", "replace").strip()
+    number = os.pread(file.fileno(), _PLACES, _PLACES).decode("ascii", "replace").strip()
     return int(number) if number.isdecimal() else 0
 
 

@@ -20,7 +20,7 @@ from chaos_processes import Launcher, Life, MasterProcess
 from edl_torch.audit.verdict import audit
 from edl_torch.testing import wait_until
 
-SEEDS = [int(word) for word in os.environ.get("EDL_CHAOS_SEEDS", "1 2").split()]
+SEEDS = [int(word) for word in os.environ.get("EDL_CHAOS_SEEDS", "2 4").split()]
 SIZE = 1200
 LOG = "journal.sqlite3-wal"
 
