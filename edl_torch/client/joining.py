@@ -25,9 +25,8 @@ C = TypeVar("C", bound=FencedCall)
 class Joining:
     """One session's part in one dataset.
 
-    `on_gone` is called when all that was held is void, `on_unproven` when nothing proves that the master has
-    what was reported, `on_member` with each new membership, which makes void what was held before,
-    and `on_first` once, after the session has joined for the first time.
+    `on_gone` is called when all that was held is void, `on_member` with each new membership, which makes void
+    what was held before, and `on_first` once, after the session has joined for the first time.
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class Joining:
         audit: Audit,
         *,
         on_gone: Callable[[], None],
-        on_unproven: Callable[[], None],
         on_member: Callable[[Membership], None],
         on_first: Callable[[], None],
         threads: Threads = SYSTEM,
@@ -50,12 +48,10 @@ class Joining:
         self._audit = audit
         self._answered = answered or Answered()
         self._on_gone = on_gone
-        self._on_unproven = on_unproven
         self._on_member = on_member
         self._on_first = on_first
         self._joining = threads.lock()
         self._plan: Plan | None = None
-        self._start = 0  # the master's, when it registered
         self._membership = Membership()
 
     def __repr__(self) -> str:
@@ -89,7 +85,6 @@ class Joining:
             if self._plan is None:
                 answer = self._register()
                 self._plan = Plan(answer.spec)
-                self._start = answer.start
                 self._follow_answer(answer)
                 self._note_joined(answer)
                 self._on_first()
@@ -120,9 +115,6 @@ class Joining:
                     f"{self._description.name!r} was taken back to a checkpoint: this trainer's leases are "
                     f"void. Restart it from the checkpoint that the others use"
                 )
-            if answer.start != self._start:
-                self._start = answer.start
-                self._on_unproven()
             self._follow_answer(answer)
             self._note_joined(answer)
 

@@ -123,17 +123,6 @@ class Position:
             "them. Start again from the last checkpoint, on all ranks where there are several"
         )
 
-    def unproven(self) -> None:
-        """The master was started again, took this session for dead, and forgot which reports it has answered.
-
-        If its journal had gone back, no call proves it any more, and its position is not the model's.
-        """
-        self._lost = self._lost or (
-            f"the master of dataset {self._description.name!r} was started again and then gave this trainer "
-            "up, which was away for too long: nothing proves that its journal knows all that was reported. "
-            "Start again from the last checkpoint, on all ranks where there are several"
-        )
-
     def check(self) -> None:
         """Raise StaleLease if the model and the count of what it was trained on have parted."""
         if self._lost:

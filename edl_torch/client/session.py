@@ -84,7 +84,6 @@ class Session:
         return Joining(
             *(self.master, self.id, self.description, self._audit),
             on_gone=self._forget,
-            on_unproven=lambda: self.position.unproven(),
             on_member=self._follow,
             on_first=self._attend,
             threads=self._threads,

@@ -47,8 +47,7 @@ class RegisterCall:
 class RegisterAnswer:
     """The dataset as registered, and the ledger, lineage and `member` that every later call names.
 
-    A session that was given up and registers again is another member, with another number. `start` is another
-    number after each start of the master on a journal, which may have gone back.
+    A session that was given up and registers again is another member, with another number.
     """
 
     spec: DatasetSpec
@@ -56,7 +55,6 @@ class RegisterAnswer:
     lineage: int
     epoch: int
     member: int
-    start: int = 0
 
     @property
     def fence(self) -> dict[str, Any]:

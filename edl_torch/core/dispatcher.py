@@ -142,7 +142,6 @@ class Dispatcher:
             lineage=ledger.lineage,
             epoch=ledger.epoch,
             member=member.number,
-            start=self._nonce,
         )
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:

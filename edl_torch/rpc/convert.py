@@ -120,7 +120,6 @@ def register_answer_to_wire(value: calls.RegisterAnswer) -> pb.RegisterResponse:
         lineage=value.lineage,
         epoch=value.epoch,
         member=value.member,
-        start=value.start,
     )
 
 
@@ -131,7 +130,6 @@ def register_answer_from_wire(message: pb.RegisterResponse) -> calls.RegisterAns
         lineage=message.lineage,
         epoch=message.epoch,
         member=message.member,
-        start=message.start,
     )
 
 

@@ -111,20 +111,18 @@ class RegisterRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., batch_size: _Optional[int] = ..., registration: _Optional[_Union[Registration, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("spec", "ledger", "lineage", "epoch", "member", "start")
+    __slots__ = ("spec", "ledger", "lineage", "epoch", "member")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
     spec: DatasetSpec
     ledger: str
     lineage: int
     epoch: int
     member: int
-    start: int
-    def __init__(self, spec: _Optional[_Union[DatasetSpec, _Mapping]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., epoch: _Optional[int] = ..., member: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
+    def __init__(self, spec: _Optional[_Union[DatasetSpec, _Mapping]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., epoch: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("session",)

@@ -80,7 +80,7 @@ def test_a_journal_that_went_back_is_not_taken_for_the_newest(seed: int) -> None
 
 
 def test_a_trainer_given_up_by_a_master_whose_journal_went_back_saves_no_token() -> None:
-    """The master gave it up after its start, and with it what could have proven that reports are lost."""
+    """The master gave it up after its start, and its call as the member that it was proves what was lost."""
     run(job(105))
 
 

@@ -26,7 +26,7 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
 )
-from edl_torch.errors import SessionLost, StaleLease
+from edl_torch.errors import SessionLost
 from edl_torch.testing import FakeMaster
 
 RECORDS, SHARD = 64, 8
@@ -264,19 +264,3 @@ def test_what_becomes_of_the_new_members_first_lease_is_told(fake: FakeMaster) -
     session.flush()
     assert fake.dataset_status("training").leases == 0
     session.close()
-
-
-def test_a_trainer_that_a_master_gave_up_after_its_restart_saves_no_position(
-    fake: FakeMaster, meddler: Any
-) -> None:
-    """A journal that went back, and has forgotten reports, could not be found out any more."""
-    with DataShardService(4, meddler, dataset_size=RECORDS, records_per_shard=SHARD) as service:
-        begin(service.session)
-        before = service.state_dict()
-        fake._dispatcher.begin_again(1000)
-        give_up_all(fake)
-        for _ in range(2):
-            with pytest.raises(StaleLease, match="started again and then gave this trainer up"):
-                service.state_dict()
-        service.load_state_dict(before)
-        assert service.state_dict() == before
