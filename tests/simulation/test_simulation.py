@@ -25,6 +25,7 @@ from sim_cluster import Cluster
 from sim_model import BrokenPromise
 from sim_network import Weather
 
+from edl_torch.audit.way import Way
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.tickets import Ticket
@@ -179,7 +180,7 @@ def broken_tickets(patch: pytest.MonkeyPatch) -> None:
 
     def eager(self: ElasticPasses, ticket: Ticket) -> bool:
         handed = hand(self, ticket)
-        self._settle(0)
+        self._settle(0, Way.NEXT)
         return handed
 
     patch.setattr(ElasticPasses, "hand", eager)
