@@ -304,7 +304,7 @@ class ElasticPasses:
         attached = self._steps.attached
         self._settle(self._steps.keep if attached else self._steps.ahead, Way.STEP if attached else Way.TOKEN)
 
-    def _settle(self, keep: int, way: Way) -> None:
+    def _settle(self, keep: int, way: Way = Way.UNKNOWN) -> None:
         """Acknowledge all handed batches but the last `keep`."""
         with self._book.lock:
             self._note_settled(keep, way)
