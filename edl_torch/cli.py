@@ -96,8 +96,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
         parser,
         "--accept_older_journal",
         action="store_true",
-        help="go on from a journal that is older than what its trainers were told: what it does not know is lent "
-        "again (for one start)",
+        help="go on from a journal that is older than what its trainers were told: what it does not know is "
+        "lent again (for one start)",
     )
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
     # For what starts a master beside itself: see integrations/beside_agent.py.
@@ -189,8 +189,8 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run_audit)
     parser.epilog = (
-        "Exit status: 0 proven; 3 proven, but acknowledgements inexact; 1 refuted; 2 unfinished, or the logs or "
-        "the journal cannot be used."
+        "Exit status: 0 proven; 3 proven, but acknowledgements inexact; 1 refuted; 2 unfinished, or the logs "
+        "or the journal cannot be used."
     )
     parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
     _option(
