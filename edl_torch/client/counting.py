@@ -15,7 +15,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, InvalidArgument
 
 _REMEDY = (
-    "report each batch once, with report_batch_done(batch_size=len(batch)) where its size is not the "
+    "report each batch once, with report_batch_done(batch_size=…) where its number of records is not the "
     "service's batch_size, or use ElasticDataLoader"
 )
 
