@@ -96,7 +96,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
         parser,
         "--accept_older_journal",
         action="store_true",
-        help="go on from a journal though it may be older than what its trainers were told (for one start)",
+        help="go on from a journal that is older than what its trainers were told: what it does not know is "
+        "lent again (for one start)",
     )
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
     # For what starts a master beside itself: see integrations/beside_agent.py.
@@ -187,6 +188,10 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run_audit)
+    parser.epilog = (
+        "Exit status: 0 proven; 3 proven, but acknowledgements inexact; 1 refuted; 2 unfinished, or the logs "
+        "or the journal cannot be used."
+    )
     parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
     _option(
         parser,
@@ -196,8 +201,13 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         help="the master's --state folder: its journal says what was heard of trainers that were killed",
     )
     _option(parser, "--json", action="store_true", help="print JSON")
-    _option(parser, "--unfinished", action="store_true", help="the job goes on: what is missing is not lost")
-    _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name")
+    _option(
+        parser,
+        "--unfinished",
+        action="store_true",
+        help="the job still runs or was stopped: records without an outcome are open, not lost",
+    )
+    _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name (20)")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:

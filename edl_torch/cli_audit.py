@@ -22,7 +22,7 @@ _MEANING = {
     "lost": "no outcome",
     "doubled": "more than one outcome",
     "forgotten": "confirmed, and unknown to the master",
-    "repeated": "loops had them more than once",
+    "repeated": "may have been trained on once more than is counted",
     "stale": "came too late and was refused",
 }
 _WAYS = {
@@ -46,7 +46,7 @@ def run(
     except EdlError as error:
         print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_INPUT
-    print(write_json(verdicts) if as_json else write_table(verdicts))
+    print(write_json(verdicts) if as_json else write_table(verdicts, unfinished=unfinished))
     return worst(verdicts).status
 
 
@@ -73,12 +73,12 @@ def _summary(outcome: Outcome) -> dict[str, object]:
     return {"verdict": outcome.label, "proven": outcome in (Outcome.PROVEN, Outcome.INEXACT)}
 
 
-def write_table(verdicts: list[Verdict]) -> str:
-    """A few lines for each dataset."""
-    return "\n\n".join("\n".join(_lines(verdict)) for verdict in verdicts)
+def write_table(verdicts: list[Verdict], *, unfinished: bool) -> str:
+    """A few lines for each dataset; `unfinished` is what the verdicts were asked with."""
+    return "\n\n".join("\n".join(_lines(verdict, unfinished)) for verdict in verdicts)
 
 
-def _lines(verdict: Verdict) -> Iterator[str]:
+def _lines(verdict: Verdict, unfinished: bool) -> Iterator[str]:
     yield f"dataset {verdict.dataset!r}: {verdict.outcome.label}"
     epochs = f"{verdict.num_epochs} epoch(s)" if verdict.num_epochs else "endless"
     yield f"  {verdict.size} records, {epochs}; {verdict.records} must have exactly one outcome"
@@ -99,8 +99,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield f"  {verdict.unsettled} were reported without an answer; {verdict.assumed} of them {counting}"
     yield from (f"  INEXACT: {text}" for text in _inexact(verdict))
     yield from (f"  CONTRADICTION: {text}" for text in verdict.contradictions)
-    if verdict.lost and not (verdict.doubled or verdict.forgotten or verdict.contradictions):
-        yield "  a job that still runs, or was stopped and will go on: audit it with --unfinished"
+    if verdict.lost and not (unfinished or verdict.doubled or verdict.forgotten or verdict.contradictions):
+        yield "  if the job still runs, or was stopped and will go on: audit it with --unfinished"
     for kind in _MEANING:
         yield from _kind(verdict, kind)
 
@@ -108,12 +108,12 @@ def _lines(verdict: Verdict) -> Iterator[str]:
 def _inexact(verdict: Verdict) -> Iterator[str]:
     if verdict.repeated:
         why = {
-            "given back after a loop had them, and may have trained on them": verdict.returned,
+            "given back after a loop had them": verdict.returned,
             "taken back by the master while a loop had them": verdict.void,
             "reported too late": verdict.late,
         }
         reasons = "; ".join(f"{count} {what}" for what, count in why.items() if count)
-        yield f"{verdict.repeated} record(s) were delivered more than once: {reasons}"
+        yield f"{verdict.repeated} record(s) may have been trained on once more than is counted: {reasons}"
     if verdict.counted:
         yield (
             f"{verdict.counted} record(s) were acknowledged by counting: a plain DataLoader with several "

@@ -110,7 +110,8 @@ class Chain:
         if not lineage.restored and lineage.key[1] != 1:
             raise AuditError(
                 f"no log says from which token {self._called(lineage)} began: give the audit directories of "
-                f"all trainers, and of every restart of the job"
+                f"all trainers, and of every restart of the job. A job whose master went on with "
+                f"--accept-older-journal has none, and cannot be proven"
             )
         token = self._decode(lineage.token)
         return Intervals() if token is None else self._line.done(token)
@@ -123,7 +124,8 @@ class Chain:
         if not taken and not part.begun:
             return None
         keys = {one.key for one in taken} & self._history.lineages.keys()
-        latest_first = sorted(keys, key=lambda key: -self._history.lineages[key].latest)
+        lineages = self._history.lineages
+        latest_first = sorted(keys, key=lambda key: (lineages[key].latest, key), reverse=True)
         candidates = [
             self._explain(key, began.token or "", part.begun, taken)
             for key in latest_first or self._told_before(began, visited)

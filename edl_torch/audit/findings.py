@@ -21,8 +21,8 @@ MOST_REPORTERS = 4  # of one range, in one lineage
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Records that are `lost` (no outcome), `doubled` (several), `forgotten` (the master confirmed an outcome
-    and does not know it), `repeated` (loops of living trainers had them more than once) or `stale` (reported
-    too late and refused, which costs no outcome).
+    and does not know it), `repeated` (a living trainer may have trained on them once more than is counted) or
+    `stale` (reported too late and refused, which costs no outcome).
 
     `by` names the trainers that reported them, or had them in vain.
     """

@@ -79,7 +79,7 @@ class Lineage:
     key: Key
     acknowledged: Reports
     quarantined: Reports
-    repeated: Reports  # that the loop had, and that another had then; `answers` says why, as a `Kind`
+    repeated: Reports  # that the loop had, without an outcome from that; `answers` says why, as a `Kind`
     uncounted: list[tuple[int, int, int]]  # place of the log, line, records that were reported in vain
     crumbs: Intervals
     batch_size: int  # the largest of its trainers

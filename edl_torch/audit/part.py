@@ -76,7 +76,7 @@ class Part:
 
     @property
     def repeated(self) -> Intervals:
-        """Records that a loop had and another had once more."""
+        """Records that a loop had, and may have trained on, without an outcome from that."""
         return self.returned | self.void | self.late
 
     @property

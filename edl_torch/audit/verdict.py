@@ -66,7 +66,7 @@ class Verdict:
     trainers: int  # sessions
     lineages: int
     rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `audit.way.Way`
-    repeated: int  # loops had them more than once, and all of these trainers live: the three that follow
+    repeated: int  # may have been trained on once more than is counted, by who lives: the next three
     returned: int  # given back by a loop that had them, and may have trained on them
     void: int  # taken back by the master while a loop had them
     late: int  # reported, when the lease was another's

@@ -11,10 +11,17 @@ from collections.abc import Iterator
 from edl_torch.audit.chain import FinalWord
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
+from edl_torch.errors import AuditError
 
 
 def final_words(dispatcher: Dispatcher) -> dict[str, FinalWord]:
-    """What the master says of each dataset, by name."""
+    """What the master says of each dataset, by name. Raises AuditError where its journal went back."""
+    if dispatcher.suspended:
+        names = ", ".join(map(repr, sorted(dispatcher.suspended)))
+        raise AuditError(
+            f"the master's journal is older than what its trainers were told, and {names} is suspended: "
+            f"audit the job once that has been restored from a checkpoint"
+        )
     return {
         ledger.spec.name: FinalWord(
             token=ledger.snapshot().encode(),

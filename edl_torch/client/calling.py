@@ -16,7 +16,7 @@ import grpc
 
 from edl_torch.client.attendance import backoff
 from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed
-from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status
+from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status, is_masters_own
 
 log = logging.getLogger("edl_torch.client")
 
@@ -94,7 +94,8 @@ class Caller:
             return rpc(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
         except grpc.RpcError as error:
             self.check_usable()
-            raise from_status(error, self._address) from error
+            # What the master itself says is said once: grpc's error has nothing but the same text, twice.
+            raise from_status(error, self._address) from (None if is_masters_own(error) else error)
         except ValueError:  # grpc's word for a channel that was closed meanwhile
             self.check_usable()
             raise

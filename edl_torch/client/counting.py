@@ -15,7 +15,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, InvalidArgument
 
 _REMEDY = (
-    "report each batch once, with report_batch_done(batch_size=len(batch)) where its size is not the "
+    "report each batch once, with report_batch_done(batch_size=…) where its number of records is not the "
     "service's batch_size, or use ElasticDataLoader"
 )
 
@@ -156,7 +156,8 @@ class StreamCounts:
             raise InvalidArgument(
                 f"report_batch_done() without a size stands for the service's batch_size, {self._batch_size} "
                 f"record(s), and the DataLoader's batches have {loaded}: give both the same, call "
-                f"report_batch_done(batch_size=len(batch)), or use ElasticDataLoader"
+                f"report_batch_done(batch_size=…) with the number of records in the batch, or use "
+                f"ElasticDataLoader"
             )
 
     def _checked_size(self, batch_size: int | None) -> int:

@@ -112,8 +112,8 @@ class Joining:
                 )
             if answer.lineage != lost.lineage:
                 raise StaleLease(
-                    f"{self._description.name!r} was taken back to a checkpoint: this trainer's leases are "
-                    f"void. Restart it from the checkpoint that the others use"
+                    f"{self._description.name!r} was taken back to a checkpoint by another trainer: "
+                    f"this one's leases are void. Start it again from the newest checkpoint"
                 )
             self._follow_answer(answer)
             self._note_joined(answer)

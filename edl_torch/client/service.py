@@ -62,7 +62,9 @@ class DataShardService:
         seed: with the epoch it fixes every order.
         epoch_barrier: False lets a pass run on into the next epoch.
         max_bad_records: so many records may go to quarantine before the job fails.
-        lookahead: batches that a wrapper around the loader asks for ahead of the training step.
+        lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
+            of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
+            passed on when the next pass begins.
         master_timeout_s: without `master_client`, how long the master may be away before calls raise
             MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600, and 30 for a torchrun job's own.
         audit_dir: a folder where this trainer writes down what it reports, for `edl-torch audit`.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from edl_torch.core.calls import LeaseAnswer, LeaseCall, RegisterAnswer, RegisterCall
+from edl_torch.core.calls import LeaseAnswer, LeaseCall, RegisterAnswer, RegisterCall, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, JournalError
@@ -153,6 +153,16 @@ class MasterHost:
             *map(printable, (answer.spec.name, call.worker_id, call.session)),
         )
         return answer
+
+    def restore(self, call: RestoreCall) -> int:
+        """Go back to a token; returns the lineage that this opened."""
+        lineage = self.apply(lambda dispatcher, now: dispatcher.restore(call, now))
+        log.info(
+            "restored dataset=%s session=%s lineage=%d before=%d to=%s",
+            *(printable(call.dataset), printable(call.session), lineage, call.lineage),
+            "the beginning" if call.token is None else "a checkpoint",
+        )
+        return lineage
 
     async def lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""

@@ -145,7 +145,7 @@ class MasterServicer:
     @guarded
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
         call = convert.restore_call_from_wire(request)
-        return pb.RestoreResponse(lineage=self._host.apply(lambda d, now: d.restore(call, now)))
+        return pb.RestoreResponse(lineage=self._host.restore(call))
 
     @guarded
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:

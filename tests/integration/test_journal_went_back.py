@@ -163,14 +163,16 @@ def test_trainers_of_a_journal_that_went_back_end_with_a_remedy(
     assert "--accept-older-journal" in shown
     assert ("of session" in shown) is (damage is put_back), "else it was known at the start"
 
-    with pytest.raises(JournalWentBack, match="older than what its trainers were told"):
+    with pytest.raises(JournalWentBack, match="older than what its trainers were told") as refused:
         Trainer(master).done()  # one that begins without a checkpoint
+    assert refused.value.__cause__ is None, "grpc has nothing to add but the same text, twice"
     master.kill()
     master.start()  # it does not forget
     with pytest.raises(JournalWentBack, match="older than what its trainers were told"):
         Trainer(master).done()
 
     last = Trainer(master, token=token).done()
+    assert "restored dataset=training" in master.log
     assert len(last.trained) == len(set(last.trained))
     assert "SUSPENDED" not in status(master)
     assert "finished" in status(master)

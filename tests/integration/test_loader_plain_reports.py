@@ -45,7 +45,7 @@ def test_a_default_report_of_another_batch_size_is_refused_at_once(
         next(loop)
         loaded = batch_size or 1
         with pytest.raises(
-            InvalidArgument, match=rf"batch_size, 10 record.* batches have {loaded}: .*len\(batch\)"
+            InvalidArgument, match=rf"batch_size, 10 record.* batches have {loaded}: .*batch_size=…\)"
         ):
             service.report_batch_done()
         assert told(fake, service) == set()

@@ -53,6 +53,7 @@ def test_an_unfinished_job_may_have_open_records(job, capsys):
     out = capsys.readouterr().out
     assert out.startswith("dataset 'training': UNFINISHED\n")
     assert "open " in out
+    assert "with --unfinished" not in out
     assert audit(job) == 1
     assert "was stopped and will go on: audit it with --unfinished" in capsys.readouterr().out
 

@@ -28,6 +28,19 @@ def test_a_restore_rolls_back_and_every_record_counts_once(tmp_path):
     assert verdict.rolled_back == done - Token.decode(token).acknowledged > 0
 
 
+@pytest.mark.parametrize("ledger", range(8))
+def test_a_token_taken_in_two_lineages_is_followed_through_the_later_one(tmp_path, ledger):
+    job = Job(tmp_path)
+    job.ledgers = ledger  # the verdict is the same for every name, and so for every order of sets of them
+    job.restart(None)
+    token = job.checkpoint(0, exact=False)
+    job.restore(0, token)
+    assert job.checkpoint(0, exact=False) == token
+    job.restart(token)
+    job.finish()
+    assert one(tmp_path).inexact_tokens == 2  # that of the restart, and that of the restore before it
+
+
 def test_a_chain_of_many_restores_is_followed_to_the_beginning(tmp_path):
     job = Job(tmp_path, replace(SPEC, num_epochs=200))
     for number in range(1200):
