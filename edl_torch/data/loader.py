@@ -165,6 +165,7 @@ class ElasticDataLoader(DataLoader[Any]):
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
+        self.service.session.elastic.end_unreachable()
         live = None if self._live is None else self._live()
         if live is not None and live.going_on:
             raise ConcurrentIteration(
