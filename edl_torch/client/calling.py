@@ -52,19 +52,19 @@ class Caller:
     ) -> Any:
         """Repeat for `master_timeout_s`, with pauses of at most a second; then raise MasterUnavailable."""
         give_up_at = time.monotonic() + self.timeout_s
-        first: EdlError | None = None
+        first = ""  # in words: an error would hold this frame, and with it the loop's iterator, as garbage
         pauses = backoff()
         while True:
             left_s = give_up_at - time.monotonic()
             timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(attempt_s, left_s))
             try:
-                answer = self.attempt(rpc, request, timeout_s, wait_for_ready=first is not None)
+                answer = self.attempt(rpc, request, timeout_s, wait_for_ready=bool(first))
                 self._answered, self._warned = True, False
                 return answer
             except (MasterUnavailable, NoTrust) as error:
                 if not self._answered:
-                    self._explain_or_raise(error, left_s, first is None)
-                first = first or error
+                    self._explain_or_raise(error, left_s, not first)
+                first = first or str(error)
                 pause_s = next(pauses)
                 if time.monotonic() + pause_s >= give_up_at:
                     raise self.unavailable(first, error) from error
@@ -128,9 +128,9 @@ class Caller:
                 "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
             )
 
-    def unavailable(self, first: EdlError, last: EdlError | None = None) -> MasterUnavailable:
-        """What to raise in the end, after these errors."""
-        other = isinstance(last, AnotherAnswers | NoTrust) and str(last) != str(first)
+    def unavailable(self, first: str, last: EdlError | None = None) -> MasterUnavailable:
+        """What to raise in the end: what was said at first, and the last error."""
+        other = isinstance(last, AnotherAnswers | NoTrust) and str(last) != first
         return MasterUnavailable(
             f"no answer from the master at {self._address} within {self.timeout_s:g} s: "
             f"is it running, and is the address right? At first: {first}"

@@ -5,6 +5,7 @@ The master decides when such a pass ends. It does not know what is in a batch, n
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,7 +66,7 @@ class ElasticPasses:
 
     def open(self, epoch: int = NEW_PASS) -> int:
         """Begin a pass over `epoch`, or the one that runs; the master ends it. Returns its number."""
-        self.end_abandoned()
+        self.end_unreachable()
         if self._leases.is_open and self._leases.mode is Mode.ELASTIC:
             raise ConcurrentIteration(
                 f"dataset {self._dataset!r} is being iterated already: finish, break out of or "
@@ -190,6 +191,14 @@ class ElasticPasses:
                     self._reporter.post()
                 if self._abandoned == number:
                     self._abandoned = 0
+
+    def end_unreachable(self) -> None:
+        """As `end_abandoned`, for who is about to begin another pass: nor is one in the way that only garbage
+        holds, as an error does which a frame under the iterator's has caught and kept."""
+        self.end_abandoned()
+        if self._leases.is_open and self._leases.mode is Mode.ELASTIC:
+            gc.collect()
+            self.end_abandoned()
 
     # Batches ----------------------------------------------------------------------------------------------
 

@@ -205,11 +205,17 @@ class Position:
         if seen is None:
             return
         ledger, lineage = seen
-        if ledger not in ("", member.ledger) or lineage != member.lineage:
+        if ledger not in ("", member.ledger):
+            raise StaleLease(
+                f"dataset {self._description.name!r} has another master since this trainer read its "
+                f"checkpoint: ledger {member.ledger}, not {ledger}. Start this one again from the newest "
+                f"checkpoint"
+            )
+        if lineage != member.lineage:
             raise StaleLease(
                 f"dataset {self._description.name!r} was taken back to a checkpoint by another trainer while "
-                f"this one read its own: lineage {member.lineage} of ledger {member.ledger}, not {lineage}"
-                f"{ledger and f' of ledger {ledger}'}. Start this one again from the newest checkpoint"
+                f"this one read its own: lineage {member.lineage}, not {lineage}. Start this one again from "
+                f"the newest checkpoint"
             )
 
     def restore(self, token: str | None) -> None:

@@ -245,7 +245,7 @@ class Session:
         plan = self.plan()
         if mode is Mode.ELASTIC:
             return self._leases.pass_number, plan
-        self.elastic.end_abandoned()
+        self.elastic.end_unreachable()
         return self._plain.begin(stream, run, deliveries), plan
 
     def next_grant(self, stream: str, number: int) -> Grant | None:

@@ -34,7 +34,7 @@ from edl_torch.core.calls import (
     ReportCall,
     RestoreCall,
 )
-from edl_torch.errors import EdlError, MasterUnavailable
+from edl_torch.errors import EdlError
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
@@ -115,7 +115,7 @@ class MasterClient:
         while not attendance.presence.wait_standing(min(LOOK_S, self._caller.timeout_s)):
             self._caller.check_usable()
             if time.monotonic() >= give_up_at:
-                raise self._caller.unavailable(MasterUnavailable("the session's stream did not stand"))
+                raise self._caller.unavailable("the session's stream did not stand")
 
     def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""

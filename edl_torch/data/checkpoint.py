@@ -79,7 +79,7 @@ def save_checkpoint(
                 no_dist=alone,
             )
     except (OSError, CheckpointException) as exc:
-        raise CheckpointError(f"the checkpoint '{partial}' cannot be written: {_reasons(exc)}") from exc
+        raise _unwritten(partial, partial, _reasons(exc)) from exc
     data = service.state_dict()
     _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _finish(partial, folder / name, data, keep))
     service.session.checkpoints[str(folder)] = name
@@ -232,8 +232,16 @@ def _finish(partial: Path, whole: Path, data: dict[str, str], keep: int) -> str:
         for old in _checkpoints(whole.parent)[: -max(1, keep)]:
             shutil.rmtree(whole.parent / old)
     except OSError as exc:
-        raise CheckpointError(f"the checkpoint '{whole}' cannot be written: {exc.strerror}") from exc
+        raise _unwritten(partial, whole, exc.strerror or str(exc)) from exc
     return ""
+
+
+def _unwritten(partial: Path, named: Path, reason: str) -> CheckpointError:
+    """Why it is not there: another incarnation that saves removes what this one has half written."""
+    newest = _newest(partial.parent)
+    if not partial.exists() and newest >= partial.name.partition(".")[0]:
+        return CheckpointError(_overtaken(partial.parent / newest))
+    return CheckpointError(f"the checkpoint '{named}' cannot be written: {reason}")
 
 
 def _sync(path: Path) -> None:

@@ -165,6 +165,7 @@ class ElasticDataLoader(DataLoader[Any]):
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
+        self.service.session.elastic.end_unreachable()
         live = None if self._live is None else self._live()
         if live is not None and live.going_on:
             raise ConcurrentIteration(
@@ -221,9 +222,10 @@ class ElasticDataLoader(DataLoader[Any]):
 
         Call it once before each `step()`, for the optimizers that step: before clipping, and with a
         `GradScaler` after `unscale_(optimizer)`. Each optimizer has a window of its own: the batches
-        backpropagated since its gradients were last scaled, or since `zero_grad()` made them None. A second
-        call for a window does nothing; a parameter of two optimizers is scaled once. With several optimizers,
-        `service.attach` each before the loop: the first window of one that nobody knew of may be refused.
+        backpropagated since its gradients were last scaled, or since `zero_grad()` made them None (zeros of
+        `set_to_none=False` are not seen: what they threw away counts on). A second call for a window does
+        nothing; a parameter of two optimizers is scaled once. With several optimizers, `service.attach` each
+        before the loop: the first window of one that nobody knew of may be refused.
 
         On synchronous ranks all call it at the same point. Needs weighed losses, and a wrapper that averages
         over the ranks, as DDP does. Raises InvalidArgument where some batches were weighed with `count` and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 
 import pytest
@@ -22,6 +23,31 @@ def test_a_second_live_iterator_is_an_error_and_the_first_goes_on() -> None:
             iter(elastic(dataset))
         seen += take(first, 100)
         assert sorted(flat(seen)) == all_records()
+
+
+def retried(batch: list[int]) -> list[int]:
+    """The first attempt fails, and the second remembers why: an error that names the frame which has it."""
+    failed: Exception | None = None
+    while True:
+        try:
+            if failed is None:
+                raise TimeoutError
+            return batch
+        except TimeoutError as error:
+            failed = error
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["same loader", "plain read"])
+def test_a_loop_that_was_left_can_be_begun_again_though_garbage_still_holds_its_iterator(plain: bool) -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = elastic(dataset, collate_fn=retried)
+        gc.disable()
+        try:
+            for _batch in loader:
+                break
+            assert next(iter(dataset if plain else loader)) is not None
+        finally:
+            gc.enable()
 
 
 def test_an_iterator_that_ended_stays_at_its_end() -> None:

@@ -70,6 +70,7 @@ ORDER = [  # as docs/architecture.md has it; what is not here is below all of th
     {"Joining._joining"},
     {"LeaseSource._changed"},
     {"Book.lock"},
+    {"Reporter._changed"},
 ]
 
 

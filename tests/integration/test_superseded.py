@@ -105,3 +105,17 @@ def test_a_session_that_was_given_up_and_lost_nothing_saves_as_before(fake: Fake
         fake.expire()
         assert service.state_dict() == first
         assert not service.finished
+
+
+def test_a_master_that_was_another_one_when_the_checkpoint_was_read_is_not_called_a_trainer(
+    fake: FakeMaster,
+) -> None:
+    with trainer(fake, COUNTS) as (service, _):
+        service.size  # noqa: B018  the dataset is known
+    with trainer(fake, COUNTS) as (service, _):
+        service.session.position.look()
+        other = FakeMaster()
+        other._dispatcher.ledger_id = "other"
+        service.session.master._local = other._local  # type: ignore[attr-defined]
+        with pytest.raises(StaleLease, match=r"another master.*ledger other, not fake.*newest checkpoint"):
+            service.load_state_dict(None)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
+import grpc
 import pytest
 
 from edl_torch.client.attendance import backoff
+from edl_torch.client.calling import Caller
 from edl_torch.client.channel import build_channel, channel_options
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import ConfirmCall
@@ -40,6 +44,45 @@ def test_refused_connection_becomes_master_unavailable_after_the_timeout(nobody)
         with pytest.raises(MasterUnavailable, match=f"{nobody} within 0.2 s"):
             client.status()
         assert time.monotonic() - began < 8  # of one attempt alone: 10
+
+
+class Away(grpc.RpcError):
+    """The call did not reach the master."""
+
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "away"
+
+    def trailing_metadata(self):
+        return ()
+
+
+class Loop:
+    """Stands for what calls the master, as an iterator does."""
+
+
+def test_a_call_that_was_repeated_keeps_nothing_of_its_caller():
+    """A loop that is left must be known to be left at once, not when the garbage collector comes."""
+    away = iter([True, True])
+
+    def rpc(request, **options):
+        if next(away, False):
+            raise Away
+        return "answer"
+
+    def ask(loop):
+        return Caller("h:1", 30.0).call(rpc, "request")
+
+    loop = Loop()
+    gc.disable()
+    try:
+        assert ask(loop) == "answer"
+        alive, loop = weakref.ref(loop), None
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_silent_master_becomes_master_unavailable_too(silent):

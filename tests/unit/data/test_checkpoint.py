@@ -219,6 +219,30 @@ class WhenSaved:
         return int, (0,)
 
 
+class SavesItself(nn.Linear):
+    """A model that does something at that moment."""
+
+    act: Callable[[], None]
+
+    def get_extra_state(self) -> Any:
+        return WhenSaved(self.act)
+
+    def set_extra_state(self, state: Any) -> None:
+        return
+
+
+def test_who_saves_while_another_one_does_is_told_so(tmp_path: Path, new_job: NewJob) -> None:
+    """The other removes what this one has begun to write."""
+    first, second = new_job(), new_job()
+    first.load(tmp_path)
+    second.load(tmp_path)
+    first.model = SavesItself(1, 1)
+    first.optimizer = torch.optim.Adam(first.model.parameters(), lr=0.01)
+    first.model.act = lambda: second.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"00000001' was saved by another incarnation"):
+        first.save(tmp_path)
+
+
 def restored_by_another(job: Job) -> None:
     """A replacement takes the data back."""
     fake = job.service.session.master
