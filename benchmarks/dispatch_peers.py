@@ -42,6 +42,7 @@ class Trainer:
         self._lease = method("Lease", pb.LeaseResponse)
         self._report = method("Report", pb.ReportResponse)
         self._session = uuid.uuid4().hex
+        self._fence: dict[str, Any] = {}  # ledger, lineage and member
         self._count = count
         self._request = 0
         self._grants: list[Any] = []
@@ -55,7 +56,11 @@ class Trainer:
         call = pb.RegisterRequest(
             session=self._session, worker_id="w", batch_size=32, registration=registration
         )
-        await self._register(call)
+        await self._join(call)
+
+    async def _join(self, call: pb.RegisterRequest) -> None:
+        answer = await self._register(call)
+        self._fence = {"ledger": answer.ledger, "lineage": answer.lineage, "member": answer.member}
 
     async def call(self) -> int:
         """One round trip."""
@@ -64,14 +69,16 @@ class Trainer:
             call = pb.LeaseRequest(
                 session=self._session,
                 dataset=DATASET,
-                lineage=1,
+                **self._fence,
                 request=self._request,
                 epoch=0,
                 count=self._count,
             )
             self._grants = list((await self._lease(call)).grants)
             return len(self._grants)
-        report = pb.ReportRequest(session=self._session, dataset=DATASET, lineage=1, request=self._request)
+        report = pb.ReportRequest(
+            session=self._session, dataset=DATASET, **self._fence, request=self._request
+        )
         for grant in self._grants:
             report.acknowledgements.add(task=grant.task, attempt=grant.attempt, upto=grant.skip + grant.limit)
         done, self._grants = len(self._grants), []

@@ -51,14 +51,16 @@ class Attending(Trainer):
     async def beat(self) -> int:
         """One heartbeat of a loop that moves on."""
         self._beats += 1
-        await self._heartbeat(pb.HeartbeatRequest(session=self._session, progress=self._beats))
+        await self._heartbeat(
+            pb.HeartbeatRequest(session=self._session, member=self._fence["member"], progress=self._beats)
+        )
         return 1
 
     async def join(self, dataset: str) -> None:
         """Take part in another dataset, of one shard."""
         registration = pb.Registration(name=dataset, records_per_shard=SHARD)
         registration.sources.sources.add(name="records", count=SHARD)
-        await self._register(
+        await self._join(
             pb.RegisterRequest(
                 session=self._session, worker_id="w", batch_size=SHARD, registration=registration
             )
@@ -70,7 +72,7 @@ class Attending(Trainer):
         call = pb.LeaseRequest(
             session=self._session,
             dataset=dataset,
-            lineage=1,
+            **self._fence,
             request=self._request,
             epoch=0,
             count=1,
