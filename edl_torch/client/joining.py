@@ -5,6 +5,7 @@ It decides as which member the session speaks; what that makes void is forgotten
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from edl_torch.core.rollback import went_back
 from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
 
 C = TypeVar("C", bound=FencedCall)
+
+log = logging.getLogger("edl_torch.client")
 
 
 class Joining:
@@ -97,6 +100,7 @@ class Joining:
         JournalWentBack when the master has forgotten that it gave this member up.
         """
         with self._joining:
+            self._present(lost)
             if lost != self._membership:
                 return
             self._on_gone()
@@ -117,6 +121,18 @@ class Joining:
                 )
             self._follow_answer(answer)
             self._note_joined(answer)
+
+    def _present(self, lost: Membership) -> None:
+        """Tell the master all that it has answered to a member which it gave up. Raises JournalWentBack.
+
+        The call that found this out may have been a repeat, and then does not name what was answered since.
+        """
+        try:
+            self._master.progress(self.call(FencedCall, lost))
+        except JournalWentBack:
+            raise
+        except StaleLease as error:
+            log.debug("member %d of session %s: %s", lost.member, self._session, error)
 
     def follow(self, lineage: int) -> None:
         """This trainer took the dataset back to a token, which opened `lineage`."""

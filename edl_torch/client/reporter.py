@@ -264,6 +264,8 @@ class Reporter:
             if answer.stale:
                 self._refused(tuple(task for task in answer.stale if task in outbox.acknowledgements))
             self._on_answer(answer)
+            if membership != self._membership and not self._closed:
+                self._on_lost(membership)  # it was given up meanwhile: the master is told what it answered
             return
         self._refused(tuple(outbox.acknowledgements))
         if not self._closed:

@@ -18,6 +18,8 @@ from edl_torch.client.membership import Membership
 from edl_torch.client.session import Session
 from edl_torch.client.threads import Condition, SystemThreads, Thread
 from edl_torch.core.calls import (
+    DatasetStatus,
+    FencedCall,
     HeldLease,
     LeaseAnswer,
     LeaseCall,
@@ -41,6 +43,7 @@ class Meddler:
         self.lease_calls: list[LeaseCall] = []
         self.lease_answers: list[LeaseAnswer] = []
         self.reports: list[ReportCall] = []
+        self.questions: list[FencedCall] = []
         self.after_lease: Callable[[], object] = lambda: None
         self.after_register: Callable[[], object] = lambda: None
 
@@ -63,6 +66,10 @@ class Meddler:
     def report(self, call: ReportCall) -> ReportAnswer:
         self.reports.append(call)
         return self._connection.report(call)
+
+    def progress(self, call: FencedCall) -> DatasetStatus:
+        self.questions.append(call)
+        return self._connection.progress(call)
 
 
 @pytest.fixture
@@ -109,6 +116,25 @@ def begin(session: Session) -> None:
     grant = link.next()
     assert grant is not None
     assert session.elastic.hand(((grant.task, grant.slice.skip, grant.slice.stop),))
+
+
+def test_the_member_that_was_given_up_says_all_that_it_was_answered_before_it_is_forgotten(
+    fake: FakeMaster, meddler: Any
+) -> None:
+    """The call that found it out may be a repeat of one from before the last answer. If the master's journal
+    went back meanwhile, nothing else proves it: the new member was answered nothing yet."""
+    with DataShardService(4, meddler, dataset_size=RECORDS, records_per_shard=SHARD) as service:
+        begin(service.session)
+        service.session.elastic.batch_requested()
+        earlier = service.session._joining.membership
+        give_up_all(fake)
+        service.session.flush()
+        service.session.elastic.close(1)
+        train_through(service.session)
+        told = meddler.questions[0]
+        assert service.session._joining.membership != earlier
+    assert (told.member, told.reported) == (earlier.member, meddler.reports[0].request)
+    assert told.asked == meddler.lease_calls[0].request
 
 
 def test_a_lease_call_between_a_registration_and_its_answer_is_lent_nothing(
