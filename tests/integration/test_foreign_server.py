@@ -20,6 +20,7 @@ from edl_torch import DataShardService, MasterClient, ShardedDataset
 from edl_torch.errors import AccessDenied, MasterUnavailable
 from edl_torch.master.threaded import ThreadedMaster
 from edl_torch.rpc.credentials import Credentials, Door
+from edl_torch.testing.wait import wait_until
 
 LIMIT_S = 60.0
 
@@ -157,7 +158,7 @@ def test_in_the_end_the_error_says_that_something_else_is_there(server: Server) 
         client.status()
 
 
-def test_the_error_says_what_was_there_at_first_and_in_the_end() -> None:
+def test_the_error_says_what_was_there_at_first_and_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody at first, and then another program."""
     port = quiet_port()
     caught: list[MasterUnavailable] = []
@@ -169,7 +170,9 @@ def test_the_error_says_what_was_there_at_first_and_in_the_end() -> None:
 
     with MasterClient(f"127.0.0.1:{port}", "w", master_timeout_s=4.0) as client:
         asking = threading.Thread(target=ask)
-        asking.start()
+        with caplog.at_level("DEBUG", "edl_torch.client"):
+            asking.start()
+            wait_until(lambda: "trying again" in caplog.text)  # it has found nobody
         with grpc_server(port):
             asking.join(LIMIT_S)
     assert "In the end: what answers at" in str(caught[0])
