@@ -58,6 +58,16 @@ class Span:
         if self.holes:
             self.holes = {hole for hole in self.holes if hole < start}
 
+    def position_after(self, count: int) -> int:
+        """Return the position after the first `count` ones without an outcome, or `stop`."""
+        if not self.holes:
+            return min(self.done + count, self.stop)
+        position = self.done
+        while position < self.stop and count:
+            count -= position not in self.holes
+            position += 1
+        return position
+
     def pieces(self, start: int) -> Iterator[tuple[int, int]]:
         """The positions without an outcome from `start` on, as (first, position after the last)."""
         begin = max(start, self.done)

@@ -10,22 +10,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from edl_torch.client.deliveries import Deliveries, GrantedRecords
 from edl_torch.core.calls import Grant
+from edl_torch.core.span import Span
 from edl_torch.errors import AccountingError, InvalidArgument
+from edl_torch.trainer.deliveries import Deliveries, GrantedRecords
 
 _REMEDY = (
     "report each batch once, with report_batch_done(batch_size=…) where its number of records is not the "
     "service's batch_size, or use ElasticDataLoader"
 )
-
-
-@dataclass(slots=True)
-class _Run:
-    task: int
-    position: int
-    stop: int
-    holes: set[int] = field(default_factory=set)
 
 
 class _Stream:
@@ -35,40 +28,28 @@ class _Stream:
         self.granted = 0  # samples: quarantined records are none
         self.counted = 0
         self.ended = False
-        self._runs: deque[_Run] = deque()
+        self._leases: deque[tuple[int, Span]] = deque()
 
     def grant(self, grant: Grant) -> None:
-        self._runs.append(_Run(grant.task, grant.slice.skip, grant.slice.stop))
+        self._leases.append((grant.task, Span(done=grant.slice.skip, stop=grant.slice.stop)))
         self.granted += grant.slice.limit
 
     def fail(self, task: int, position: int) -> None:
-        for run in self._runs:
-            if run.task == task and run.position <= position < run.stop and position not in run.holes:
-                run.holes.add(position)
+        for number, span in self._leases:
+            if number == task and span.punch(position):
                 self.granted -= 1
 
     def count_up_to(self, samples: int) -> list[tuple[int, int, int]]:
         """Move on to `samples` in all; returns (task, position, position after) for what that passes."""
         passed = []
         while self.counted < samples:
-            run = self._runs[0]
-            first = run.position
-            self._move(run, samples)
-            passed.append((run.task, first, run.position))
-            if run.position >= run.stop:
-                self._runs.popleft()
+            task, span = self._leases[0]
+            first = span.done
+            self.counted += span.advance(span.position_after(samples - self.counted))
+            passed.append((task, first, span.done))
+            if span.is_done:
+                self._leases.popleft()
         return passed
-
-    def _move(self, run: _Run, samples: int) -> None:
-        while run.position < run.stop and (self.counted < samples or run.position in run.holes):
-            if not run.holes:
-                step = min(samples - self.counted, run.stop - run.position)
-                run.position += step
-                self.counted += step
-                return
-            self.counted += run.position not in run.holes
-            run.holes.discard(run.position)
-            run.position += 1
 
 
 class StreamCounts:
@@ -205,3 +186,45 @@ class StreamCounts:
 
     def _batches_of(self, stream: _Stream) -> int:
         return -(-stream.granted // self._batch_size)
+
+
+@dataclass(slots=True)
+class PlainPass:
+    """The streams of the plain pass that is open, or was last, and what its reports prove.
+
+    `counts` is None where they prove nothing: outside of a pass, and when its leases are void.
+    """
+
+    counts: StreamCounts | None = None
+    begun: set[str] = field(default_factory=set)
+    ran_out: bool = False  # a stream has read to its end
+
+    @property
+    def exact(self) -> bool:
+        """Whether reports say precisely which records were trained on."""
+        return self.counts is None or self.counts.exact
+
+    @property
+    def uncounted(self) -> int:
+        """Records that were reported, and nobody can say which ones they are."""
+        return 0 if self.counts is None else self.counts.uncounted
+
+    def drew(self, stream: str, grant: Grant | None) -> None:
+        """A stream drew a lease, or has read to its end."""
+        if grant is None:
+            self.ran_out = True
+        if self.counts is None:
+            return
+        if grant is None:
+            self.counts.end(stream)
+        else:
+            self.counts.grant(stream, grant)
+
+    def fail(self, task: int, position: int) -> None:
+        """A record went to quarantine: it will not be in a batch."""
+        if self.counts is not None:
+            self.counts.fail(task, position)
+
+    def report(self, batch_size: int | None) -> list[tuple[int, int, int]]:
+        """Return what a report proves, as `StreamCounts.report` does."""
+        return [] if self.counts is None else self.counts.report(batch_size)

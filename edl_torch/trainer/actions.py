@@ -1,0 +1,61 @@
+"""What a procedure of the trainer wants done, as values: its shell does it and hands back what came of it.
+
+A procedure is a generator. It runs under the shell's lock from one action to the next, so what it decides is whole; the
+lock is free while an action is under way. The answer to an action is sent into the procedure; an error that ended it
+is thrown in. A procedure that is given up is closed, and what it had begun is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call to the master: the name of a method of `MasterPort`, and its argument. Its answer is the master's."""
+
+    method: str
+    request: Any
+    wait_s: float = 0.0  # how long a lease call may wait at the master
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Register the dataset; by its name alone where `again`. The answer is a `RegisterAnswer`."""
+
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """Begin to keep the session alive, as this member. The answer is whether its liveness is ever in doubt."""
+
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Make the token of the beginning of the data. The answer is its text, '' where the plan is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Warn the user. There is no answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait until `ready()` holds, at most `timeout_s` seconds. The answer is its last value."""
+
+    ready: Callable[[], Any]
+    timeout_s: float | None = None
+
+
+Action = Call | Register | Attend | Describe | Warn | Wait
+Procedure = Generator[Action, Any, T]

@@ -1,0 +1,58 @@
+"""Makes sure, before a batch goes to the loop, that its leases are this trainer's beyond doubt."""
+
+from __future__ import annotations
+
+from edl_torch.core.calls import ConfirmCall
+from edl_torch.errors import SessionLost
+from edl_torch.trainer.actions import Call, Procedure
+from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.registrar import Registrar
+from edl_torch.trainer.state import State
+
+
+class Confirmer:
+    """Presents the leases to the master when liveness is in doubt. For the training loop only."""
+
+    def __init__(self, state: State, registrar: Registrar) -> None:
+        self._state = state
+        self._registrar = registrar
+
+    def __repr__(self) -> str:
+        return f"<Confirmer {self._state.liveness or 'in one process with the master'}>"
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether every lease is this trainer's, without a question."""
+        liveness = self._state.liveness
+        return liveness is None or liveness.sure(self._state.now)
+
+    def ensure(self) -> Procedure[None]:
+        """Return once every lease that is still in flight is this trainer's.
+
+        Raises MasterUnavailable when the master does not answer, StaleLease when it is another master by now.
+        """
+        liveness = self._state.liveness
+        if liveness is None:
+            return
+        while not liveness.sure(self._state.now):
+            # An answer that this process slept over is no longer sure: it counts from when it was asked for.
+            while not (yield from self._present(liveness)):
+                pass
+
+    def _present(self, liveness: Liveness) -> Procedure[bool]:
+        """Ask once. False when something happened meanwhile that the answer does not cover."""
+        state = self._state
+        fence, doubts, asked_at = state.fence, liveness.doubts, state.now
+        liveness.presented += 1
+        call = state.call(ConfirmCall, fence, leases=state.inflight.leases())
+        try:
+            answer = yield Call("confirm", call)
+        except SessionLost:
+            yield from self._registrar.again(fence)
+            return False
+        if answer.void:
+            state.void(answer.void)
+        if not set(state.inflight.leases()) <= set(call.leases):
+            return False  # the call has waited for the stream, and others came meanwhile
+        liveness.confirmed(doubts, asked_at)
+        return liveness.doubts == doubts and fence == state.fence

@@ -1,0 +1,265 @@
+"""Passes of an `ElasticDataLoader`: batches go to the loop, and come back as acknowledgements or give-backs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edl_torch.core.calls import NEW_PASS
+from edl_torch.errors import AccountingError
+from edl_torch.shard import Indices, Slice
+from edl_torch.trainer.actions import Procedure, Warn
+from edl_torch.trainer.confirming import Confirmer
+from edl_torch.trainer.facts import Way
+from edl_torch.trainer.leasing import Leasing
+from edl_torch.trainer.phases import Loop, moved
+from edl_torch.trainer.plain import PlainPasses
+from edl_torch.trainer.reporter import Reporter
+from edl_torch.trainer.state import State
+from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.tickets import Ticket
+
+
+class ElasticPasses:
+    """The elastic passes of one trainer, one after the other. The master decides when one ends."""
+
+    def __init__(
+        self, state: State, reporter: Reporter, leasing: Leasing, confirmer: Confirmer, plain: PlainPasses
+    ) -> None:
+        self._state = state
+        self._reporter = reporter
+        self._leasing = leasing
+        self._confirmer = confirmer
+        self._plain = plain
+        self.phase = Loop.IDLE
+        self.taken_out = 0  # how often the batch in hand was taken out of the loop's: it failed, or went back
+        self._exhausted = False  # every batch of the pass was handed out
+        self._in_hand: tuple[tuple[Slice, int, int], ...] | None = ()  # None: a padding batch
+
+    def __repr__(self) -> str:
+        return f"<ElasticPasses {self.phase.name} exhausted={self._exhausted} {self._state.supply}>"
+
+    # Beginning and end ------------------------------------------------------------------------------------
+
+    def open(self, epoch: int = NEW_PASS) -> Procedure[int]:
+        """Begin a pass over `epoch`, or the one that runs. Returns its number. One that is open is ended."""
+        state = self._state
+        yield from self.close(state.supply.current.number)
+        yield from self._plain.finish()
+        if idle := state.steps.take_idle():
+            yield Warn(
+                f"of the optimizers attached for {state.config.dataset!r}, {', '.join(idle)} did not step since the "
+                f"last pass began, though others did: batches wait for a step of each. Call "
+                f"service.detach(optimizer) where "
+                f"another has taken its place"
+            )
+        state.steps.passed_on()
+        yield from self.batch_requested()
+        self._exhausted = False
+        state.close_pass()
+        return state.supply.open(Mode.ELASTIC, epoch)
+
+    def is_open(self, number: int) -> bool:
+        """Whether elastic pass `number` is open."""
+        current = self._state.supply.current
+        return current.is_open and number == current.number and current.mode is Mode.ELASTIC
+
+    def close(self, number: int) -> Procedure[None]:
+        """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
+        if self.end(number):
+            yield from self._reporter.send()
+
+    def end(self, number: int) -> bool:
+        """End a pass. Returns whether there is something to tell the master."""
+        if not self.is_open(number):
+            return False
+        # Synchronous ranks look ahead of the batch in hand: all may be handed out, and one be in training.
+        finished = self._exhausted and self.phase is Loop.ASKING
+        self.phase = moved(self.phase, Loop.IDLE)
+        self._state.close_pass()
+        if not finished:
+            self._withdraw()
+        return not finished
+
+    def _withdraw(self) -> None:
+        state, steps = self._state, self._state.steps
+        in_hand = steps.in_hand if steps.attached else state.inflight.batches
+        if self._in_hand is None:  # those before the padding batch are not in hand any more
+            in_hand = min(in_hand, steps.ahead)
+        self.taken_out += bool(in_hand)
+        returned = state.inflight.handed(in_hand, steps.untouched)
+        state.outbox.note(give_backs=state.inflight.withdraw(in_hand), returned=returned)
+        steps.withdrawn(in_hand)
+
+    # More to read -----------------------------------------------------------------------------------------
+
+    def more_to_read(self) -> Procedure[bool]:
+        """Wait, with every batch handed out, for the master's verdict. True when there is more to read."""
+        yield from self._drain()
+        more = yield from self._leasing.wait_for_more()
+        self._exhausted = not more
+        if not more:
+            self.check_stuck()
+        return more
+
+    def look_for_more(self, wait_s: float = 0.0) -> Procedure[bool]:
+        """Ask the master once, with every batch handed out, and wait for `wait_s` at most."""
+        yield from self._drain()
+        more = yield from self._leasing.look_for_more(wait_s)
+        self._exhausted = not more
+        return more
+
+    def _drain(self) -> Procedure[None]:
+        """Tell the master all that there is to tell; what was drawn and no batch brought goes back."""
+        state = self._state
+        self._exhausted = True
+        state.outbox.note(give_backs=state.inflight.give_back_undelivered())
+        yield from self._reporter.flush()
+
+    def check_stuck(self) -> None:
+        """Raise AccountingError where only this trainer can finish what is left, and its loop goes on for ever."""
+        state, current = self._state, self._state.supply.current
+        if current.is_open and not current.granted and state.inflight:
+            slowest = ", ".join(state.steps.slowest) or "none is attached"
+            raise AccountingError(
+                f"{state.inflight.batch_records} record(s) of {state.config.dataset!r} were handed out after the last "
+                f"optimizer.step() ({slowest}) and nothing else is left: step on them at the end of an "
+                f"epoch; call service.detach(optimizer) where another has taken its place; or call "
+                f"service.report_batch_done() if they count as trained on, as after a step that a GradScaler "
+                f"may skip"
+            )
+
+    # Batches ----------------------------------------------------------------------------------------------
+
+    def hand(self, ticket: Ticket) -> Procedure[bool]:
+        """Hand a batch to the loop. False when it was thrown away.
+
+        Whatever happens to this trainer from now on, this batch is all that another may have to repeat.
+        """
+        if self._state.outbox.unanswered or self._state.outbox.error is not None:
+            yield from self._reporter.flush()
+        if not self.make_sure():
+            yield from self._confirmer.ensure()
+        if self.deliver(ticket):
+            return True
+        yield from self._throw_away(ticket)
+        return False
+
+    def make_sure(self) -> bool:
+        """Note that the loop goes on. Returns whether the leases are this trainer's without a question."""
+        state = self._state
+        if state.liveness is None:
+            return True
+        state.liveness.moved_on(state.now)
+        return state.liveness.sure(state.now)
+
+    def promise(self, ticket: Ticket, unanswered: int) -> Procedure[bool]:
+        """Make sure that a batch is this trainer's; `deliver` hands it over later. False: it was thrown away.
+
+        So many reports may still be without answer: 0, where a refused one must not cost a second batch.
+        """
+        yield from self._reporter.wait_answered(unanswered)
+        if not self.make_sure():
+            yield from self._confirmer.ensure()
+        if self._state.inflight.is_mine(ticket):
+            return True
+        yield from self._throw_away(ticket)
+        return False
+
+    def _throw_away(self, ticket: Ticket) -> Procedure[None]:
+        self._state.outbox.note(give_backs=self._state.inflight.discard(ticket))
+        yield from self._reporter.send()
+
+    def deliver(self, ticket: Ticket) -> bool:
+        """Hand over a batch that was promised. False when it was lost meanwhile."""
+        state = self._state
+        if not state.inflight.hand(ticket):
+            return False
+        self.phase = moved(self.phase, Loop.TRAINING)
+        state.steps.handed()
+        self._in_hand = state.inflight.slices(ticket)
+        return True
+
+    def pad(self) -> None:
+        """The loop gets a padding batch, which holds no record of its own."""
+        self.phase = moved(self.phase, Loop.TRAINING)
+        self._in_hand = None
+
+    def records_in_hand(self) -> Indices:
+        """Return name and number of each record of the batch that was handed out last."""
+        plan = self._state.registered.plan
+        if plan is None:
+            return Indices.joined([])
+        parts = [
+            plan.indices(replace(item, skip=first, limit=after - first))
+            for item, first, after in self._in_hand or ()
+        ]
+        return Indices.joined(parts)
+
+    def give_back_remainder(self, ticket: Ticket) -> Procedure[None]:
+        """Give a partial batch back, until it fills a whole one."""
+        self._state.outbox.note(give_backs=self._state.inflight.give_back_remainder(ticket))
+        yield from self._reporter.send()
+
+    # What the loop is done with ---------------------------------------------------------------------------
+
+    def batch_requested(self) -> Procedure[None]:
+        """The loop asks for the next batch: without an optimizer it is done with those before."""
+        state = self._state
+        self.phase = moved(self.phase, Loop.ASKING)
+        if state.liveness is not None:
+            state.liveness.moved_on(state.now)
+        if not state.steps.attached:
+            yield from self._settle(state.steps.ahead, Way.NEXT)
+
+    def stepped(self, optimizer: int) -> Procedure[None]:
+        """An attached optimizer stepped."""
+        state = self._state
+        if state.liveness is not None:
+            state.liveness.moved_on(state.now)
+        if self._exhausted:
+            state.steps.exhausted_step()
+        state.steps.stepped(optimizer)
+        yield from self._settle(state.steps.keep, Way.STEP)
+
+    def detach(self, optimizer: int) -> Procedure[None]:
+        """An optimizer decides no more: what all others have stepped on is acknowledged."""
+        steps = self._state.steps
+        steps.detach(optimizer)
+        if steps.attached:
+            yield from self._settle(steps.keep, Way.STEP)
+
+    def settle_in_hand(self) -> Procedure[None]:
+        """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
+        steps = self._state.steps
+        attached = steps.attached
+        yield from self._settle(
+            steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN
+        )
+
+    def _settle(self, keep: int, way: Way) -> Procedure[None]:
+        """Acknowledge all handed batches but the last `keep`."""
+        state = self._state
+        if state.inflight.batches > keep:
+            state.outbox.note(acknowledgements=state.inflight.settle(keep), way=way)
+        yield from self._reporter.send()
+
+    def report(self) -> Procedure[int]:
+        """The loop says that it is done with the batch in hand. Returns how many leases that completed."""
+        state = self._state
+        state.steps.reported()
+        acknowledgements = state.inflight.settle(state.steps.ahead)
+        completed = sum(done.task not in state.inflight for done in acknowledgements)
+        state.outbox.note(acknowledgements=acknowledgements, way=Way.REPORT)
+        yield from self._reporter.send()
+        return completed
+
+    def fail_batch(self, reason: str) -> Procedure[None]:
+        """Put the batch in hand into quarantine: it could not be trained on. A padding batch has no records."""
+        state = self._state
+        if self._in_hand is None:
+            return
+        failures = state.inflight.fail_batch(reason, state.steps.ahead)
+        state.steps.failed()
+        self.taken_out += 1
+        state.outbox.note(failures=failures)
+        yield from self._reporter.send()

@@ -1,0 +1,139 @@
+"""What has happened to a trainer, as values for those who write it down: its audit log and its messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack, Grant
+from edl_torch.shard import DatasetSpec
+
+Run = tuple[int, int, int]  # task, first position, position after the last
+
+
+class Way(IntEnum):
+    """What the claim that records were trained on rests on. Of several, the highest counts: it proves the least."""
+
+    STEP = 1  # an attached optimizer stepped
+    NEXT = 2  # the loop asked for the next batch, or for the end
+    TOKEN = 3  # a token was taken while the loop had the batch in hand
+    REPORT = 4  # the loop said so, of records that came in one stream
+    COUNT = 5  # the loop said so, of records of several loader workers, which were then counted
+    UNKNOWN = 6  # the log does not say
+
+    @property
+    def exact(self) -> bool:
+        """Whether it says which records."""
+        return self < Way.COUNT
+
+    @property
+    def label(self) -> str:
+        """As logs and `--json` have it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The dataset is registered, for the first time or anew: leases of before are void."""
+
+    spec: DatasetSpec
+    fence: Fence
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease arrived."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporting:
+    """This is about to be reported; `returned` are records among those given back that the loop had."""
+
+    failures: tuple[Failure, ...]
+    acknowledgements: tuple[Acknowledgement, ...]
+    give_backs: tuple[GiveBack, ...]
+    way: int
+    returned: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The master has answered the last report; it refused what was said of these tasks."""
+
+    stale: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """No answer came to the last report: it will be sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The last report was refused as a whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Leases are void, and this will not be reported (again). Another report may be on its way."""
+
+    acknowledgements: tuple[Acknowledgement, ...]
+    returned: tuple[Run, ...]
+    on_its_way: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Voided:
+    """The master took these records back, which the loop has, and trains on or has trained on."""
+
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """So many records were reported and are given back, as nobody can say which ones they are."""
+
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTaken:
+    """A token was taken. Where it is not exact, it lacks `uncounted` records that were reported."""
+
+    token: str
+    exact: bool
+    uncounted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """This session took the dataset back to a token (None: the beginning), which opened `lineage`."""
+
+    token: str | None
+    lineage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A message for the log, at the level of a warning."""
+
+    text: str
+
+
+AuditFact = (
+    Joined
+    | Granted
+    | Reporting
+    | Answered
+    | Unanswered
+    | Refused
+    | Dropped
+    | Voided
+    | Uncounted
+    | TokenTaken
+    | Restored
+)
+Fact = AuditFact | Logged

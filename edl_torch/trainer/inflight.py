@@ -1,0 +1,247 @@
+"""The leases of one trainer, and the batches that its training loop has and has not finished with."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.core.limits import shortened
+from edl_torch.core.span import Span
+from edl_torch.errors import AccountingError
+from edl_torch.shard import Slice
+from edl_torch.trainer.tickets import Ticket, ticket_size
+
+
+@dataclass(slots=True, kw_only=True)
+class Held(Span):
+    """One lease in this trainer: acknowledged below `done`, handed to the loop below `handed`.
+
+    `stream` names who reads it, and is empty until somebody does.
+    """
+
+    slice: Slice
+    attempt: int
+    handed: int
+    stream: str = ""
+
+
+class InFlight:
+    """Every lease of the trainer by task, and the batches that the loop was handed, oldest first."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Held] = {}
+        self._batches: deque[Ticket] = deque()
+
+    @property
+    def records(self) -> int:
+        """Records leased and not yet acknowledged."""
+        return sum(held.open_records for held in self._held.values())
+
+    @property
+    def batches(self) -> int:
+        """Batches that the loop has been handed and that are not acknowledged."""
+        return len(self._batches)
+
+    @property
+    def batch_records(self) -> int:
+        """Records of those batches."""
+        return sum(map(ticket_size, self._batches))
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def __contains__(self, task: int) -> bool:
+        return task in self._held
+
+    def __repr__(self) -> str:
+        return f"<InFlight leases={len(self._held)} records={self.records} batches={self.batches}>"
+
+    # Leases come, and are drawn ---------------------------------------------------------------------------
+
+    def leases(self) -> tuple[tuple[int, int], ...]:
+        """Return (task, attempt) of every lease, as it is presented to the master."""
+        return tuple([(task, held.attempt) for task, held in self._held.items()])
+
+    def grant(self, grant: Grant) -> None:
+        """Take in a lease that arrived."""
+        cut = grant.slice
+        self._held[grant.task] = Held(
+            slice=cut, attempt=grant.attempt, done=cut.skip, handed=cut.skip, stop=cut.stop
+        )
+
+    def draw(self, task: int, stream: str) -> None:
+        """Note that a stream begins to read a lease."""
+        if task in self._held:
+            self._held[task].stream = stream
+
+    def unhanded(self, stream: str) -> list[Slice]:
+        """Return what a stream has begun to read and no batch has brought yet."""
+        drawn = [held for held in self._held.values() if held.stream == stream]
+        return [
+            replace(held.slice, skip=held.handed, limit=held.stop - held.handed)
+            for held in drawn
+            if held.handed < held.stop
+        ]
+
+    # Batches go to the loop -------------------------------------------------------------------------------
+
+    def hand(self, ticket: Ticket) -> bool:
+        """Hand a batch to the loop. False when one of its leases is void: then it must be discarded."""
+        if not self.is_mine(ticket):
+            return False
+        for task, first, after in ticket:
+            held = self._held[task]
+            if first != held.handed:
+                _check_skipped(task, held, first, after)
+            held.handed = after
+        self._batches.append(ticket)
+        return True
+
+    def is_mine(self, ticket: Ticket) -> bool:
+        """Whether all leases of a batch are held."""
+        for task, _, after in ticket:
+            held = self._held.get(task)
+            if held is None or after > held.stop:
+                return False
+        return True
+
+    def slices(self, ticket: Ticket) -> tuple[tuple[Slice, int, int], ...]:
+        """Return what a batch that was handed holds: of each slice the positions `first … after - 1`."""
+        return tuple([(self._held[task].slice, first, after) for task, first, after in ticket])
+
+    def settle(self, keep: int) -> list[Acknowledgement]:
+        """Acknowledge all batches but the last `keep`: the loop is done with them."""
+        done: dict[int, Acknowledgement] = {}
+        while len(self._batches) > keep:
+            for task, _, after in self._batches.popleft():
+                acknowledgement = self.acknowledge(task, after)
+                if acknowledgement is not None:
+                    done[task] = acknowledgement
+        return list(done.values())
+
+    def acknowledge(self, task: int, upto: int) -> Acknowledgement | None:
+        """Note that positions of a lease below `upto` were trained on; None when the lease is void."""
+        held = self._held.get(task)
+        if held is None:
+            return None
+        held.advance(upto)
+        self._close_if_done(task, held)
+        return Acknowledgement(task=task, attempt=held.attempt, upto=upto)
+
+    def fail(self, task: int, position: int, reason: str) -> list[Failure]:
+        """Note that a record cannot be read."""
+        held = self._held.get(task)
+        if held is None or not held.punch(position):
+            return []
+        self._close_if_done(task, held)
+        return [Failure(task=task, attempt=held.attempt, position=position, reason=shortened(reason))]
+
+    def fail_batch(self, reason: str, ahead: int = 0) -> list[Failure]:
+        """Put the batch in hand, after which `ahead` were handed out, into quarantine."""
+        if len(self._batches) <= ahead:
+            return []
+        ticket = self._batches[-1 - ahead]
+        del self._batches[-1 - ahead]
+        positions = ((task, position) for task, first, after in ticket for position in range(first, after))
+        return [failure for task, position in positions for failure in self.fail(task, position, reason)]
+
+    # Records go back --------------------------------------------------------------------------------------
+
+    def discard(self, ticket: Ticket) -> list[GiveBack]:
+        """Throw a batch away: what of it is still this trainer's goes back, with what follows it."""
+        starts: dict[int, int] = {}
+        for task, first, _ in ticket:
+            if task in self._held:
+                starts.setdefault(task, first)  # runs of one lease are in order: the first begins it
+        return self._give_back_all(starts)
+
+    def give_back_remainder(self, ticket: Ticket) -> list[GiveBack]:
+        """Give back a partial batch that is not to be trained, as a remainder."""
+        # One at a time: a lease may be done for after its first run.
+        held = ((task, first) for task, first, _ in ticket if task in self._held)
+        backs = [self._give_back(task, first, remainder=True) for task, first in held]
+        return [back for back in backs if back is not None]
+
+    def withdraw(self, batches: int) -> list[GiveBack]:
+        """Give back the last `batches` batches, and all that was never handed out: the pass ended early."""
+        starts: dict[int, int] = {task: held.handed for task, held in self._held.items()}
+        for _ in range(min(batches, len(self._batches))):
+            for task, first, _ in self._batches.pop():
+                if task in starts:
+                    starts[task] = min(first, starts[task])
+        return self._give_back_all(starts)
+
+    def give_back_undelivered(self) -> list[GiveBack]:
+        """Give back what streams have drawn and no batch has brought to the loop."""
+        drawn = {task: held.handed for task, held in self._held.items() if held.stream}
+        return self._give_back_all(drawn)
+
+    def give_back_undrawn(self, grants: Iterable[Grant]) -> list[GiveBack]:
+        """Give back leases that no stream has begun; those of a bundle as the remainders that they were made of."""
+        held = [grant for grant in grants if grant.task in self._held]
+        backs = (
+            self._give_back(grant.task, grant.slice.skip, remainder=bool(grant.bundle)) for grant in held
+        )
+        return [back for back in backs if back is not None]
+
+    def give_back_unacknowledged(self) -> list[GiveBack]:
+        """Give back all that is not acknowledged."""
+        self._batches.clear()
+        return self._give_back_all({task: held.done for task, held in self._held.items()})
+
+    def _give_back_all(self, starts: dict[int, int]) -> list[GiveBack]:
+        backs = (self._give_back(task, start) for task, start in starts.items())
+        return [back for back in backs if back is not None]
+
+    def _give_back(self, task: int, start: int, *, remainder: bool = False) -> GiveBack | None:
+        held = self._held[task]
+        if start >= held.stop:
+            return None
+        held.cut(start)
+        held.handed = min(held.handed, start)
+        self._close_if_done(task, held)
+        return GiveBack(task=task, attempt=held.attempt, start=start, remainder=remainder)
+
+    def _close_if_done(self, task: int, held: Held) -> None:
+        if held.handed < held.done:
+            held.handed = held.done  # a hole at the front is no batch's
+        if held.done >= held.stop:
+            del self._held[task]
+
+    # What is where ----------------------------------------------------------------------------------------
+
+    def handed(self, newest: int | None = None, untouched: int = 0) -> Ticket:
+        """Return what the loop has and has not finished with: of the `newest` batches (of all), less `untouched`
+        that it cannot have trained on."""
+        batches = list(self._batches)[0 if newest is None else max(0, len(self._batches) - newest) :]
+        return tuple([run for ticket in batches[: max(0, len(batches) - untouched)] for run in ticket])
+
+    def drawn(self) -> Ticket:
+        """Return what streams have begun to read and is not acknowledged."""
+        return tuple([(task, held.done, held.stop) for task, held in self._held.items() if held.stream])
+
+    def handed_of(self, tasks: Iterable[int]) -> int:
+        """Return how many of the batches that the loop has not finished with hold records of these leases."""
+        wanted = set(tasks)
+        return sum(any(task in wanted for task, _, _ in ticket) for ticket in self._batches)
+
+    def void(self, tasks: Iterable[int]) -> None:
+        """Forget leases that the master took back."""
+        for task in tasks:
+            self._held.pop(task, None)
+
+    def clear(self) -> None:
+        """Forget everything: it is void."""
+        self._held.clear()
+        self._batches.clear()
+
+
+def _check_skipped(task: int, held: Held, first: int, after: int) -> None:
+    """Raise AccountingError unless what lies between the last batch and this one is in quarantine."""
+    skipped = range(held.handed, first)
+    if not (skipped and held.holes.issuperset(skipped)):
+        raise AccountingError(
+            f"a batch holds positions {first}…{after - 1} of task {task}, expected {held.handed}"
+        )

@@ -1,0 +1,144 @@
+"""Asks the master for leases while a pass is open, and deals them to the streams that read."""
+
+from __future__ import annotations
+
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, LeaseCall, PassState
+from edl_torch.errors import EdlError, SessionLost
+from edl_torch.trainer.actions import Call, Procedure, Wait
+from edl_torch.trainer.facts import Granted
+from edl_torch.trainer.phases import Asking
+from edl_torch.trainer.registrar import Registrar
+from edl_torch.trainer.reporter import Reporter
+from edl_torch.trainer.state import State
+from edl_torch.trainer.supply import Mode
+
+POLL_S = 1.0  # the longest single wait at the master: so a closed pass or Ctrl-C is noticed soon
+
+
+class Leasing:
+    """Calls for leases: one at a time."""
+
+    def __init__(self, state: State, registrar: Registrar, reporter: Reporter) -> None:
+        self._state = state
+        self._registrar = registrar
+        self._reporter = reporter
+
+    def __repr__(self) -> str:
+        return f"<Leasing {self._state.supply}>"
+
+    def next(self, stream: str, number: int) -> Procedure[Grant | None]:
+        """Return the next lease for a stream of pass `number`; None when it has nothing more to fetch now.
+
+        Waits only while nothing is to be had, the epoch is not over, and this trainer holds nothing.
+        """
+        state, supply = self._state, self._state.supply
+        while True:
+            supply.current.streams.add(stream)
+            if supply.error is not None:
+                error, supply.error = supply.error, None
+                raise error
+            grant = supply.draw(stream, number)
+            if grant is not None or state.closed or not supply.may_get_more(number):
+                self._drew(stream, number, grant)
+                return grant
+            patient = not state.elastic and not state.inflight
+            dry = supply.dry_answers
+            yield from self._ask_or_wait(POLL_S if patient else 0.0)
+            if not patient and supply.dry_answers != dry:
+                self._drew(stream, number, None)
+                return None
+
+    def _drew(self, stream: str, number: int, grant: Grant | None) -> None:
+        state = self._state
+        if grant is not None:
+            state.inflight.draw(grant.task, stream)
+        if not state.elastic and number == state.supply.current.number:
+            state.plain.drew(stream, grant)
+
+    def wait_for_more(self) -> Procedure[bool]:
+        """Wait, with no batch left to hand out, for the master's verdict: True when there is more to read."""
+        supply = self._state.supply
+        current = supply.current
+        while current.is_open and supply.current is current:
+            if supply.ready:
+                return True
+            if current.is_over:
+                return False
+            if (yield from self._ask_or_wait(POLL_S, drained=True)) and self._waits_for_itself():
+                return False
+        return False
+
+    def look_for_more(self, wait_s: float = 0.0) -> Procedure[bool]:
+        """Ask the master once, with no batch left to hand out. True when there is more to read."""
+        supply = self._state.supply
+        if not supply.ready and supply.current.is_open and not supply.current.is_over:
+            yield from self._ask_or_wait(wait_s, drained=True)
+        return bool(supply.ready)
+
+    def fetch_ahead(self) -> Procedure[None]:
+        """Fetch a lease before it is asked for. What that raises is kept for the next one to ask."""
+        supply = self._state.supply
+        try:
+            yield from self._ask(0.0)
+        except EdlError as exc:
+            supply.error, supply.current.ahead = exc, False
+        else:
+            if not supply.ready:
+                supply.current.ahead = False  # the rest of the pass is fetched when it is asked for
+
+    def _waits_for_itself(self) -> bool:
+        """Whether there is no pass to be had, and this trainer holds records that others may wait for."""
+        current = self._state.supply.current
+        no_pass = current.epoch == NEW_PASS and current.state is PassState.OPEN
+        return no_pass and not self._state.supply.ready and bool(self._state.inflight)
+
+    def _ask_or_wait(self, wait_s: float, *, drained: bool = False) -> Procedure[bool]:
+        """Ask, unless another call is under way: then wait for its answer. Returns whether it asked."""
+        state, supply = self._state, self._state.supply
+        if supply.phase is Asking.IDLE:
+            yield from self._ask(wait_s, drained=drained)
+            return True
+        seen, current = supply.answers, supply.current
+        yield Wait(lambda: supply.answers != seen or not current.is_open or state.closed)
+        return False
+
+    def _ask(self, wait_s: float, *, drained: bool = False) -> Procedure[None]:
+        state, supply = self._state, self._state.supply
+        # Repeated, it gets the answer of then: leases that no other call would ever tell us of.
+        number, fence = supply.lost_in or supply.current.number, state.fence
+        supply.lost_in = number
+        presented = 0 if state.liveness is None else state.liveness.presented
+        call = state.call(
+            LeaseCall,
+            fence,
+            request=supply.request + 1,
+            epoch=supply.current.epoch,
+            count=supply.wanted,
+            drained=drained,
+            ahead=supply.current.mode is Mode.ELASTIC and not drained,
+        )
+        supply.begin_asking()
+        try:
+            answer = yield Call("lease", call, wait_s)
+            state.registered.answered(fence, asked=call.request)
+            supply.request, supply.lost_in = call.request, 0
+            if fence == state.fence:  # else they are void
+                self._take_in(answer, number, presented)
+        except SessionLost:
+            yield from self._registrar.again(fence)
+        finally:
+            supply.end_asking()
+        if state.outbox.sendable:
+            yield from self._reporter.post()
+
+    def _take_in(self, answer: LeaseAnswer, number: int, presented: int) -> None:
+        state = self._state
+        for grant in answer.grants:
+            if state.config.audited:
+                state.facts.append(Granted(grant))
+            state.inflight.grant(grant)
+        if answer.grants and state.liveness is not None and presented != state.liveness.presented:
+            # What was presented since may have been without them, and then its answer does not cover them.
+            state.liveness.doubt()
+        if not state.supply.take_in(answer, number):
+            state.outbox.note(give_backs=state.inflight.give_back_undrawn(answer.grants))

@@ -1,0 +1,141 @@
+"""Outcomes that go to the master: what is noted, what was sent, and what no master has answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack
+from edl_torch.errors import EdlError, MasterUnavailable
+from edl_torch.trainer.facts import Run, Way
+from edl_torch.trainer.phases import Telling, moved
+
+
+class Report:
+    """Outcomes for one call. Several notes become one: failures, acknowledgements, then give-backs."""
+
+    __slots__ = ("acknowledgements", "failures", "fence", "give_backs", "notes", "returned", "way")
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+        self.acknowledgements: dict[int, Acknowledgement] = {}  # by task: the later one says it all
+        self.give_backs: list[GiveBack] = []
+        self.returned: tuple[Run, ...] = ()  # of what is given back, the records that the loop had
+        self.way = 0  # of the acknowledgements: the `Way` that proves the least
+        self.notes = 0  # how many notes it is made of
+        self.fence = Fence()  # of the member that sends it, once it is sent
+
+    def __repr__(self) -> str:
+        return f"<Report {len(self.failures)} {len(self.acknowledgements)} {len(self.give_backs)}>"
+
+
+class Outbox:
+    """The reports of one trainer, one call at a time.
+
+    A report that no master answered is kept, and sent again before the next one under the same number: it may be known.
+    When the trainer registers anew, what was not sent is void.
+    """
+
+    def __init__(self) -> None:
+        self.phase = Telling.IDLE
+        self.request = 0
+        self.error: Exception | None = None  # what a report led to; the next one that is asked for raises it
+        self._unsent = Report()
+        self._sent: Report | None = None  # on its way, or to be sent again
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self.phase.name} request={self.request} unanswered={self.unanswered}>"
+
+    @property
+    def unanswered(self) -> int:
+        """How many notes the master has not answered."""
+        return self._unsent.notes + (0 if self._sent is None else self._sent.notes)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a report is on its way."""
+        return self.phase is Telling.SENDING
+
+    @property
+    def sendable(self) -> bool:
+        """Whether there is something to send, and nothing on its way."""
+        return self.phase is Telling.IDLE and bool(self._unsent.notes or self._sent)
+
+    def note(
+        self,
+        *,
+        failures: Sequence[Failure] = (),
+        acknowledgements: Sequence[Acknowledgement] = (),
+        give_backs: Sequence[GiveBack] = (),
+        way: Way = Way.UNKNOWN,
+        returned: Sequence[Run] = (),
+    ) -> None:
+        """Keep what has happened for the next report."""
+        if not (failures or acknowledgements or give_backs):
+            return
+        report = self._unsent
+        report.notes += 1
+        report.failures += failures
+        report.give_backs += give_backs
+        if returned:
+            report.returned += tuple(returned)
+        if acknowledgements:
+            report.way = max(report.way, way)
+            for done in acknowledgements:
+                report.acknowledgements[done.task] = done
+
+    def retry(self) -> None:
+        """Let what was not answered be sent again: somebody asks for it."""
+        if self.phase is Telling.STALLED:
+            self.phase = moved(self.phase, Telling.IDLE)
+
+    def forget_unavailable(self) -> None:
+        """Forget that the master was away: the attempt to come says whether it is there now."""
+        if self.phase is Telling.STALLED and isinstance(self.error, MasterUnavailable):
+            self.error = None
+
+    def raise_error(self) -> None:
+        """Raise what an earlier report led to, once."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    # Sending ----------------------------------------------------------------------------------------------
+
+    def take(self, fence: Fence) -> Report:
+        """Begin to send: the report that was not answered, else all that was noted since."""
+        self.phase = moved(self.phase, Telling.SENDING)
+        if self._sent is None:
+            self._sent, self._unsent = self._unsent, Report()
+            self._sent.fence = fence
+            self.request += 1
+        return self._sent
+
+    def answered(self) -> None:
+        """The report on its way was answered, or refused."""
+        self.phase = moved(self.phase, Telling.IDLE)
+        self._sent = None
+
+    def unanswered_by(self, fence: Fence, error: EdlError | None) -> Report | None:
+        """The report on its way was not answered. Returns it where it is void since: `fence` is another one."""
+        sent = self._sent
+        if sent is not None and sent.fence != fence:
+            self.answered()
+            return sent
+        self.phase = moved(self.phase, Telling.STALLED)
+        self.error = error or self.error
+        return None
+
+    def void(self) -> list[Report]:
+        """Forget what was not sent, or not answered: it is another member's. Returns it."""
+        void = [self._unsent]
+        self._unsent = Report()
+        if self._sent is not None and self.phase is not Telling.SENDING:
+            void.append(self._sent)
+            self._sent = None
+        self.retry()
+        return void
+
+
+def tasks_of(reports: Iterable[Report]) -> tuple[int, ...]:
+    """Return the tasks that these reports acknowledge."""
+    return tuple([task for report in reports for task in report.acknowledgements])

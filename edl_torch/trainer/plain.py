@@ -1,0 +1,169 @@
+"""Passes of a plain `DataLoader`, and of `fetch_shard`: who takes part in one, and what its reports prove.
+
+Nobody says when such a pass ends: it is over when the next one begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl_torch.errors import AccountingError, InvalidArgument
+from edl_torch.trainer.actions import Procedure, Warn
+from edl_torch.trainer.confirming import Confirmer
+from edl_torch.trainer.counting import StreamCounts
+from edl_torch.trainer.deliveries import Deliveries
+from edl_torch.trainer.facts import Way
+from edl_torch.trainer.reporter import Reporter
+from edl_torch.trainer.state import State
+from edl_torch.trainer.supply import Mode
+
+OWN_STREAM = "main"  # what is read in the trainer's own process
+NO_PASS = 0  # passes are numbered from 1
+SILENT_PASSES = 3  # plain passes in a row that read and report nothing: the loop would go on for ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A process begins to read a plain pass.
+
+    `run` names one iteration over a plain DataLoader, and which time its workers begin, the same in all of them; it is
+    empty in a process that is none of its workers. Iterations are numbered in the order in which the trainer's
+    process began them: `number` is that of this one (0: it began elsewhere), `newest` that of the last one.
+    """
+
+    stream: str
+    run: str = ""
+    number: int = 0
+    newest: int = 0
+    is_over: bool = False  # the iteration was given up, or came to its end
+    deliveries: Deliveries | None = None  # what reaches the loop, where that is seen
+
+
+class PlainPasses:
+    """The plain passes of one trainer, one after the other."""
+
+    def __init__(self, state: State, reporter: Reporter, confirmer: Confirmer) -> None:
+        self._state = state
+        self._reporter = reporter
+        self._confirmer = confirmer
+        self._silent_passes = 0
+        self._run = ""  # the plain DataLoader's iteration that reads the open pass
+        self._runs: set[str] = set()  # all of them so far
+        self._oldest = 0  # the first number of an iteration that may still begin a pass
+
+    def __repr__(self) -> str:
+        plain = self._state.plain
+        return f"<PlainPasses streams={len(plain.begun)} silent={self._silent_passes} {plain.counts}>"
+
+    # Beginning and end ------------------------------------------------------------------------------------
+
+    def begin(self, reading: Reading) -> Procedure[int]:
+        """Return the number of the pass in which a process that begins to read takes part.
+
+        A worker that begins after its iteration has been given up gets the number of no pass. Without a `run` the
+        trainer's own stream always begins a pass, and another process does when it begins for the second time.
+        """
+        state, plain = self._state, self._state.plain
+        if reading.run and self._is_late(reading):
+            return NO_PASS
+        if not self._joins(reading):
+            yield from self._open(reading)
+        if reading.run != self._run and plain.counts is not None:
+            plain.counts.lose_sight()  # another process reads too: what it hands on cannot be seen
+        plain.begun.add(reading.stream)
+        return state.supply.current.number
+
+    def _is_late(self, reading: Reading) -> bool:
+        current = self._state.supply.current
+        if reading.run in self._runs:
+            return not (current.is_open and current.mode is Mode.PLAIN) or reading.run != self._run
+        first_time = reading.run.rpartition(" ")[2] == "1"
+        return (first_time and 0 < reading.number < self._oldest) or reading.is_over
+
+    def _joins(self, reading: Reading) -> bool:
+        current = self._state.supply.current
+        if not current.is_open or current.mode is Mode.ELASTIC or reading.stream == OWN_STREAM:
+            return False
+        if reading.run:
+            return reading.run == self._run
+        return reading.stream not in self._state.plain.begun
+
+    def _open(self, reading: Reading) -> Procedure[None]:
+        state = self._state
+        yield from self.finish()
+        self._run = reading.run
+        if reading.run:
+            self._runs.add(reading.run)
+            self._oldest = max(self._oldest, reading.number)
+        elif reading.stream == OWN_STREAM:
+            self._oldest = reading.newest + 1
+        state.plain.counts = StreamCounts(state.config.batch_size, reading.deliveries)
+        state.close_pass()
+        state.supply.open(Mode.PLAIN)
+
+    @property
+    def owed(self) -> int:
+        """Records of a pass that was read to its end for which reports may still come."""
+        plain = self._state.plain
+        return self._state.inflight.records if plain.begun and plain.ran_out else 0
+
+    def finish(self, *, abandoned: bool = False) -> Procedure[None]:
+        """End a plain pass: what it left unreported was never trained on, as far as anybody can tell.
+
+        `abandoned` says that the loop was left: no reports will come for what it has read.
+        """
+        state, plain = self._state, self._state.plain
+        if state.supply.current.mode is not Mode.PLAIN or not plain.begun:
+            return
+        state.close_pass()
+        unreported = state.inflight.records
+        reports = 0 if plain.counts is None else plain.counts.reports
+        silent = plain.ran_out and unreported > 0 and not reports and not abandoned
+        self._silent_passes = self._silent_passes + 1 if silent else 0
+        plain.ran_out = False
+        state.outbox.note(give_backs=state.inflight.give_back_unacknowledged())
+        plain.begun.clear()
+        state.forget_counts()
+        yield from self._reporter.send()
+        if self._silent_passes >= SILENT_PASSES:
+            raise AccountingError(
+                f"{self._silent_passes} passes over {state.config.dataset!r} went by without a report, and "
+                f"{unreported} record(s) were read each time: call service.report_batch_done() after each "
+                f"batch, leave out drop_last at a plain DataLoader, or use ElasticDataLoader"
+            )
+        if unreported and not abandoned:
+            yield Warn(
+                f"a pass over {state.config.dataset!r} ended with {unreported} record(s) that were not "
+                f"reported as trained on; they are read again. Call service.report_batch_done() after each "
+                f"batch, or use ElasticDataLoader"
+            )
+
+    # Reports ----------------------------------------------------------------------------------------------
+
+    def report(self, batch_size: int | None) -> Procedure[int]:
+        """Note that a batch was trained on. Returns how many leases that completed."""
+        state = self._state
+        done = {task: after for task, _, after in state.plain.report(batch_size)}
+        made = [state.inflight.acknowledge(task, upto) for task, upto in done.items()]
+        acknowledgements = [a for a in made if a is not None]
+        completed = sum(a.task not in state.inflight for a in acknowledgements)
+        way = Way.REPORT if state.plain.exact else Way.COUNT
+        state.outbox.note(acknowledgements=acknowledgements, way=way)
+        yield from self._reporter.send()
+        if state.liveness is not None:
+            state.liveness.moved_on(state.now)
+            yield from self._confirmer.ensure()  # the loop takes its next batch without asking here
+        return completed
+
+    def fail_batch(self, batch_size: int | None, reason: str) -> Procedure[None]:
+        """Put the batch in hand into quarantine: it could not be trained on."""
+        state = self._state
+        if not state.plain.exact:
+            raise InvalidArgument(
+                "with several loader workers a plain DataLoader's batch does not say where it came "
+                "from, so err_msg cannot name its records: use ElasticDataLoader"
+            )
+        runs = state.plain.report(batch_size)
+        failures = [f for t, a, b in runs for p in range(a, b) for f in state.inflight.fail(t, p, reason)]
+        state.outbox.note(failures=failures)
+        yield from self._reporter.send()

@@ -1,0 +1,161 @@
+"""Where a trainer is in its data, as a token, and the way back to one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from edl_torch.core.calls import DatasetStatus, FencedCall, Fence, RestoreCall
+from edl_torch.errors import SessionLost, StaleLease, UnknownDataset
+from edl_torch.trainer.actions import Call, Describe, Procedure
+from edl_torch.trainer.elastic import ElasticPasses
+from edl_torch.trainer.facts import Restored, TokenTaken
+from edl_torch.trainer.registrar import Registrar
+from edl_torch.trainer.reporter import Reporter
+from edl_torch.trainer.state import State
+
+FIRST_LINEAGE = 1
+
+
+class Position:
+    """One trainer's position in its dataset."""
+
+    def __init__(
+        self, state: State, registrar: Registrar, reporter: Reporter, elastic: ElasticPasses
+    ) -> None:
+        self._state = state
+        self._registrar = registrar
+        self._reporter = reporter
+        self._elastic = elastic
+        self._seen: tuple[str, int] | None = None  # ledger ('' for any) and lineage of before it registered
+        self._restores = 0
+
+    def __repr__(self) -> str:
+        return f"<Position {self._state.config.dataset!r} {self._state.fence}>"
+
+    def _as_member(self, method: str, kind: type[FencedCall], **more: Any) -> Procedure[Any]:
+        """Return what the master answers this trainer, which takes part anew where it was given up meanwhile."""
+        yield from self._registrar.plan()
+        while True:
+            fence = self._state.fence
+            try:
+                return (yield Call(method, self._state.call(kind, fence, **more)))
+            except SessionLost:
+                yield from self._registrar.again(fence)
+
+    def progress(self) -> Procedure[DatasetStatus]:
+        """Return the dataset's progress. Raises StaleLease when this trainer is not part of its history any more."""
+        status: DatasetStatus = yield from self._as_member("progress", FencedCall)
+        return status
+
+    # The token ----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Procedure[str]:
+        """Acknowledge what the loop is done with, the batch in hand included, and take the token.
+
+        The token of data that nobody has asked for yet is their beginning, and registers nothing: a token to go back
+        to may come next, as `torch.distributed.checkpoint` asks for the state before it loads one.
+        """
+        beginning = yield from self.beginning()
+        if beginning:
+            return beginning
+        yield from self.settle()
+        return (yield from self.take_token())
+
+    def settle(self) -> Procedure[None]:
+        """Tell the master all that a token taken now must have."""
+        yield from self._registrar.plan()
+        yield from self._elastic.settle_in_hand()
+        yield from self._reporter.flush()
+        self._state.check()
+
+    def take_token(self) -> Procedure[str]:
+        """Ask the master for the token. Raises StaleLease where it is not this model's."""
+        token: str = yield from self._as_member("snapshot", FencedCall)
+        self._state.check()  # once more: a session that was given up just now has lost what it held
+        self.note_taken(token)
+        return token
+
+    def note_taken(self, token: str) -> None:
+        """A token was taken, here or at the rank that takes it for all."""
+        state = self._state
+        uncounted = 0 if state.exact else state.plain.uncounted
+        state.facts.append(TokenTaken(token=token, exact=state.exact, uncounted=uncounted))
+
+    def beginning(self) -> Procedure[str]:
+        """Return the token of data that no master has heard of; '' of others, and where their plan is not known."""
+        state = self._state
+        if state.registered.plan is not None or not state.config.keeps_ledger:
+            return ""
+        try:
+            yield Call("dataset_status", state.config.dataset)
+        except UnknownDataset:
+            text: str = yield Describe()
+            return text
+        return ""
+
+    # The way back -------------------------------------------------------------------------------------------
+
+    def look(self) -> Procedure[None]:
+        """Note which history the dataset is in, before a checkpoint of it is read; registers nothing.
+
+        A restore that finds another one is refused: what was read may be older than what others trained.
+        """
+        state = self._state
+        if state.registered.plan is not None or not state.config.keeps_ledger:
+            return
+        try:
+            found = yield Call("dataset_status", state.config.dataset)
+        except UnknownDataset:
+            self._seen = ("", FIRST_LINEAGE)
+        else:
+            self._seen = (found.ledger, found.lineage)
+
+    def restore(self, token: str | None) -> Procedure[None]:
+        """Go back to a token (None: the beginning); what is in flight is thrown away."""
+        yield from self.prepare_restore()
+        lineage = yield from self.take_back_to(token)
+        self._registrar.follow(lineage)
+        self.restored()
+
+    def prepare_restore(self) -> Procedure[None]:
+        """End what is under way."""
+        yield from self._registrar.plan()
+        self._state.close_pass()
+        with suppress(StaleLease):  # of before: all that is void after this
+            yield from self._reporter.flush()
+
+    def take_back_to(self, token: str | None) -> Procedure[int]:
+        """Take the dataset back. Returns the lineage that this opens."""
+        self._check_seen(self._state.fence)
+        self._restores += 1
+        lineage: int = yield from self._as_member(
+            "restore", RestoreCall, request=self._restores, token=token
+        )
+        self._state.facts.append(Restored(token=token, lineage=lineage))
+        return lineage
+
+    def restored(self) -> None:
+        """The model and the data are at a token: there is no pass to finish."""
+        self._state.plain.begun.clear()
+        self._state.restored()
+
+    def _check_seen(self, fence: Fence) -> None:
+        """Raise StaleLease if the dataset went back to a checkpoint since `look`."""
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return
+        name = self._state.config.dataset
+        ledger, lineage = seen
+        if ledger not in ("", fence.ledger):
+            raise StaleLease(
+                f"dataset {name!r} has another master since this trainer read its "
+                f"checkpoint: ledger {fence.ledger}, not {ledger}. Start this one again from the newest "
+                f"checkpoint"
+            )
+        if lineage != fence.lineage:
+            raise StaleLease(
+                f"dataset {name!r} was taken back to a checkpoint by another trainer while "
+                f"this one read its own: lineage {fence.lineage}, not {lineage}. Start this one again from "
+                f"the newest checkpoint"
+            )

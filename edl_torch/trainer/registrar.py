@@ -1,0 +1,131 @@
+"""Registers the trainer with the master at first use, and anew once the master gave it up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edl_torch.core.calls import FencedCall, Fence, RegisterAnswer
+from edl_torch.core.plan import Plan
+from edl_torch.core.rollback import went_back
+from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
+from edl_torch.trainer.actions import Attend, Call, Procedure, Register, Wait
+from edl_torch.trainer.facts import Joined
+from edl_torch.trainer.phases import Member, moved
+from edl_torch.trainer.state import State
+
+_BUSY = (Member.REGISTERING, Member.REJOINING)
+
+
+class Registrar:
+    """The registration of one trainer. One procedure registers at a time; others wait for it."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __repr__(self) -> str:
+        return f"<Registrar {self._state.registered.phase.name} {self._state.fence}>"
+
+    @property
+    def _phase(self) -> Member:
+        return self._state.registered.phase
+
+    def _move(self, to: Member) -> None:
+        self._state.registered.phase = moved(self._phase, to)
+
+    def _begin(self, to: Member) -> Procedure[None]:
+        while self._phase in _BUSY:
+            yield Wait(lambda: self._phase not in _BUSY)
+        if to is Member.REJOINING or self._phase is Member.NEW:
+            self._move(to)
+
+    def plan(self) -> Procedure[Plan]:
+        """Return the dataset as registered; register it at first use."""
+        registered = self._state.registered
+        yield from self._begin(Member.REGISTERING)
+        if self._phase is Member.REGISTERING:
+            try:
+                answer = yield Register(again=False)
+                registered.plan = Plan(answer.spec)
+                self._take_part(answer)
+                self._move(Member.MEMBER)
+                in_doubt = yield Attend(answer.fence.member)
+                if not in_doubt:
+                    self._state.liveness = None
+            finally:
+                if self._phase is Member.REGISTERING:
+                    self._move(Member.NEW)
+        assert registered.plan is not None
+        return registered.plan
+
+    def again(self, lost: Fence) -> Procedure[None]:
+        """The master gave this member up: take part anew, where no other call has found it out before.
+
+        Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint, and
+        JournalWentBack when the master has forgotten that it gave this member up.
+        """
+        yield from self._begin(Member.REJOINING)
+        try:
+            yield from self._present(lost)
+            if lost == self._state.fence:
+                self._state.forget()
+                self._take_part((yield from self._registered_again(lost)))
+        finally:
+            self._move(Member.MEMBER)
+        if not self._state.elastic:
+            self._state.close_pass()  # as when leases are taken back in a plain pass
+
+    def _registered_again(self, lost: Fence) -> Procedure[RegisterAnswer]:
+        name = self._state.config.dataset
+        try:
+            answer: RegisterAnswer = yield Register(again=True)
+        except UnknownDataset as exc:
+            raise StaleLease(self._forgotten("does not know this dataset")) from exc
+        fence = answer.fence
+        if fence.ledger != lost.ledger:
+            raise StaleLease(self._forgotten(f"keeps ledger {fence.ledger}, not {lost.ledger}"))
+        if fence.member == lost.member:
+            raise JournalWentBack(went_back(f"member {lost.member} of {name!r} was given up, and is back"))
+        if fence.lineage != lost.lineage:
+            raise StaleLease(
+                f"{name!r} was taken back to a checkpoint by another trainer: "
+                f"this one's leases are void. Start it again from the newest checkpoint"
+            )
+        return answer
+
+    def _present(self, lost: Fence) -> Procedure[None]:
+        """Tell the master all that it has answered to a member which it gave up. Raises JournalWentBack.
+
+        The call that found this out may have been a repeat, and then does not name what was answered since.
+        """
+        try:
+            yield Call("progress", self._state.call(FencedCall, lost))
+        except JournalWentBack:
+            raise
+        except StaleLease:
+            return  # as it must be: the master has given it up
+
+    def _take_part(self, answer: RegisterAnswer) -> None:
+        self._state.follow(answer.fence)
+        self._note_joined()
+
+    def _note_joined(self) -> None:
+        plan, fence = self._state.registered.plan, self._state.fence
+        if plan is not None:
+            batch_size = self._state.config.batch_size
+            self._state.facts.append(Joined(spec=plan.spec, fence=fence, batch_size=batch_size))
+
+    def follow(self, lineage: int) -> None:
+        """This trainer took the dataset back to a token, which opened `lineage`."""
+        self._state.follow(replace(self._state.fence, lineage=lineage))
+
+    def move(self, lineage: int) -> None:
+        """Another rank of this trainer's job took the dataset back to a token, which opened `lineage`."""
+        self.follow(lineage)
+        self._note_joined()
+
+    def _forgotten(self, what: str) -> str:
+        return (
+            f"the master of {self._state.config.dataset!r} is another one than before, it {what}: this trainer's "
+            f"leases are void. Restart all trainers from one checkpoint (load_state_dict), or from the "
+            f"beginning; a master with `--state DIR` survives its own restart"
+        )

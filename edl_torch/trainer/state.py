@@ -1,0 +1,215 @@
+"""Everything that one trainer knows of one dataset, and what becomes of it when something is void."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from edl_torch.core.calls import FencedCall, Fence, Grant
+from edl_torch.core.plan import Plan
+from edl_torch.errors import StaleLease
+from edl_torch.trainer.counting import PlainPass
+from edl_torch.trainer.facts import Dropped, Fact, Logged, Run, Uncounted, Voided
+from edl_torch.trainer.inflight import InFlight
+from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.outbox import Outbox, Report, tasks_of
+from edl_torch.trainer.phases import Member
+from edl_torch.trainer.steps import Steps
+from edl_torch.trainer.supply import Mode, Supply
+
+C = TypeVar("C", bound=FencedCall)
+
+REMEMBERED = 4  # members of before whose late answers are told to the master
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What does not change in a trainer's life."""
+
+    session: str
+    dataset: str
+    batch_size: int
+    lookahead: int = 0
+    in_process: bool = False  # calls to the master are plain function calls: fetching ahead gains nothing
+    keeps_ledger: bool = True  # the master knows epochs, and has tokens
+    audited: bool = False
+
+
+@dataclass(slots=True)
+class Registered:
+    """How the trainer takes part: the plan, the fence, and what was answered to it."""
+
+    phase: Member = Member.NEW
+    plan: Plan | None = None
+    fence: Fence = Fence()
+    asked: int = 0  # the last call for leases that was answered to this member in this lineage
+    reported: int = 0  # the last report
+    before: dict[Fence, tuple[int, int]] = field(default_factory=dict)  # the same of the members before it
+
+    def move(self, fence: Fence) -> None:
+        """Become another member, or of another lineage."""
+        self.before[self.fence] = self.asked, self.reported
+        for fence_before in list(self.before)[:-REMEMBERED]:
+            del self.before[fence_before]
+        self.fence, self.asked, self.reported = fence, 0, 0
+
+    def answered(self, fence: Fence, *, asked: int = 0, reported: int = 0) -> None:
+        """A call of this member was answered, with this number."""
+        if fence == self.fence:
+            self.asked = asked or self.asked
+            self.reported = reported or self.reported
+        elif fence in self.before:
+            asked_before, reported_before = self.before[fence]
+            self.before[fence] = asked or asked_before, reported or reported_before
+
+    def known(self, fence: Fence) -> tuple[int, int]:
+        """Return the numbers of the last call for leases and the last report that were answered to this member."""
+        if fence == self.fence:
+            return self.asked, self.reported
+        return self.before.get(fence, (0, 0))
+
+
+class State:
+    """The parts of a trainer. Changed by its procedures alone, under the shell's lock.
+
+    `now` is the time, as the shell last told it.
+    """
+
+    def __init__(self, config: Config, liveness: Liveness | None = None) -> None:
+        self.config = config
+        self.now = 0.0
+        self.facts: list[Fact] = []  # what has happened and is not written down yet
+        self.registered = Registered()
+        self.liveness = liveness  # None where it is never in doubt
+        self.supply = Supply(ahead=not config.in_process)
+        self.inflight = InFlight()
+        self.outbox = Outbox()
+        self.steps = Steps(config.lookahead)
+        self.plain = PlainPass()
+        self.closed = False
+        self._lost = ""  # what the model has learnt from and will come again
+
+    def __repr__(self) -> str:
+        return f"<State {self.registered.phase.name} {self.supply} {self.inflight}>"
+
+    @property
+    def fence(self) -> Fence:
+        """Of the member that the trainer is now."""
+        return self.registered.fence
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the pass that is open, or was last, is one of an `ElasticDataLoader`."""
+        return self.supply.current.mode is Mode.ELASTIC
+
+    def call(self, kind: type[C], fence: Fence, **more: Any) -> C:
+        """Return a call of that member; it names what was answered, so that a journal that went back is found out."""
+        asked, reported = self.registered.known(fence)
+        config = self.config
+        return kind(
+            session=config.session, dataset=config.dataset, fence=fence, asked=asked, reported=reported, **more
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether a token taken now says precisely what was trained on."""
+        return self.elastic or self.plain.exact
+
+    # Leases go back without a call --------------------------------------------------------------------------
+
+    def close_pass(self) -> None:
+        """End the pass: leases that nobody drew go back, and streams that wait get none."""
+        self._unwanted(self.supply.close())
+
+    def yield_to_others(self) -> None:
+        """Give back what is not drawn, and fetch nothing ahead any more: another trainer waits."""
+        self._unwanted(self.supply.rest())
+
+    def _unwanted(self, grants: list[Grant]) -> None:
+        if grants:
+            self.outbox.note(give_backs=self.inflight.give_back_undrawn(grants))
+
+    # What is void -------------------------------------------------------------------------------------------
+
+    def follow(self, fence: Fence) -> None:
+        """The trainer is another member: what was held, and what was not sent, is void."""
+        self.registered.move(fence)
+        if self.liveness is not None:
+            self.liveness.member = fence.member
+        for report in (void := self.outbox.void()):
+            self.drop(report)
+        self.refused(tasks_of(void))
+        self.supply.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """All that was held is void."""
+        self._voided(self._may_be_trained)
+        if self.inflight.batches:
+            self.lose(f"{self.inflight.batches} batch(es)")
+        self.inflight.clear()
+        self.steps.clear()
+        self.forget_counts()
+
+    def forget_counts(self) -> None:
+        """Reports of a plain pass prove nothing any more."""
+        if uncounted := self.plain.uncounted:
+            self.facts.append(Uncounted(uncounted))
+        self.plain.counts = None
+
+    def void(self, tasks: tuple[int, ...]) -> None:
+        """The master took leases back; their batches are thrown away where they arrive."""
+        self.facts.append(Logged(f"dataset {self.config.dataset}: {len(tasks)} lease(s) were taken back"))
+        self._voided(run for run in self._may_be_trained if run[0] in tasks)
+        if batches := self.inflight.handed_of(tasks):
+            self.lose(f"{batches} batch(es)")
+        self.inflight.void(tasks)
+        self.supply.void(tasks)
+        if not self.elastic:
+            # Batches of void leases are on their way, and a report does not say which batch it means: the
+            # pass ends, and what is left of it is read in the next one.
+            self.close_pass()
+
+    def _voided(self, runs: Iterable[Run]) -> None:
+        if found := tuple(runs):
+            self.facts.append(Voided(found))
+
+    @property
+    def _may_be_trained(self) -> tuple[Run, ...]:
+        """What the loop has; in a plain pass, where nobody sees that, what was drawn for it."""
+        return self.inflight.handed() if self.elastic else self.inflight.drawn()
+
+    def drop(self, report: Report) -> None:
+        """Nobody will hear of this report: others train on its records."""
+        self.facts.append(
+            Dropped(
+                acknowledgements=tuple(report.acknowledgements.values()),
+                returned=report.returned,
+                on_its_way=self.outbox.is_sending,
+            )
+        )
+
+    def refused(self, tasks: tuple[int, ...]) -> None:
+        """Acknowledgements of these tasks came too late, or will never be sent."""
+        if tasks:
+            self.lose(f"batches of {len(tasks)} lease(s)")
+
+    # The model and the count --------------------------------------------------------------------------------
+
+    def lose(self, what: str) -> None:
+        """Records that the model has learnt from are not counted: they will come again."""
+        self._lost = self._lost or (
+            f"{what} of dataset {self.config.dataset!r}: this trainer was cut off from the master for too "
+            "long, and the records come again, here or at another trainer, though the model has learnt from "
+            "them. Start again from the last checkpoint, on all ranks where there are several"
+        )
+
+    def check(self) -> None:
+        """Raise StaleLease if the model and the count of what it was trained on have parted."""
+        if self._lost:
+            raise StaleLease(self._lost)
+
+    def restored(self) -> None:
+        """The model and the count are those of a checkpoint."""
+        self._lost = ""

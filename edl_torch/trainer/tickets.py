@@ -1,0 +1,37 @@
+"""Which positions of which leases a batch holds, counted where its samples are drawn."""
+
+from __future__ import annotations
+
+Ticket = tuple[tuple[int, int, int], ...]  # (task, first position, position after the last), in drawing order
+
+
+class Tally:
+    """Positions drawn since the last batch. One per process that collates; never shared by threads."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        self._runs: list[list[int]] = []
+
+    def start(self, task: int, position: int) -> list[int]:
+        """Begin to draw a lease at `position`. Returns `[task, first, next]`; whoever reads moves `next`."""
+        run = [task, position, position]
+        self._runs.append(run)
+        return run
+
+    def take(self) -> Ticket:
+        """Return the positions drawn since the last call."""
+        ticket = tuple([(task, first, after) for task, first, after in self._runs if after > first])
+        del self._runs[:-1]
+        for run in self._runs:
+            run[1] = run[2]
+        return ticket
+
+    def clear(self) -> None:
+        """Forget what an abandoned pass drew: it is in no batch."""
+        self._runs.clear()
+
+
+def ticket_size(ticket: Ticket) -> int:
+    """Return the positions in a ticket. Quarantined ones in the middle of a batch split a run, so each is a sample."""
+    return sum([after - first for _, first, after in ticket])

@@ -1,0 +1,148 @@
+"""One trainer of one dataset: its parts, and the procedures that no single part has."""
+
+from __future__ import annotations
+
+from edl_torch.core.calls import NEW_PASS, Grant
+from edl_torch.core.plan import Plan
+from edl_torch.errors import EdlError
+from edl_torch.shard import Shard
+from edl_torch.trainer.actions import Procedure, Wait
+from edl_torch.trainer.confirming import Confirmer
+from edl_torch.trainer.elastic import ElasticPasses
+from edl_torch.trainer.facts import Logged
+from edl_torch.trainer.leasing import Leasing
+from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.plain import PlainPasses, Reading
+from edl_torch.trainer.position import Position
+from edl_torch.trainer.registrar import Registrar
+from edl_torch.trainer.reporter import Reporter
+from edl_torch.trainer.state import Config, State
+
+
+class Trainer:
+    """What one process knows and decides of a dataset.
+
+    Its methods, and those of its parts, are procedures (see `trainer.actions`), or answer at once. The shell runs
+    them under one lock, tells the time in `state.now`, and writes down `state.facts`.
+    """
+
+    def __init__(self, config: Config, liveness: Liveness | None = None) -> None:
+        self.state = State(config, liveness)
+        self.registrar = Registrar(self.state)
+        self.reporter = Reporter(self.state, self.registrar)
+        self.leasing = Leasing(self.state, self.registrar, self.reporter)
+        self.confirmer = Confirmer(self.state, self.registrar)
+        self.plain = PlainPasses(self.state, self.reporter, self.confirmer)
+        self.elastic = ElasticPasses(self.state, self.reporter, self.leasing, self.confirmer, self.plain)
+        self.position = Position(self.state, self.registrar, self.reporter, self.elastic)
+
+    def __repr__(self) -> str:
+        return f"<Trainer {self.state.config.session[:8]} {self.state}>"
+
+    # The loop -----------------------------------------------------------------------------------------------
+
+    def open(self, epoch: int = NEW_PASS) -> Procedure[int]:
+        """Begin an elastic pass over `epoch`, or the one that runs. Returns its number."""
+        yield from self.registrar.plan()
+        return (yield from self.elastic.open(epoch))
+
+    def report(self, batch_size: int | None) -> Procedure[int]:
+        """Note that a batch was trained on. Returns how many leases that completed."""
+        if self.state.elastic:
+            return (yield from self.elastic.report())
+        return (yield from self.plain.report(batch_size))
+
+    def fail_batch(self, batch_size: int | None, reason: str) -> Procedure[None]:
+        """Put the batch in hand into quarantine: it could not be trained on."""
+        if self.state.elastic:
+            yield from self.elastic.fail_batch(reason)
+        else:
+            yield from self.plain.fail_batch(batch_size, reason)
+
+    def close(self) -> Procedure[None]:
+        """Give back what was not trained on. The shell calls it once, and allows it some seconds."""
+        state = self.state
+        state.close_pass()
+        returned = state.inflight.handed(untouched=state.steps.untouched)
+        state.forget_counts()
+        state.outbox.note(give_backs=state.inflight.give_back_unacknowledged(), returned=returned)
+        yield from self.reporter.flush()
+
+    # What reads ---------------------------------------------------------------------------------------------
+
+    def begin_stream(self) -> Procedure[tuple[int, Plan]]:
+        """A process begins to read an elastic pass. Returns the number of the pass, and the dataset."""
+        plan = yield from self.registrar.plan()
+        return self.state.supply.current.number, plan
+
+    def begin_plain(self, reading: Reading) -> Procedure[tuple[int, Plan]]:
+        """A process begins to read a plain pass. Returns the number of the pass, and the dataset."""
+        plan = yield from self.registrar.plan()
+        yield from self.elastic.close(self.state.supply.current.number)
+        return (yield from self.plain.begin(reading)), plan
+
+    def next_grant(self, stream: str, number: int) -> Procedure[Grant | None]:
+        """Return the next lease for a stream of pass `number`; None when it has nothing more to fetch now."""
+        return self.leasing.next(stream, number)
+
+    def fail_record(self, task: int, position: int, reason: str) -> Procedure[None]:
+        """Put a record into quarantine that cannot be read."""
+        state = self.state
+        failures = state.inflight.fail(task, position, reason)
+        state.plain.fail(task, position)
+        state.outbox.note(failures=failures)
+        yield from self.reporter.send()
+
+    def stream_broke(self, stream: str) -> Procedure[None]:
+        """A reading process hung up without a word. While its pass is open that means that it died."""
+        state = self.state
+        if not state.supply.current.is_open:
+            return
+        plan = yield from self.registrar.plan()
+        current = state.supply.current
+        if current.is_open and not state.closed and stream not in current.broken:
+            current.broken[stream] = where = self._whereabouts(plan, stream)
+            state.facts.append(Logged(f"loader {stream} ended before its pass: {where}"))
+
+    def _whereabouts(self, plan: Plan, stream: str) -> str:
+        shards = [plan.shard(part) for part in self.state.inflight.unhanded(stream)]
+        *before, at = map(_described, shards) if shards else ("no record",)
+        return f"{at} (before them {', '.join(before)}, not delivered yet)" if before else at
+
+    def broken_streams(self, timeout_s: float) -> Procedure[dict[str, str]]:
+        """Return the reading processes of this pass that died, and what they were at; wait for the first."""
+        broken = self.state.supply.current.broken
+        yield Wait(lambda: broken, timeout_s)
+        return dict(broken)
+
+    # Beside the loop ----------------------------------------------------------------------------------------
+
+    def wanted(self) -> Procedure[None]:
+        """Give back what is not drawn: another trainer waits for records. What reporting raises, the loop hears."""
+        self.state.yield_to_others()
+        yield from self.reporter.post()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to do beside the loop, where calls to the master take time."""
+        return self.state.outbox.sendable or self.state.supply.wants_ahead
+
+    def work(self) -> Procedure[None]:
+        """Do what there is to do beside the loop, until the trainer is closed."""
+        while True:
+            yield Wait(lambda: self.state.closed or self.has_work)
+            try:
+                if self.state.outbox.sendable:
+                    yield from self.reporter.send_one()
+                elif self.state.closed:
+                    return
+                else:
+                    yield from self.leasing.fetch_ahead()
+            except EdlError as exc:
+                self.state.outbox.error = exc
+
+
+def _described(shard: Shard) -> str:
+    """Return the shard's records, for people."""
+    some = "some of " if shard.shuffled else ""
+    return f"{some}records {shard.start} to {shard.end - 1} of {shard.name!r}"
