@@ -38,7 +38,9 @@ def test_a_span_is_the_set_of_its_open_positions(begin: int, steps: list[tuple[s
         assert span.open_records == len(left)
         assert span.is_done == (not left)
         assert {p for first, after in span.pieces(0) for p in range(first, after)} == left
-        assert {p for a, b in span.pieces(position) for p in range(a, b)} == {p for p in left if p >= position}
+        assert {p for a, b in span.pieces(position) for p in range(a, b)} == {
+            p for p in left if p >= position
+        }
         assert all(span.done < hole < span.stop for hole in span.holes)
         assert span.done <= span.stop
 
