@@ -13,6 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -234,10 +235,10 @@ class Trainer:
                 session=self._session, worker_id=str(number), batch_size=BATCH, registration=registration
             )
         )
-        self._fence: dict[str, Any] = {
+        self._named: dict[str, Any] = {
             "session": self._session,
             "dataset": dataset,
-            **answer.fence,
+            "fence": answer.fence,
         }
 
     def work(self, calls: int) -> None:
@@ -262,7 +263,7 @@ class Trainer:
     def _lease(self, count: int) -> tuple[Grant, ...]:
         self._request += 1
         call = LeaseCall(
-            **self._fence,
+            **self._named,
             request=self._request,
             epoch=NEW_PASS if self._request == 1 else 0,
             count=count,
@@ -272,7 +273,7 @@ class Trainer:
     def _acknowledge(self, done: Iterable[Acknowledgement]) -> None:
         self._master.report(
             ReportCall(
-                **self._fence,
+                **self._named,
                 request=self._request,
                 acknowledgements=tuple(done),
             )
@@ -280,13 +281,13 @@ class Trainer:
 
     def snapshot(self) -> str:
         """The token."""
-        return self._master.snapshot(FencedCall(**self._fence))
+        return self._master.snapshot(FencedCall(**self._named))
 
     def restore(self, token: str) -> None:
         """Go back to it."""
         self._request += 1
-        call = RestoreCall(**self._fence, request=self._request, token=token)
-        self._fence["lineage"] = self._master.restore(call)
+        call = RestoreCall(**self._named, request=self._request, token=token)
+        self._named["fence"] = replace(self._named["fence"], lineage=self._master.restore(call))
 
 
 if __name__ == "__main__":

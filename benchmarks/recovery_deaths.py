@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from contenders import loopback_master
 from recovery_peers import registration
 from serving import environment_of_children
 
 from edl_torch.client.transport import MasterClient
-from edl_torch.core.calls import NEW_PASS, ConfirmCall, Grant, HeldLease, LeaseCall, RegisterCall
+from edl_torch.core.calls import NEW_PASS, ConfirmCall, Fence, Grant, HeldLease, LeaseCall, RegisterCall
 
 PEERS = Path(__file__).with_name("recovery_peers.py")
 SHARDS = 8  # that a trainer holds when it dies
@@ -103,7 +102,7 @@ class Heir:
         self._session = uuid.uuid4().hex
         self._missing = records
         self._fence = client.register(_register(self._session, dataset, records)).fence
-        client.attend(self._session, self._fence["member"], lambda _: None)
+        client.attend(self._session, self._fence.member, lambda _: None)
         self._done_at = 0.0
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
@@ -115,7 +114,7 @@ class Heir:
             call = LeaseCall(
                 session=self._session,
                 dataset=self._dataset,
-                **self._fence,
+                fence=self._fence,
                 request=request,
                 epoch=0,
                 count=A_CALL,
@@ -189,7 +188,7 @@ def restarted_masters(folder: Path, rounds: int, leases: int) -> list[Restart]:
         master.kill()
 
 
-Held = dict[str, tuple[dict[str, Any], list[Grant]]]  # by session its fence and its leases
+Held = dict[str, tuple[Fence, list[Grant]]]  # by session its fence and its leases
 
 
 def _hold(client: MasterClient, leases: int) -> Held:
@@ -202,7 +201,7 @@ def _hold(client: MasterClient, leases: int) -> Held:
         for request in range(1, -(-share // A_CALL) + 1):
             count = min(A_CALL, share - len(grants))
             call = LeaseCall(
-                session=session, dataset="held", **fence, request=request, epoch=NEW_PASS, count=count
+                session=session, dataset="held", fence=fence, request=request, epoch=NEW_PASS, count=count
             )
             grants += client.lease(call).grants
     return held
@@ -226,7 +225,7 @@ def _restart(master: Master, waiting: MasterClient, held: Held) -> Restart:
         first = time.perf_counter()
         for session, (fence, grants) in held.items():
             own = tuple(HeldLease(task=grant.task, attempt=grant.attempt) for grant in grants)
-            void = client.confirm(ConfirmCall(session=session, dataset="held", **fence, leases=own)).void
+            void = client.confirm(ConfirmCall(session=session, dataset="held", fence=fence, leases=own)).void
             leases -= len(own) - len(void)
         confirmed = time.perf_counter()
     if leases or not all(grants for _, grants in held.values()):

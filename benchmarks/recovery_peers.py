@@ -36,13 +36,13 @@ def hold(address: str, dataset: str, shards: int) -> None:
     answer = client.register(
         RegisterCall(session=session, worker_id="victim", batch_size=32, registration=described)
     )
-    presence = client.attend(session, answer.member, lambda _: None)
+    presence = client.attend(session, answer.fence.member, lambda _: None)
     # Near the end leases are short: so many suffice for all records.
     count = SHARD * shards
     call = LeaseCall(
         session=session,
         dataset=dataset,
-        **answer.fence,
+        fence=answer.fence,
         request=1,
         epoch=NEW_PASS,
         count=count,

@@ -5,10 +5,12 @@ A fence is what a registration was answered with: ledger, lineage and member.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 from edl_torch.core.calls import (
     DatasetStatus,
+    Fence,
     FencedCall,
     RegisterAnswer,
     RegisterCall,
@@ -18,11 +20,18 @@ from edl_torch.core.calls import (
 from edl_torch.core.dispatcher import Dispatcher
 
 
-def fence(dispatcher: Dispatcher, session: str, lineage: int = 1) -> dict[str, Any]:
+def fence(dispatcher: Dispatcher, session: str, lineage: int = 1) -> Fence:
     """The fence of a session as the dispatcher has it; of no member where it does not know the session."""
     known = dispatcher.members.get(session)
     member = 0 if known is None else known.number
-    return {"ledger": dispatcher.ledger_id, "lineage": lineage, "member": member}
+    return Fence(ledger=dispatcher.ledger_id, lineage=lineage, member=member)
+
+
+def fenced(fence: Fence, options: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a call: `options`, in which a part of the fence may be another one."""
+    own = {name: options[name] for name in ("ledger", "lineage", "member") if name in options}
+    rest = {name: value for name, value in options.items() if name not in own}
+    return {"fence": replace(fence, **own), **rest}
 
 
 class Master(Protocol):
@@ -50,14 +59,13 @@ class Onlooker:
         self._restores = 0
 
     def snapshot(self) -> str:
-        return self._master.snapshot(FencedCall(**self._named, **self.fence))
+        return self._master.snapshot(FencedCall(**self._named, fence=self.fence))
 
     def progress(self) -> DatasetStatus:
-        return self._master.progress(FencedCall(**self._named, **self.fence))
+        return self._master.progress(FencedCall(**self._named, fence=self.fence))
 
     def restore(self, token: str | None) -> int:
         self._restores += 1
-        call = RestoreCall(**self._named, **self.fence, request=self._restores, token=token)
-        self.fence["lineage"] = self._master.restore(call)
-        lineage: int = self.fence["lineage"]
-        return lineage
+        call = RestoreCall(**self._named, fence=self.fence, request=self._restores, token=token)
+        self.fence = replace(self.fence, lineage=self._master.restore(call))
+        return self.fence.lineage

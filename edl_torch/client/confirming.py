@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from edl_torch.client.membership import Answered, Membership
+from edl_torch.client.membership import Answered
 from edl_torch.client.port import MasterPort
 from edl_torch.client.presence import Presence
-from edl_torch.core.calls import ConfirmCall, HeldLease
+from edl_torch.core.calls import ConfirmCall, Fence, HeldLease
 from edl_torch.errors import SessionLost
 
 log = logging.getLogger("edl_torch.client")
@@ -29,7 +29,7 @@ class Confirmer:
         *,
         held: Callable[[], tuple[HeldLease, ...]],
         on_void: Callable[[tuple[int, ...]], None],
-        on_lost: Callable[[Membership], None],
+        on_lost: Callable[[Fence], None],
         answered: Answered | None = None,
     ) -> None:
         self._port = port
@@ -39,14 +39,14 @@ class Confirmer:
         self._on_void = on_void
         self._on_lost = on_lost
         self._answered = answered or Answered()
-        self._membership = Membership()
+        self._membership = Fence()
         self._presence: Presence | None = None
         self.presented = 0  # how often leases were
 
     def __repr__(self) -> str:
         return f"<Confirmer {self._presence or 'in one process with the master'}>"
 
-    def follow(self, membership: Membership) -> None:
+    def follow(self, membership: Fence) -> None:
         """Ask as this member from now on."""
         self._membership = membership
         self._tell_presence()
@@ -92,9 +92,7 @@ class Confirmer:
         call = ConfirmCall(
             session=self._session,
             dataset=self._dataset,
-            ledger=member.ledger,
-            lineage=member.lineage,
-            member=member.member,
+            fence=member,
             leases=self._held(),
             **self._answered.of(member),
         )

@@ -23,6 +23,7 @@ from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
+    Fence,
     FencedCall,
     LeaseAnswer,
     LeaseCall,
@@ -47,9 +48,7 @@ LEAVE_S = 2.0
 LONGEST_PAUSE_S = 2.0  # between two looks of a trainer that waits
 EPOCH = 0  # of all passes: such a master does not tell epochs
 
-LEDGER = "elasticdl"
-LINEAGE = 1
-MEMBER = 1  # that it always is: no session is ever given up
+FENCE = Fence(ledger="elasticdl", lineage=1, member=1)  # always: no session is ever given up
 
 
 class ElasticDLMasterClient:
@@ -107,9 +106,7 @@ class ElasticDLMasterClient:
                 known = self._datasets.setdefault(name, known)
         with self._lock:
             known.sessions.add(call.session)
-        return RegisterAnswer(
-            spec=known.plan.spec, ledger=LEDGER, lineage=LINEAGE, epoch=EPOCH, member=MEMBER
-        )
+        return RegisterAnswer(spec=known.plan.spec, fence=FENCE, epoch=EPOCH)
 
     def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> None:
         """There is no stream and no heartbeat: presence is never in doubt, and never known."""

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from edl_torch.audit.log import Audit
 from edl_torch.client.description import Description
-from edl_torch.client.membership import Answered, Membership
+from edl_torch.client.membership import Answered
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Threads
-from edl_torch.core.calls import FencedCall, RegisterAnswer, RegisterCall, Registration
+from edl_torch.core.calls import Fence, FencedCall, RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.plan import Plan
 from edl_torch.core.rollback import went_back
 from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
@@ -40,7 +40,7 @@ class Joining:
         audit: Audit,
         *,
         on_gone: Callable[[], None],
-        on_member: Callable[[Membership], None],
+        on_member: Callable[[Fence], None],
         on_first: Callable[[], None],
         threads: Threads = SYSTEM,
         answered: Answered | None = None,
@@ -55,7 +55,7 @@ class Joining:
         self._on_first = on_first
         self._joining = threads.lock()
         self._plan: Plan | None = None
-        self._membership = Membership()
+        self._membership = Fence()
 
     def __repr__(self) -> str:
         return f"<Joining {self._description.name!r} {self._membership}>"
@@ -66,18 +66,16 @@ class Joining:
         return self._plan is not None
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> Fence:
         """As what the session takes part now."""
         return self._membership
 
-    def call(self, kind: type[C], membership: Membership, **more: Any) -> C:
+    def call(self, kind: type[C], membership: Fence, **more: Any) -> C:
         """A call of that member, with the rest of its fields in `more`."""
         return kind(
             session=self._session,
             dataset=self._description.name,
-            ledger=membership.ledger,
-            lineage=membership.lineage,
-            member=membership.member,
+            fence=membership,
             **self._answered.of(membership),
             **more,
         )
@@ -93,7 +91,7 @@ class Joining:
                 self._on_first()
             return self._plan
 
-    def again(self, lost: Membership) -> None:
+    def again(self, lost: Fence) -> None:
         """The master gave this member up: take part anew, where no other call has found it out before.
 
         Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint, and
@@ -108,13 +106,13 @@ class Joining:
                 answer = self._register_as(self._description.by_name())
             except UnknownDataset as exc:
                 raise StaleLease(self._forgotten("does not know this dataset")) from exc
-            if answer.ledger != lost.ledger:
-                raise StaleLease(self._forgotten(f"keeps ledger {answer.ledger}, not {lost.ledger}"))
-            if answer.member == lost.member:
+            if answer.fence.ledger != lost.ledger:
+                raise StaleLease(self._forgotten(f"keeps ledger {answer.fence.ledger}, not {lost.ledger}"))
+            if answer.fence.member == lost.member:
                 raise JournalWentBack(
                     went_back(f"member {lost.member} of {self._description.name!r} was given up, and is back")
                 )
-            if answer.lineage != lost.lineage:
+            if answer.fence.lineage != lost.lineage:
                 raise StaleLease(
                     f"{self._description.name!r} was taken back to a checkpoint by another trainer: "
                     f"this one's leases are void. Start it again from the newest checkpoint"
@@ -122,7 +120,7 @@ class Joining:
             self._follow_answer(answer)
             self._note_joined(answer)
 
-    def _present(self, lost: Membership) -> None:
+    def _present(self, lost: Fence) -> None:
         """Tell the master all that it has answered to a member which it gave up. Raises JournalWentBack.
 
         The call that found this out may have been a repeat, and then does not name what was answered since.
@@ -151,9 +149,9 @@ class Joining:
         )
 
     def _follow_answer(self, answer: RegisterAnswer) -> None:
-        self._follow(Membership(**answer.fence))
+        self._follow(answer.fence)
 
-    def _follow(self, membership: Membership) -> None:
+    def _follow(self, membership: Fence) -> None:
         self._membership = membership
         self._on_member(membership)
 
@@ -182,10 +180,10 @@ class Joining:
     def _note_joined(self, answer: RegisterAnswer) -> None:
         self._audit.joined(
             answer.spec,
-            ledger=answer.ledger,
-            lineage=answer.lineage,
+            ledger=answer.fence.ledger,
+            lineage=answer.fence.lineage,
             batch_size=self._description.batch_size,
-            member=answer.member,
+            member=answer.fence.member,
         )
 
     def _forgotten(self, what: str) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from enum import Enum
 
 from edl_torch.client.confirming import Confirmer
-from edl_torch.client.membership import Answered, Membership
+from edl_torch.client.membership import Answered
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
-from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, LeaseCall, PassState
+from edl_torch.core.calls import NEW_PASS, Fence, Grant, LeaseAnswer, LeaseCall, PassState
 from edl_torch.errors import SessionLost
 
 POLL_S = 1.0  # the longest single wait: so a closed pass or Ctrl-C is noticed soon
@@ -39,12 +39,12 @@ class LeaseSource:
         confirmer: Confirmer,
         on_grant: Callable[[Grant], None],
         on_unwanted: Callable[[list[Grant]], None],
-        on_lost: Callable[[Membership], None],
+        on_lost: Callable[[Fence], None],
         holds: Callable[[], bool],
         threads: Threads = SYSTEM,
         answered: Answered | None = None,
     ) -> None:
-        self._membership = Membership()
+        self._membership = Fence()
         self._port = port
         self._session = session
         self._dataset = dataset
@@ -105,7 +105,7 @@ class LeaseSource:
         """Whether the pass has had no lease at all."""
         return not self._granted
 
-    def follow(self, membership: Membership, forget: Callable[[], None]) -> None:
+    def follow(self, membership: Fence, forget: Callable[[], None]) -> None:
         """Ask as this member from now on; what was fetched before is void, and `forget` lets go of it.
 
         At once: a lease of the old member that arrives later is not taken, and one of the new member is not
@@ -285,9 +285,7 @@ class LeaseSource:
             call = LeaseCall(
                 session=self._session,
                 dataset=self._dataset,
-                ledger=member.ledger,
-                lineage=member.lineage,
-                member=member.member,
+                fence=member,
                 request=self._request + 1,
                 epoch=self._epoch,
                 count=max(1, len(self._streams) - len(self._ready)) if self._ahead else 1,

@@ -15,12 +15,11 @@ from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource, Mode
 from edl_torch.client.lockstep import Lockstep
-from edl_torch.client.membership import Membership
 from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.client.plain_pass import PlainPasses
 from edl_torch.client.port import MasterPort
 from edl_torch.client.reporter import Reporter
-from edl_torch.core.calls import DatasetStatus, FencedCall, RestoreCall
+from edl_torch.core.calls import DatasetStatus, Fence, FencedCall, RestoreCall
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, SessionLost, StaleLease, UnknownDataset, Unsupported
 
@@ -41,7 +40,7 @@ class Position:
         description: Description,
         audit: Audit,
         *,
-        on_lost: Callable[[Membership], None],
+        on_lost: Callable[[Fence], None],
         joining: Joining,
         leases: LeaseSource,
         reporter: Reporter,
@@ -105,7 +104,7 @@ class Position:
         """The dataset's progress. Raises StaleLease when this trainer is not part of its history any more."""
         return self._as_member(lambda member: self._master.progress(self._joining.call(FencedCall, member)))
 
-    def _as_member(self, ask: Callable[[Membership], T]) -> T:
+    def _as_member(self, ask: Callable[[Fence], T]) -> T:
         """What the master answers this session, which takes part anew where it was given up meanwhile."""
         self._joining.plan()
         while True:
@@ -199,7 +198,7 @@ class Position:
         else:
             self._seen = (found.ledger, found.lineage)
 
-    def _check_seen(self, member: Membership) -> None:
+    def _check_seen(self, member: Fence) -> None:
         """Raise StaleLease if the dataset went back to a checkpoint since `look`."""
         seen, self._seen = self._seen, None
         if seen is None:

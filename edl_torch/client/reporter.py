@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edl_torch.audit.log import Audit, Run
 from edl_torch.audit.way import Way
-from edl_torch.client.membership import Answered, Membership
+from edl_torch.client.membership import Answered
 from edl_torch.client.port import MasterPort
 from edl_torch.client.threads import SYSTEM, Thread, Threads
-from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, ReportAnswer, ReportCall
+from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack, ReportAnswer, ReportCall
 from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, SessionLost, StaleLease
 
 log = logging.getLogger("edl_torch.client")
@@ -57,7 +57,7 @@ class Outbox:
         self.give_backs += give_backs
 
 
-Taken = tuple[Outbox, int, Membership]  # what is told, the reports noted by then, and as whom
+Taken = tuple[Outbox, int, Fence]  # what is told, the reports noted by then, and as whom
 
 
 class Reporter:
@@ -74,13 +74,13 @@ class Reporter:
         session: str,
         dataset: str,
         on_answer: Callable[[ReportAnswer], None],
-        on_lost: Callable[[Membership], None],
+        on_lost: Callable[[Fence], None],
         audit: Audit | None = None,
         on_refused: Callable[[tuple[int, ...]], None] | None = None,
         threads: Threads = SYSTEM,
         answered: Answered | None = None,
     ) -> None:
-        self._membership = Membership()
+        self._membership = Fence()
         self._port = port
         self._session = session
         self._dataset = dataset
@@ -223,7 +223,7 @@ class Reporter:
             with self._changed:
                 taken = self._take()
 
-    def _send_one(self, outbox: Outbox, noted: int, membership: Membership) -> None:
+    def _send_one(self, outbox: Outbox, noted: int, membership: Fence) -> None:
         error: EdlError | None = None
         settled = False
         try:
@@ -237,13 +237,11 @@ class Reporter:
             else:
                 self._keep(outbox, noted, membership, error)
 
-    def _report(self, outbox: Outbox, membership: Membership) -> None:
+    def _report(self, outbox: Outbox, membership: Fence) -> None:
         call = ReportCall(
             session=self._session,
             dataset=self._dataset,
-            ledger=membership.ledger,
-            lineage=membership.lineage,
-            member=membership.member,
+            fence=membership,
             request=self._request,
             failures=tuple(outbox.failures),
             acknowledgements=tuple(outbox.acknowledgements.values()),
@@ -315,7 +313,7 @@ class Reporter:
             outbox, self._outbox, noted = self._outbox, Outbox(), self._noted
         return outbox, noted, self._membership
 
-    def _sent(self, noted: int, membership: Membership, error: Exception | None) -> None:
+    def _sent(self, noted: int, membership: Fence, error: Exception | None) -> None:
         with self._changed:
             self._sending = False
             self._answered = max(noted, self._answered)
@@ -324,7 +322,7 @@ class Reporter:
             if self._waiting or self._outbox:
                 self._changed.notify_all()
 
-    def _keep(self, outbox: Outbox, noted: int, membership: Membership, error: Exception | None) -> None:
+    def _keep(self, outbox: Outbox, noted: int, membership: Fence, error: Exception | None) -> None:
         with self._changed:
             self._sending = False
             is_void = membership != self._membership
@@ -339,7 +337,7 @@ class Reporter:
         if is_void:
             self._refuse_unsent(outbox)
 
-    def follow(self, membership: Membership) -> None:
+    def follow(self, membership: Fence) -> None:
         """The trainer takes part anew: what was not sent is void, and acknowledgements of it are refused."""
         with self._changed:
             void = [self._outbox, *([self._kept[0]] if self._kept else [])]

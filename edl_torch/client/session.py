@@ -15,7 +15,7 @@ from edl_torch.client.description import Description
 from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.client.joining import Joining
 from edl_torch.client.leases import LeaseSource, Mode
-from edl_torch.client.membership import Answered, Membership
+from edl_torch.client.membership import Answered
 from edl_torch.client.plain_pass import Iterations, PlainPasses
 from edl_torch.client.port import MasterPort
 from edl_torch.client.position import Position
@@ -24,7 +24,7 @@ from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
 from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.client.tickets import Book, Ticket
-from edl_torch.core.calls import Grant, HeldLease, ReportAnswer
+from edl_torch.core.calls import Fence, Grant, HeldLease, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
 
@@ -155,7 +155,7 @@ class Session:
     def _attend(self) -> None:
         self._confirmer.watch(self.master.attend(self.id, self._joining.membership.member, self._on_wanted))
 
-    def _follow(self, membership: Membership) -> None:
+    def _follow(self, membership: Fence) -> None:
         self._confirmer.follow(membership)
         self._reporter.follow(membership)  # before the leases: what becomes of new ones is not thrown away
         self._leases.follow(membership, self._forget)
@@ -175,7 +175,7 @@ class Session:
         """What the loop has; in a plain pass, where nobody sees that, what was drawn for it."""
         return self.book.handed() if self.in_elastic_mode else self.book.drawn()
 
-    def _rejoin(self, lost: Membership) -> None:
+    def _rejoin(self, lost: Fence) -> None:
         """The master gave this session up: what it held is others' now, and it takes part anew.
 
         Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
@@ -44,22 +43,27 @@ class RegisterCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterAnswer:
-    """The dataset as registered, and the ledger, lineage and `member` that every later call names.
+class Fence:
+    """Fencing triple stamped on every call.
 
-    A session that was given up and registers again is another member, with another number.
+    `ledger` is the id of the master's state, `lineage` the number of the dataset's history in it: a restore
+    opens another one. `member` is the number that the master gave the session when it registered: a session
+    that was given up and registers again has another one. The defaults are those of a session that has not
+    registered.
     """
 
-    spec: DatasetSpec
-    ledger: str
-    lineage: int
-    epoch: int
-    member: int
+    ledger: str = ""
+    lineage: int = 0
+    member: int = 0
 
-    @property
-    def fence(self) -> dict[str, Any]:
-        """Ledger, lineage and member, by the names that calls have for them."""
-        return {"ledger": self.ledger, "lineage": self.lineage, "member": self.member}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterAnswer:
+    """Dataset as registered, and the fence of every later call."""
+
+    spec: DatasetSpec
+    fence: Fence
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +80,15 @@ class Grant:
 class FencedCall:
     """A session's call on a dataset, with the fence that its registration was answered with.
 
-    `ledger`, `lineage` and `member` are compared with the master's: a call of another master, of a history
-    that was left by a restore, or of before its session was given up is refused and changes nothing.
+    The fence is compared with the master's: a call of another master, of a history that was left by a
+    restore, or of before its session was given up is refused and changes nothing.
     `asked` and `reported` are the numbers of the last lease call and report that were answered to this member
     in this lineage (0: none yet): a master that does not know of them has a journal that went back in time.
     """
 
     session: str
     dataset: str
-    ledger: str
-    lineage: int
-    member: int
+    fence: Fence
     asked: int = 0
     reported: int = 0
 

@@ -15,6 +15,7 @@ from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
+    Fence,
     FencedCall,
     LeaseAnswer,
     LeaseCall,
@@ -138,10 +139,8 @@ class Dispatcher:
         ledger.join(call.session, call.batch_size)
         return RegisterAnswer(
             spec=ledger.spec,
-            ledger=self.ledger_id,
-            lineage=ledger.lineage,
+            fence=Fence(ledger=self.ledger_id, lineage=ledger.lineage, member=member.number),
             epoch=ledger.epoch,
-            member=member.number,
         )
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
@@ -371,25 +370,27 @@ class Dispatcher:
     def heard(self, call: FencedCall, now: float) -> Member:
         """A call of a session arrived. Raises JournalWentBack, and SessionLost like `Members.find`."""
         self._check_rollback(call)
-        member = self.members.heard(call.session, call.member, now)
+        member = self.members.heard(call.session, call.fence.member, now)
         member.called = True
         return member
 
     def _known(self, call: FencedCall) -> Member:
         """The member that calls, as `heard`; a call that waits is not heard again."""
         self._check_rollback(call)
-        return self.members.find(call.session, call.member)
+        return self.members.find(call.session, call.fence.member)
 
     def _fenced(self, call: FencedCall) -> ShardLedger:
         """The ledger that a call of a living member is about. Raises StaleLease for another history."""
         ledger = self._ledger(call.dataset)
-        if call.ledger != self.ledger_id:
-            raise StaleLease(f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.ledger}")
-        if call.lineage != ledger.lineage:
+        if call.fence.ledger != self.ledger_id:
+            raise StaleLease(
+                f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.fence.ledger}"
+            )
+        if call.fence.lineage != ledger.lineage:
             raise StaleLease(
                 f"dataset {call.dataset!r} is in lineage {ledger.lineage}; the call is of lineage "
-                f"{call.lineage}: another trainer has taken it back to a checkpoint since. Start this one "
-                f"again from the newest checkpoint"
+                f"{call.fence.lineage}: another trainer has taken it back to a checkpoint since. Start this "
+                f"one again from the newest checkpoint"
             )
         return ledger
 
@@ -416,9 +417,9 @@ class Dispatcher:
     def _check_rollback(self, call: FencedCall) -> None:
         """Raise JournalWentBack if this state is older than what the caller was told, or known to be."""
         why = self.suspended.get(call.dataset)
-        if why is not None and not (isinstance(call, RestoreCall) and call.ledger == self.ledger_id):
+        if why is not None and not (isinstance(call, RestoreCall) and call.fence.ledger == self.ledger_id):
             raise JournalWentBack(why)
-        if self.durable and call.ledger == self.ledger_id:
+        if self.durable and call.fence.ledger == self.ledger_id:
             found = evidence(call, self.members, self._ledgers.get(call.dataset))
             if found:
                 raise JournalWentBack(self.suspend(f"a call of session {call.session!r} names {found}"))
@@ -477,8 +478,8 @@ class Dispatcher:
         """
         self.heard(call, now)
         ledger = self._ledger(call.dataset)
-        opening = (call.member, call.request)
-        if call.ledger == self.ledger_id and opening == ledger.opened_by:
+        opening = (call.fence.member, call.request)
+        if call.fence.ledger == self.ledger_id and opening == ledger.opened_by:
             return ledger.lineage
         self._fenced(call)
         return self.go_back(call.dataset, call.token, opened_by=opening)

@@ -18,15 +18,16 @@ def evidence(call: FencedCall, members: Members, ledger: ShardLedger | None) -> 
     The call is of this master's ledger. `ledger` is its dataset's, None where there is none of the name. What
     is of an older lineage proves nothing: a restore has made it void, whatever was lost before.
     """
-    if ledger is not None and call.lineage != ledger.lineage:
-        return _beyond("lineage", call.lineage, ledger.lineage)
+    fence = call.fence
+    if ledger is not None and fence.lineage != ledger.lineage:
+        return _beyond("lineage", fence.lineage, ledger.lineage)
     member = members.get(call.session)
-    if member is None or member.number != call.member:
-        if not members.may_have_given(call.member):
+    if member is None or member.number != fence.member:
+        if not members.may_have_given(fence.member):
             return (
-                f"member {call.member}, which the journal never gave: its next one is {members.next_number}"
+                f"member {fence.member}, which the journal never gave: its next one is {members.next_number}"
             )
-        known = members.unheard.get(call.member, {}).get(call.dataset)
+        known = members.unheard.get(fence.member, {}).get(call.dataset)
         if known is None:
             return ""  # it was given up, and had proved before that it knew no more
         asked, reported = known

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
+    Fence,
     GiveBack,
     Grant,
     LeaseCall,
@@ -143,9 +144,7 @@ class Desk:
         lease = LeaseCall(
             session=session,
             dataset=dataset,
-            ledger=self._dispatcher.ledger_id,
-            lineage=ledger.lineage,
-            member=member.number,
+            fence=self._fence(ledger, member),
             request=1 if earlier is None else earlier.request + 1,
             epoch=NEW_PASS,
             count=1,
@@ -256,13 +255,14 @@ class Desk:
         call = ReportCall(
             session=session,
             dataset=name,
-            ledger=self._dispatcher.ledger_id,
-            lineage=ledger.lineage,
-            member=member.number,
+            fence=self._fence(ledger, member),
             request=member.reports.get(name, 0) + 1,
             **outcomes,  # type: ignore[arg-type]
         )
         self._dispatcher.report(call, now)
+
+    def _fence(self, ledger: ShardLedger, member: Member) -> Fence:
+        return Fence(ledger=self._dispatcher.ledger_id, lineage=ledger.lineage, member=member.number)
 
     def _put_off(self, session: str, now: float) -> None:
         """The worker has got on: its other tasks have their full time again."""

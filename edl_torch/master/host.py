@@ -159,7 +159,7 @@ class MasterHost:
         lineage = self.apply(lambda dispatcher, now: dispatcher.restore(call, now))
         log.info(
             "restored dataset=%s session=%s lineage=%d before=%d to=%s",
-            *(printable(call.dataset), printable(call.session), lineage, call.lineage),
+            *(printable(call.dataset), printable(call.session), lineage, call.fence.lineage),
             "the beginning" if call.token is None else "a checkpoint",
         )
         return lineage

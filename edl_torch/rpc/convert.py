@@ -116,20 +116,18 @@ def register_call_from_wire(message: pb.RegisterRequest) -> calls.RegisterCall:
 def register_answer_to_wire(value: calls.RegisterAnswer) -> pb.RegisterResponse:
     return pb.RegisterResponse(
         spec=spec_to_wire(value.spec),
-        ledger=value.ledger,
-        lineage=value.lineage,
+        ledger=value.fence.ledger,
+        lineage=value.fence.lineage,
         epoch=value.epoch,
-        member=value.member,
+        member=value.fence.member,
     )
 
 
 def register_answer_from_wire(message: pb.RegisterResponse) -> calls.RegisterAnswer:
     return calls.RegisterAnswer(
         spec=spec_from_wire(message.spec),
-        ledger=message.ledger,
-        lineage=message.lineage,
+        fence=calls.Fence(ledger=message.ledger, lineage=message.lineage, member=message.member),
         epoch=message.epoch,
-        member=message.member,
     )
 
 
@@ -140,9 +138,9 @@ def lease_call_to_wire(value: calls.LeaseCall, wait_s: float = 0.0) -> pb.LeaseR
     return pb.LeaseRequest(
         session=value.session,
         dataset=value.dataset,
-        ledger=value.ledger,
-        lineage=value.lineage,
-        member=value.member,
+        ledger=value.fence.ledger,
+        lineage=value.fence.lineage,
+        member=value.fence.member,
         asked=value.asked,
         reported=value.reported,
         request=value.request,
@@ -158,9 +156,7 @@ def lease_call_from_wire(message: pb.LeaseRequest) -> calls.LeaseCall:
     return calls.LeaseCall(
         session=message.session,
         dataset=message.dataset,
-        ledger=message.ledger,
-        lineage=message.lineage,
-        member=message.member,
+        fence=calls.Fence(ledger=message.ledger, lineage=message.lineage, member=message.member),
         asked=message.asked,
         reported=message.reported,
         request=message.request,
@@ -212,9 +208,9 @@ def report_call_to_wire(value: calls.ReportCall) -> pb.ReportRequest:
     return pb.ReportRequest(
         session=value.session,
         dataset=value.dataset,
-        ledger=value.ledger,
-        lineage=value.lineage,
-        member=value.member,
+        ledger=value.fence.ledger,
+        lineage=value.fence.lineage,
+        member=value.fence.member,
         asked=value.asked,
         reported=value.reported,
         request=value.request,
@@ -238,9 +234,7 @@ def report_call_from_wire(message: pb.ReportRequest) -> calls.ReportCall:
     return calls.ReportCall(
         session=message.session,
         dataset=message.dataset,
-        ledger=message.ledger,
-        lineage=message.lineage,
-        member=message.member,
+        fence=calls.Fence(ledger=message.ledger, lineage=message.lineage, member=message.member),
         asked=message.asked,
         reported=message.reported,
         request=message.request,
@@ -284,9 +278,9 @@ def confirm_call_to_wire(value: calls.ConfirmCall) -> pb.ConfirmRequest:
     return pb.ConfirmRequest(
         session=value.session,
         dataset=value.dataset,
-        ledger=value.ledger,
-        lineage=value.lineage,
-        member=value.member,
+        ledger=value.fence.ledger,
+        lineage=value.fence.lineage,
+        member=value.fence.member,
         asked=value.asked,
         reported=value.reported,
         leases=[pb.HeldLease(task=held.task, attempt=held.attempt) for held in value.leases],
@@ -297,9 +291,7 @@ def confirm_call_from_wire(message: pb.ConfirmRequest) -> calls.ConfirmCall:
     return calls.ConfirmCall(
         session=message.session,
         dataset=message.dataset,
-        ledger=message.ledger,
-        lineage=message.lineage,
-        member=message.member,
+        fence=calls.Fence(ledger=message.ledger, lineage=message.lineage, member=message.member),
         asked=message.asked,
         reported=message.reported,
         leases=tuple([calls.HeldLease(task=held.task, attempt=held.attempt) for held in message.leases]),
@@ -316,28 +308,37 @@ def confirm_answer_from_wire(message: pb.ConfirmResponse) -> calls.ConfirmAnswer
 
 # Tokens and progress ------------------------------------------------------------------------------------
 
-_FENCED = ("session", "dataset", "ledger", "lineage", "member", "asked", "reported")
+_FENCE = ("ledger", "lineage", "member")
+_CALLER = ("session", "dataset", "asked", "reported")
+
+
+def _fenced_to_wire(value: calls.FencedCall) -> dict[str, Any]:
+    return _take(value, _CALLER) | _take(value.fence, _FENCE)
+
+
+def _fenced_from_wire(message: pb.SnapshotRequest | pb.ProgressRequest | pb.RestoreRequest) -> dict[str, Any]:
+    return {"fence": calls.Fence(**_take(message, _FENCE)), **_take(message, _CALLER)}
 
 
 def snapshot_call_to_wire(value: calls.FencedCall) -> pb.SnapshotRequest:
-    return pb.SnapshotRequest(**_take(value, _FENCED))
+    return pb.SnapshotRequest(**_fenced_to_wire(value))
 
 
 def progress_call_to_wire(value: calls.FencedCall) -> pb.ProgressRequest:
-    return pb.ProgressRequest(**_take(value, _FENCED))
+    return pb.ProgressRequest(**_fenced_to_wire(value))
 
 
 def fenced_call_from_wire(message: pb.SnapshotRequest | pb.ProgressRequest) -> calls.FencedCall:
-    return calls.FencedCall(**_take(message, _FENCED))
+    return calls.FencedCall(**_fenced_from_wire(message))
 
 
 def restore_call_to_wire(value: calls.RestoreCall) -> pb.RestoreRequest:
-    return pb.RestoreRequest(**_take(value, (*_FENCED, "request", "token")))
+    return pb.RestoreRequest(**_fenced_to_wire(value), request=value.request, token=value.token)
 
 
 def restore_call_from_wire(message: pb.RestoreRequest) -> calls.RestoreCall:
     token = message.token if message.HasField("token") else None
-    return calls.RestoreCall(token=token, **_take(message, (*_FENCED, "request")))
+    return calls.RestoreCall(token=token, request=message.request, **_fenced_from_wire(message))
 
 
 # Status -----------------------------------------------------------------------------------------------

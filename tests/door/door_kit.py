@@ -8,11 +8,12 @@ import json
 from pathlib import Path
 
 import trustme
+from fences import fenced
 from loop_thread import LoopThread
 
 from edl_torch.client.transport import MasterClient
 from edl_torch.core import persistence
-from edl_torch.core.calls import NEW_PASS, LeaseCall, RegisterCall, Registration, ReportCall
+from edl_torch.core.calls import NEW_PASS, Fence, LeaseCall, RegisterCall, Registration, ReportCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.server import MasterServer
 from edl_torch.rpc.credentials import Credentials, Door
@@ -130,7 +131,7 @@ class MasterThread:
 # Calls on the dataset "d": 8 records in shards of 4, batches of 2 ------------------------------------------
 
 
-FIRST = {"ledger": "ledger-of-the-master", "lineage": 1, "member": 1}  # of the first to register
+FIRST = Fence(ledger="ledger-of-the-master", lineage=1, member=1)  # of the first to register
 
 
 def register(session="s", *, name="d", size=8, batch_size=2, worker_id="w", sources=None, **options):
@@ -143,9 +144,11 @@ def register(session="s", *, name="d", size=8, batch_size=2, worker_id="w", sour
 
 
 def lease(request, session="s", **options):
-    options = {"count": 1, "epoch": NEW_PASS, **FIRST} | options
+    options = {"count": 1, "epoch": NEW_PASS, "fence": FIRST} | options
+    options = fenced(options.pop("fence"), options)
     return LeaseCall(session=session, dataset="d", request=request, **options)
 
 
 def report(request, session="s", **options):
-    return ReportCall(session=session, dataset="d", request=request, **(FIRST | options))
+    options = fenced(options.pop("fence", FIRST), options)
+    return ReportCall(session=session, dataset="d", request=request, **options)

@@ -301,13 +301,13 @@ def test_sigterm_tells_the_probes_answers_who_waits_and_keeps_everything(
         watch = probe.unary_stream(f"/{SERVICE}/Watch")(b"", timeout=60)
         assert next(watch) == b"\x08\x01"
         a, b = (client.register(register(session, size=2)).fence for session in ("a", "b"))
-        client.lease(lease(1, "a", **a))
+        client.lease(lease(1, "a", fence=a))
         answers = []
         waiting = threading.Thread(
-            target=lambda: answers.append(client.lease(lease(1, "b", epoch=0, **b), 25))
+            target=lambda: answers.append(client.lease(lease(1, "b", epoch=0, fence=b), 25))
         )
         waiting.start()
-        wait_until(lambda: client.report(report(1, "a", **a)).wanted)
+        wait_until(lambda: client.report(report(1, "a", fence=a)).wanted)
         master.process.send_signal(signal.SIGTERM)
         assert list(watch) == [b"\x08\x02"]
         waiting.join(20)

@@ -82,7 +82,7 @@ def test_drain_says_so_first_then_ends_calls_then_commits(start, probe):
 
     changes = Changes()
     master = start(
-        dispatcher=Noting(ledger_id=FIRST["ledger"], changes=changes),
+        dispatcher=Noting(ledger_id=FIRST.ledger, changes=changes),
         commits=lambda: Commits(changes, lambda keys: lambda: None),
     )
     client = master.client()
@@ -108,7 +108,7 @@ def test_journal_that_cannot_be_written_ends_the_service(start, probe):
 
     changes = Changes()
     master = start(
-        dispatcher=Dispatcher(ledger_id=FIRST["ledger"], changes=changes),
+        dispatcher=Dispatcher(ledger_id=FIRST.ledger, changes=changes),
         commits=lambda: GroupCommit(changes, fail),
     )
     asks = probe(master)

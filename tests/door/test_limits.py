@@ -38,7 +38,7 @@ BAD_BYTES = len('[0,0,0,"",0,"a rea\\u2026"],')
 
 
 def limited():
-    return Dispatcher(ledger_id=FIRST["ledger"], limits=SMALL)
+    return Dispatcher(ledger_id=FIRST.ledger, limits=SMALL)
 
 
 def unchanged(dispatcher, call, match):
@@ -160,7 +160,7 @@ def test_quarantine_and_slices_of_a_token():
 
 def test_bytes_that_quarantine_takes_in_a_token():
     limits = dataclasses.replace(SMALL, quarantine=10, quarantine_bytes=2 * BAD_BYTES)
-    dispatcher = Dispatcher(ledger_id=FIRST["ledger"], limits=limits)
+    dispatcher = Dispatcher(ledger_id=FIRST.ledger, limits=limits)
     dispatcher.register(register(max_bad_records=10), 0.0)
     dispatcher.lease(lease(1), 0.0)
     unchanged(dispatcher, lambda: quarantined(dispatcher, (0, 1, 2)), f"{3 * BAD_BYTES} bytes of a token for")
@@ -176,18 +176,16 @@ def test_bytes_that_quarantine_takes_in_a_token():
     dispatcher.go_back("d", None)  # and what was there takes no room any more
     dispatcher.lease(lease(3, lineage=3), 0.0)
     failure = Failure(task=2, attempt=1, position=3, reason="a reason")
-    dispatcher.report(dataclasses.replace(report(3, failures=(failure,)), lineage=3), 0.0)
+    dispatcher.report(report(3, failures=(failure,), lineage=3), 0.0)
     assert len(dispatcher.find_ledger("d").quarantine) == 1
 
 
 def test_bytes_of_a_token():
-    free = Dispatcher(ledger_id=FIRST["ledger"])
+    free = Dispatcher(ledger_id=FIRST.ledger)
     free.register(register(), 0.0)
     token = free.token("d")
     for most, fits in ((len(token), True), (len(token) - 1, False)):
-        dispatcher = Dispatcher(
-            ledger_id=FIRST["ledger"], limits=dataclasses.replace(SMALL, token_bytes=most)
-        )
+        dispatcher = Dispatcher(ledger_id=FIRST.ledger, limits=dataclasses.replace(SMALL, token_bytes=most))
         dispatcher.register(register(), 0.0)
         if fits:
             assert dispatcher.go_back("d", dispatcher.token("d")) == 2
@@ -207,7 +205,7 @@ def test_limits_of_a_master_have_room_for_real_jobs():
 
 
 def test_records_per_shard_that_no_answer_could_carry_make_no_dataset():
-    dispatcher = Dispatcher(ledger_id=FIRST["ledger"])
+    dispatcher = Dispatcher(ledger_id=FIRST.ledger)
     before = digest(dispatcher)
     for call in (
         register(batch_size=1 << 61, records_per_shard=None),
@@ -222,7 +220,7 @@ def test_records_per_shard_that_no_answer_could_carry_make_no_dataset():
 @pytest.mark.parametrize("value", [(1 << 62) + 1, 1 << 63, 10**4000, -1, True, 1.5, "1", None])
 @pytest.mark.parametrize("field", ["acknowledged", "dropped", "cursor"])
 def test_token_with_a_number_that_is_none_changes_nothing(field, value):
-    dispatcher = Dispatcher(ledger_id=FIRST["ledger"])
+    dispatcher = Dispatcher(ledger_id=FIRST.ledger)
     dispatcher.register(register(), 0.0)
     begun = json.loads(dispatcher.token("d"))
     begun[field] = [value, 0, 0] if field == "cursor" else value
@@ -285,7 +283,7 @@ def test_parts_of_one_call_over_the_wire(small):
     heard(small, lambda: client.report(report(1, failures=tuple(bad))), "3 records of 'd' in quarantine")
     assert client.report(report(1, acknowledgements=(done,) * 2, failures=tuple(bad[:2]))).stale == ()
     held = HeldLease(task=1, attempt=1)
-    call = ConfirmCall(session="s", dataset="d", **FIRST, leases=(held,) * 5)
+    call = ConfirmCall(session="s", dataset="d", fence=FIRST, leases=(held,) * 5)
     heard(small, lambda: client.confirm(call), "5 leases in one call")
     assert client.confirm(dataclasses.replace(call, leases=(held,) * 4)).void == ()
 
@@ -362,7 +360,7 @@ def test_message_that_is_too_large_is_refused_by_both_sides(start):
     before = master.on_loop(lambda: dump(master.dispatcher))
     with pytest.raises(LimitExceeded, match=r"too large.*larger than max"):
         client.restore(
-            RestoreCall(session="s", dataset="d", **FIRST, request=1, token="x" * (MESSAGE_BYTES + 1))
+            RestoreCall(session="s", dataset="d", fence=FIRST, request=1, token="x" * (MESSAGE_BYTES + 1))
         )
     with grpc.insecure_channel(master.address, options=[("grpc.max_send_message_length", -1)]) as channel:
         for size, words in ((MESSAGE_BYTES + 1, "larger than max"), (MESSAGE_BYTES, "bytes of a token")):
@@ -379,7 +377,9 @@ def test_message_that_is_too_large_is_refused_by_both_sides(start):
 
 def _restore_up_to_the_token():
     """What comes before the token's length: fields may stand in any order."""
-    named = pb.RestoreRequest(session="s", dataset="d", **FIRST, request=1).SerializeToString()
+    named = pb.RestoreRequest(
+        session="s", dataset="d", **dataclasses.asdict(FIRST), request=1
+    ).SerializeToString()
     return named + pb.RestoreRequest(token="").SerializeToString()[:-1]
 
 

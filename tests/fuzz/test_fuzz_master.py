@@ -23,6 +23,7 @@ from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
     Failure,
+    Fence,
     GiveBack,
     LeaseCall,
     PassState,
@@ -149,7 +150,7 @@ def as_rows(rows):
 
 def fenced(dispatcher, session, lineage=1):
     number = dispatcher.members.get(session).number
-    return {"session": session, "dataset": "d", "ledger": "x", "lineage": lineage, "member": number}
+    return {"session": session, "dataset": "d", "fence": Fence(ledger="x", lineage=lineage, member=number)}
 
 
 def begun():

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 
 import pytest
-from fences import Onlooker
+from fences import Onlooker, fenced
 from master_kit import EDL
 
 from edl_torch.client.transport import MasterClient
@@ -51,13 +51,13 @@ FENCES = {}  # of the sessions of the test that runs
 
 
 def lease_call(session, request, **options):
-    options = {"count": 1, "epoch": NEW_PASS, **FENCES[session]} | options
+    options = {"count": 1, "epoch": NEW_PASS} | fenced(FENCES[session], options)
     return LeaseCall(session=session, dataset="d", request=request, **options)
 
 
 def report_call(session, request, grants, **options):
     done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
-    options = FENCES[session] | options
+    options = fenced(FENCES[session], options)
     return ReportCall(session=session, dataset="d", request=request, acknowledgements=done, **options)
 
 
@@ -72,7 +72,7 @@ class Trainer(threading.Thread):
         self.error = None
         self._random = random.Random(seed)
         register(self.client, name, size)
-        self.client.attend(name, FENCES[name]["member"], lambda dataset: None)
+        self.client.attend(name, FENCES[name].member, lambda dataset: None)
 
     def run(self):
         try:
@@ -144,7 +144,7 @@ def test_a_restart_is_invisible_but_for_the_time_it_takes(master):
     assert client.lease(lease_call("a", 1, count=2)) == first
     assert client.report(report) == told
     assert onlooker.snapshot() == token
-    restore = RestoreCall(session="onlooker", dataset="d", **onlooker.fence, request=1, token=token)
+    restore = RestoreCall(session="onlooker", dataset="d", fence=onlooker.fence, request=1, token=token)
     lineage = client.restore(restore)
     assert lineage > 1
     master.kill()

@@ -46,7 +46,7 @@ FENCES = {}  # of the sessions of the test that runs
 
 
 def lease(client, session, request, wait_s=0.0, **options):
-    options = {"count": 1, "epoch": NEW_PASS, **FENCES[session]} | options
+    options = {"count": 1, "epoch": NEW_PASS, "fence": FENCES[session]} | options
     return client.lease(LeaseCall(session=session, dataset="d", request=request, **options), wait_s)
 
 
@@ -54,7 +54,7 @@ def acknowledge(client, session, request, grants):
     done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
     fence = FENCES[session]
     return client.report(
-        ReportCall(session=session, dataset="d", **fence, request=request, acknowledgements=done)
+        ReportCall(session=session, dataset="d", fence=fence, request=request, acknowledgements=done)
     )
 
 
@@ -267,7 +267,7 @@ from edl_torch.shard import Source
 client = MasterClient(sys.argv[1], "victim")
 registration = Registration(name="d", sources=(Source(name="", count=8),), records_per_shard=4)
 call = RegisterCall(session="victim", worker_id="victim", batch_size=2, registration=registration)
-named = {"session": "victim", "dataset": "d", **client.register(call).fence}
+named = {"session": "victim", "dataset": "d", "fence": client.register(call).fence}
 client.attend("victim", 1, print)
 call = LeaseCall(**named, request=1, epoch=NEW_PASS, count=9)
 grants = client.lease(call).grants

@@ -14,7 +14,15 @@ import torch
 from loader_kit import acknowledged, all_records, elastic, flat, numbers, once, take, trainer
 
 from edl_torch import DataShardService, ElasticDataLoader
-from edl_torch.core.calls import NEW_PASS, Acknowledgement, ConfirmCall, HeldLease, LeaseCall, ReportCall
+from edl_torch.core.calls import (
+    NEW_PASS,
+    Acknowledgement,
+    ConfirmCall,
+    Fence,
+    HeldLease,
+    LeaseCall,
+    ReportCall,
+)
 from edl_torch.errors import StaleLease, TokenError
 from edl_torch.testing import FakeMaster
 
@@ -301,28 +309,32 @@ def test_calls_of_an_earlier_lineage_are_refused_each_by_itself() -> None:
         fake.go_back("training", None)
         done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
         held = tuple(HeldLease(task=g.task, attempt=g.attempt) for g in grants)
-        common: dict[str, Any] = {"session": session, "dataset": "training", "ledger": "fake", "member": 1}
+        common: dict[str, Any] = {"session": session, "dataset": "training"}
         for lineage in (1, 3):
             with pytest.raises(StaleLease, match="lineage 2"):
                 fake.lease(lease_call(session, lineage, 3))
             with pytest.raises(StaleLease, match="lineage 2"):
-                fake.report(ReportCall(**common, lineage=lineage, request=1000, acknowledgements=done))
+                fake.report(
+                    ReportCall(**common, fence=fence_of(lineage), request=1000, acknowledgements=done)
+                )
             with pytest.raises(StaleLease, match="lineage 2"):
-                fake.confirm(ConfirmCall(**common, lineage=lineage, leases=held))
+                fake.confirm(ConfirmCall(**common, fence=fence_of(lineage), leases=held))
         # Even under the new lineage's name the old leases are nobody's.
-        told = fake.report(ReportCall(**common, lineage=2, request=1001, acknowledgements=done))
+        told = fake.report(ReportCall(**common, fence=fence_of(2), request=1001, acknowledgements=done))
         assert set(told.stale) == {grant.task for grant in grants}
-        assert fake.confirm(ConfirmCall(**common, lineage=2, leases=held)).void == told.stale
+        assert fake.confirm(ConfirmCall(**common, fence=fence_of(2), leases=held)).void == told.stale
         assert fake.dataset_status("training").acknowledged == 0
+
+
+def fence_of(lineage: int) -> Fence:
+    return Fence(ledger="fake", lineage=lineage, member=1)
 
 
 def lease_call(session: str, lineage: int, request: int) -> LeaseCall:
     return LeaseCall(
         session=session,
         dataset="training",
-        ledger="fake",
-        lineage=lineage,
-        member=1,
+        fence=fence_of(lineage),
         request=request,
         epoch=NEW_PASS,
         count=2,

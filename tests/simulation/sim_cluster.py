@@ -15,7 +15,7 @@ from sim_model import BrokenPromise, Model
 from sim_network import Network, Weather
 from sim_trainer import Job, Trainer
 
-from edl_torch.core.calls import Acknowledgement, Registration, ReportCall
+from edl_torch.core.calls import Acknowledgement, Fence, Registration, ReportCall
 from edl_torch.core.plan import Plan
 
 STUCK_S = 900.0  # without an outcome: longer than any fault, and than a job with a dead master waits
@@ -288,9 +288,11 @@ class Cluster:
             ReportCall(
                 session=trainer.session,
                 dataset=DATASET,
-                ledger=self.master.dispatcher.ledger_id,
-                lineage=self.model.lineage,
-                member=member.number,
+                fence=Fence(
+                    ledger=self.master.dispatcher.ledger_id,
+                    lineage=self.model.lineage,
+                    member=member.number,
+                ),
                 request=0,
                 acknowledgements=(done,),
             )

@@ -224,8 +224,10 @@ class SimMaster:
         lineage = self.dispatcher.restore(call, self.hub.now)
         self.model.note(self.hub.now, "restore", lineage)
         if lineage != before:  # else it was repeated
-            if call.lineage != before:
-                raise BrokenPromise(f"a restore in place of lineage {call.lineage} replaced {before}: {call}")
+            if call.fence.lineage != before:
+                raise BrokenPromise(
+                    f"a restore in place of lineage {call.fence.lineage} replaced {before}: {call}"
+                )
             self._see(self.model.restored, position, lineage)
         return lineage
 

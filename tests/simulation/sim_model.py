@@ -132,7 +132,7 @@ class Model(History):
 
     def leased(self, call: LeaseCall, answer: LeaseAnswer) -> None:
         """A lease call was answered; a repeated answer lends nothing new."""
-        self._expect(call.lineage == self.lineage, "a call of another lineage was answered", call)
+        self._expect(call.fence.lineage == self.lineage, "a call of another lineage was answered", call)
         for grant in answer.grants:
             self._grant(call.session, grant)
 
@@ -174,7 +174,7 @@ class Model(History):
 
     def reported(self, call: ReportCall, answer: ReportAnswer, now: float) -> None:
         """A report was applied."""
-        self._expect(call.lineage == self.lineage, "a call of another lineage was answered", call)
+        self._expect(call.fence.lineage == self.lineage, "a call of another lineage was answered", call)
         stale = answer.stale
         for failure in call.failures:
             held = self._judge(call.session, failure.task, failure.attempt, stale)

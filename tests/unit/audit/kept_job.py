@@ -34,7 +34,7 @@ class KeptJob(Job):
     def take_over(self, place: int) -> None:
         """The master gives up a trainer that was killed."""
         session = self.trainers[place].session
-        self.dispatcher.leave(session, fence(self.dispatcher, session)["member"])
+        self.dispatcher.leave(session, fence(self.dispatcher, session).member)
 
     def cut_off(self, place: int, *, heard: bool) -> None:
         """A trainer is killed between its report of a batch of `BATCH` records and the answer."""

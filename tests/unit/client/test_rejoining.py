@@ -14,11 +14,11 @@ from edl_torch.client.confirming import Confirmer
 from edl_torch.client.description import Description
 from edl_torch.client.handle import DirectLink
 from edl_torch.client.leases import LeaseSource, Mode
-from edl_torch.client.membership import Membership
 from edl_torch.client.session import Session
 from edl_torch.client.threads import Condition, SystemThreads, Thread
 from edl_torch.core.calls import (
     DatasetStatus,
+    Fence,
     FencedCall,
     HeldLease,
     LeaseAnswer,
@@ -133,7 +133,7 @@ def test_the_member_that_was_given_up_says_all_that_it_was_answered_before_it_is
         train_through(service.session)
         told = meddler.questions[0]
         assert service.session._joining.membership != earlier
-    assert (told.member, told.reported) == (earlier.member, meddler.reports[0].request)
+    assert (told.fence.member, told.reported) == (earlier.member, meddler.reports[0].request)
     assert told.asked == meddler.lease_calls[0].request
 
 
@@ -193,8 +193,8 @@ def test_calls_name_the_member_that_the_session_is(fake: FakeMaster, meddler: An
         give_up_all(fake)
         service.session.elastic.batch_requested()
         read(service.session)
-        assert {call.member for call in meddler.lease_calls} == {1, 2}
-        assert [call.member for call in meddler.reports] == [1] + [2] * (len(meddler.reports) - 1)
+        assert {call.fence.member for call in meddler.lease_calls} == {1, 2}
+        assert [call.fence.member for call in meddler.reports] == [1] + [2] * (len(meddler.reports) - 1)
         assert fake.presence_of(service.session.id).member == 2
         service.session.elastic.close(1)
 
@@ -225,7 +225,7 @@ def test_what_is_forgotten_and_what_comes_next_are_not_mixed(fake: FakeMaster) -
         other.start()
         assert not came_in.wait(0.05)
 
-    source.follow(Membership(ledger="fake", lineage=1, member=2), forget)
+    source.follow(Fence(ledger="fake", lineage=1, member=2), forget)
     other.join(10.0)
     assert came_in.is_set()
 
@@ -286,7 +286,7 @@ def test_what_becomes_of_the_new_members_first_lease_is_told(fake: FakeMaster) -
     session.elastic.batch_requested()
     session.flush()  # the report finds out
     meddler.after_register = lambda: None
-    assert [call.member for call in meddler.lease_calls][-1] == 2
+    assert [call.fence.member for call in meddler.lease_calls][-1] == 2
     session.flush()
     assert fake.dataset_status("training").leases == 0
     session.close()

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edl_torch.client.membership import Membership
 from edl_torch.client.reporter import Reporter
 from edl_torch.client.threads import SYSTEM, SystemThread, SystemThreads, Thread, Threads
-from edl_torch.core.calls import Acknowledgement, GiveBack, ReportAnswer, ReportCall
+from edl_torch.core.calls import Acknowledgement, Fence, GiveBack, ReportAnswer, ReportCall
 from edl_torch.errors import EdlError, MasterUnavailable, SessionLost, StaleLease
 from edl_torch.testing import wait_until
 
@@ -44,14 +43,14 @@ class Case:
     def __init__(self, *, in_process: bool, threads: Threads = SYSTEM) -> None:
         self.port = Port(in_process=in_process)
         self.answers: list[ReportAnswer] = []
-        self.lost: list[Membership] = []
+        self.lost: list[Fence] = []
         self.refused: list[int] = []
         self.reporter = Reporter(
             *(self.port, "s", "training", self.answers.append, self.lost.append),  # type: ignore[arg-type]
             on_refused=self.refused.extend,
             threads=threads,
         )
-        self.reporter.follow(Membership(ledger="l", lineage=3, member=1))
+        self.reporter.follow(Fence(ledger="l", lineage=3, member=1))
 
     def tell(self, *acknowledgements: Acknowledgement) -> None:
         self.reporter.note(acknowledgements=acknowledgements)
@@ -84,7 +83,10 @@ def test_a_report_carries_ledger_lineage_and_a_growing_number(case: Case) -> Non
     case.reporter.flush()
     case.tell(ack(1, 8))
     case.reporter.flush()
-    assert [(c.ledger, c.lineage, c.request) for c in case.port.calls] == [("l", 3, 1), ("l", 3, 2)]
+    assert [(c.fence.ledger, c.fence.lineage, c.request) for c in case.port.calls] == [
+        ("l", 3, 1),
+        ("l", 3, 2),
+    ]
     assert [c.acknowledgements for c in case.port.calls] == [(ack(1, 4),), (ack(1, 8),)]
     assert len(case.answers) == 2
 
@@ -155,7 +157,7 @@ def test_a_lost_session_is_told_with_the_membership_that_was_lost(case: Case) ->
     case.port.errors = [SessionLost("who?")]
     case.tell(ack(1, 4))
     case.reporter.flush()
-    assert case.lost == [Membership(ledger="l", lineage=3, member=1)]
+    assert case.lost == [Fence(ledger="l", lineage=3, member=1)]
 
 
 def test_another_lineage_drops_what_was_not_sent(remote: Case) -> None:
@@ -163,12 +165,12 @@ def test_another_lineage_drops_what_was_not_sent(remote: Case) -> None:
     remote.tell(ack(1, 4))
     wait_until(lambda: remote.reporter._sending)
     remote.tell(ack(1, 8))
-    remote.reporter.follow(Membership(ledger="l", lineage=4, member=2))
+    remote.reporter.follow(Fence(ledger="l", lineage=4, member=2))
     assert remote.reporter.flush()
     remote.port.gate.set()
     remote.tell(ack(9, 1))
     assert remote.reporter.flush()
-    assert [(c.lineage, c.acknowledgements) for c in remote.port.calls] == [
+    assert [(c.fence.lineage, c.acknowledgements) for c in remote.port.calls] == [
         (3, (ack(1, 4),)),
         (4, (ack(9, 1),)),
     ]
@@ -183,11 +185,11 @@ def test_what_a_report_of_another_lineage_raised_is_not_raised_in_this_one(
     remote.port.errors = [error]
     remote.tell(ack(1, 4))
     wait_until(lambda: remote.reporter._sending)
-    remote.reporter.follow(Membership(ledger="l", lineage=4, member=2))
+    remote.reporter.follow(Fence(ledger="l", lineage=4, member=2))
     remote.port.gate.set()
     remote.tell(ack(9, 1))
     assert remote.reporter.flush()
-    assert [c.lineage for c in remote.port.calls] == [4]
+    assert [c.fence.lineage for c in remote.port.calls] == [4]
 
 
 def test_what_is_posted_is_sent_and_raised_later(case: Case) -> None:
@@ -210,7 +212,7 @@ def test_acknowledgements_that_are_never_sent_are_refused(remote: Case) -> None:
     remote.tell(ack(1, 4))
     wait_until(lambda: remote.reporter._sending)
     remote.tell(ack(2, 8))
-    remote.reporter.follow(Membership(ledger="l", lineage=3, member=2))
+    remote.reporter.follow(Fence(ledger="l", lineage=3, member=2))
     assert remote.refused == [2]
     remote.port.errors = [MasterUnavailable("away")]
     remote.port.gate.set()

@@ -17,7 +17,7 @@ from edl_torch.client.attendance import backoff
 from edl_torch.client.calling import Caller
 from edl_torch.client.channel import build_channel, channel_options
 from edl_torch.client.transport import MasterClient
-from edl_torch.core.calls import ConfirmCall
+from edl_torch.core.calls import ConfirmCall, Fence
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.rpc.address import HostPort
 from edl_torch.testing.wait import wait_until
@@ -195,7 +195,7 @@ def test_leases_are_not_presented_without_a_stream(nobody):
         presence = client.attend("s", 1, print)
         assert client.attend("s", 1, print) is presence
         with pytest.raises(MasterUnavailable, match=f"{nobody} within 0.1 s.*stream did not stand"):
-            client.confirm(ConfirmCall(session="s", dataset="d", ledger="l", lineage=1, member=1))
+            client.confirm(ConfirmCall(session="s", dataset="d", fence=Fence()))
         assert not presence.sure
 
 
@@ -206,7 +206,7 @@ def test_close_ends_the_wait_for_a_stream(silent):
 
     def call():
         try:
-            client.confirm(ConfirmCall(session="s", dataset="d", ledger="l", lineage=1, member=1))
+            client.confirm(ConfirmCall(session="s", dataset="d", fence=Fence()))
         except ServiceClosed as error:
             caught.append(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fences import fence
+from fences import fence, fenced
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -55,10 +55,10 @@ class Trainer:
 
     @property
     def member(self) -> int:
-        return int(self.fence["member"])
+        return self.fence.member
 
     def call(self, dataset: str = "training", **change: Any) -> FencedCall:
-        return FencedCall(session=self.session, dataset=dataset, **{**self.fence, **change})
+        return FencedCall(session=self.session, dataset=dataset, **fenced(self.fence, change))
 
     def snapshot(self, dataset: str = "training", **change: Any) -> str:
         return self.dispatcher.snapshot(self.call(dataset, **change), self.now)
@@ -69,25 +69,26 @@ class Trainer:
     def restore_call(self, token: str | None, dataset: str = "training", **change: Any) -> RestoreCall:
         self.requests += 1
         call = RestoreCall(
-            session=self.session, dataset=dataset, **self.fence, request=self.requests, token=token
+            session=self.session, dataset=dataset, fence=self.fence, request=self.requests, token=token
         )
-        return replace(call, **change)
+        return replace(call, **fenced(call.fence, change))
 
     def restore(self, token: str | None, dataset: str = "training", **change: Any) -> int:
-        self.fence["lineage"] = self.dispatcher.restore(self.restore_call(token, dataset, **change), self.now)
-        return int(self.fence["lineage"])
+        lineage = self.dispatcher.restore(self.restore_call(token, dataset, **change), self.now)
+        self.fence = replace(self.fence, lineage=lineage)
+        return lineage
 
     def lease_call(self, dataset: str = "training", count: int = 1, **change: Any) -> LeaseCall:
         self.requests += 1
         call = LeaseCall(
             session=self.session,
             dataset=dataset,
-            **self.fence,
+            fence=self.fence,
             request=self.requests,
             epoch=NEW_PASS,
             count=count,
         )
-        return replace(call, **change)
+        return replace(call, **fenced(call.fence, change))
 
     def lease(self, dataset: str = "training", count: int = 1, **change: Any) -> LeaseAnswer:
         return self.dispatcher.lease(self.lease_call(dataset, count, **change), self.now)
@@ -97,13 +98,13 @@ class Trainer:
         call = ReportCall(
             session=self.session,
             dataset="training",
-            **self.fence,
+            fence=self.fence,
             request=self.requests,
             failures=tuple(o for o in outcomes if isinstance(o, Failure)),
             acknowledgements=tuple(o for o in outcomes if isinstance(o, Acknowledgement)),
             give_backs=tuple(o for o in outcomes if isinstance(o, GiveBack)),
         )
-        return replace(call, **change)
+        return replace(call, **fenced(call.fence, change))
 
     def report(self, *outcomes: Failure | Acknowledgement | GiveBack, **change: Any) -> ReportAnswer:
         return self.dispatcher.report(self.report_call(*outcomes, **change), self.now)

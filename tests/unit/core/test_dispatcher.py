@@ -180,7 +180,7 @@ def test_a_restore_opens_a_lineage_and_old_calls_are_refused(dispatcher: Dispatc
             dispatcher.lease(late, 0.0)
     with pytest.raises(StaleLease, match="lineage 2"):
         a.report(whole(grant))
-    a.fence["lineage"] = 2
+    a.fence = replace(a.fence, lineage=2)
     assert a.report(whole(grant)).stale == (grant.task,)
     assert sum(g.slice.limit for g in a.lease(count=9).grants) == 16
 

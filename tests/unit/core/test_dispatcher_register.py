@@ -25,8 +25,8 @@ from edl_torch.shard import Source, TaskType
 def test_the_first_description_makes_the_dataset_and_a_name_alone_joins_it(dispatcher: Dispatcher) -> None:
     made = Trainer(dispatcher, "a").register()
     joined = Trainer(dispatcher, "b", batch_size=9).register(Registration(name="training"))
-    assert joined == replace(made, member=2)
-    assert (made.ledger, made.lineage, made.epoch, made.spec.size) == ("L1", 1, 0, 16)
+    assert joined == replace(made, fence=replace(made.fence, member=2))
+    assert (made.fence.ledger, made.fence.lineage, made.epoch, made.spec.size) == ("L1", 1, 0, 16)
     assert dispatcher.dataset_status("training").trainers == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,14 +58,14 @@ def test_a_call_of_another_ledger_is_refused(
 def test_a_call_of_before_its_session_was_given_up_is_refused(
     dispatcher: Dispatcher, a: Trainer, ask: Callable[..., Any]
 ) -> None:
-    earlier = dict(a.fence)
+    earlier = a.fence
     dispatcher.expire(30.0)
     with pytest.raises(SessionLost, match="not known"):
         ask(a)
     a.now = 31.0
     a.register()
     before = photo(dispatcher)
-    for member in (earlier["member"], 0, 99):
+    for member in (earlier.member, 0, 99):
         with pytest.raises(SessionLost, match="registered again"):
             ask(a, member=member)
     assert photo(dispatcher) == before
@@ -87,7 +88,7 @@ def test_a_repeat_of_an_older_restore_does_not_undo_a_newer_one(
 ) -> None:
     call = a.restore_call(None)
     assert dispatcher.restore(call, 0.0) == 2
-    b.fence["lineage"] = 2
+    b.fence = replace(b.fence, lineage=2)
     assert b.restore(None) == 3
     with pytest.raises(StaleLease, match="lineage 3"):
         dispatcher.restore(call, 0.0)

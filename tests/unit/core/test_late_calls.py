@@ -53,7 +53,7 @@ def test_whatever_else_comes_late_of_a_session_that_was_given_up_is_refused(
     dispatcher: Dispatcher, a: Trainer
 ) -> None:
     report, member = a.report_call(), a.member
-    confirm = ConfirmCall(session="a", dataset="training", **a.fence)
+    confirm = ConfirmCall(session="a", dataset="training", fence=a.fence)
     dispatcher.expire(30.0)
     a.now = 31.0
     a.register()
@@ -88,9 +88,9 @@ def test_a_session_that_a_late_registration_brought_back_hears_of_it(
 
 def test_a_repeated_registration_is_the_same_member(dispatcher: Dispatcher, a: Trainer) -> None:
     member = a.member
-    assert a.register().member == member
+    assert a.register().fence.member == member
     b = Trainer(dispatcher, "b")
-    assert b.register().member != member
+    assert b.register().fence.member != member
     assert a.lease().grants
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fences import fence
 
@@ -42,7 +44,7 @@ class Master(Dispatcher):
         call = LeaseCall(
             session=session,
             dataset="d",
-            **fence(self, session),
+            fence=fence(self, session),
             request=request or self.requests,
             epoch=NEW_PASS,
             count=1,
@@ -51,19 +53,21 @@ class Master(Dispatcher):
         return self.lease(call, now).grants
 
     def beats(self, session: str, now: float, progress: int) -> None:
-        self.heartbeat(session, fence(self, session)["member"], now, progress)
+        self.heartbeat(session, fence(self, session).member, now, progress)
 
     def told(self, session: str, now: float, **what: tuple[object, ...]) -> tuple[int, ...]:
         self.requests += 1
-        call = ReportCall(session=session, dataset="d", **fence(self, session), request=self.requests, **what)  # type: ignore[arg-type]
+        call = ReportCall(
+            session=session, dataset="d", fence=fence(self, session), request=self.requests, **what
+        )  # type: ignore[arg-type]
         return self.report(call, now).stale
 
     def void(
         self, session: str, now: float, *grants: Grant, lineage: int = 1, ledger: str = "ledger"
     ) -> tuple[int, ...]:
         held = tuple(HeldLease(task=g.task, attempt=g.attempt) for g in grants)
-        named = fence(self, session, lineage) | {"ledger": ledger}
-        call = ConfirmCall(session=session, dataset="d", **named, leases=held)
+        own = replace(fence(self, session, lineage), ledger=ledger)
+        call = ConfirmCall(session=session, dataset="d", fence=own, leases=held)
         return self.confirm(call, now).void
 
 

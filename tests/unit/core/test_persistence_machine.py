@@ -110,7 +110,7 @@ class PersistenceMachine(RuleBasedStateMachine):
         call = LeaseCall(
             session=session,
             dataset=dataset,
-            **fence(self.dispatcher, session, self.lineages[dataset]),
+            fence=fence(self.dispatcher, session, self.lineages[dataset]),
             request=1 if known is None else known.asked(dataset) + 1,
             epoch=epoch,
             count=count,
@@ -135,7 +135,7 @@ class PersistenceMachine(RuleBasedStateMachine):
         call = ReportCall(
             session=session,
             dataset=dataset,
-            **fence(self.dispatcher, session, self.lineages[dataset]),
+            fence=fence(self.dispatcher, session, self.lineages[dataset]),
             request=self._reported(session, dataset) + newer,
             failures=some(
                 lambda g, p: Failure(task=g.task, attempt=g.attempt, position=p, reason="\ud800\0"), 2
@@ -157,7 +157,7 @@ class PersistenceMachine(RuleBasedStateMachine):
         call = ReportCall(
             session=lease.session,
             dataset=dataset,
-            **fence(self.dispatcher, lease.session, self.lineages[dataset]),
+            fence=fence(self.dispatcher, lease.session, self.lineages[dataset]),
             request=self._reported(lease.session, dataset) + 1,
         )
         named = {"task": lease.task, "attempt": lease.attempt}
@@ -187,7 +187,7 @@ class PersistenceMachine(RuleBasedStateMachine):
     @rule(session=sessions, sure=st.integers(0, 3))
     def leave(self, session: str, sure: int) -> None:
         if not sure:
-            self.dispatcher.leave(session, fence(self.dispatcher, session)["member"])
+            self.dispatcher.leave(session, fence(self.dispatcher, session).member)
 
     @rule(session=sessions, seconds=st.floats(0, 12))
     def time_passes(self, session: str, seconds: float) -> None:
@@ -255,7 +255,7 @@ class PersistenceMachine(RuleBasedStateMachine):
         call = LeaseCall(
             session=session,
             dataset=dataset,
-            **fence(self.dispatcher, session, self.lineages[dataset]),
+            fence=fence(self.dispatcher, session, self.lineages[dataset]),
             request=answer.request,
             epoch=NEW_PASS,
             count=1,
@@ -312,7 +312,7 @@ def test_crumbs_that_are_dropped_are_written() -> None:
     registration = Registration(name="d", sources=(Source(name="", count=3),), records_per_shard=3)
     call = RegisterCall(session="s", worker_id="w", batch_size=2, registration=registration)
     dispatcher.register(call, 0.0)
-    named: dict[str, Any] = {"session": "s", "dataset": "d", **fence(dispatcher, "s")}
+    named: dict[str, Any] = {"session": "s", "dataset": "d", "fence": fence(dispatcher, "s")}
     grants: list[Any] = []
     for request in (1, 2):
         ask = LeaseCall(**named, request=request, epoch=0, count=1)
@@ -340,11 +340,11 @@ def test_a_report_of_a_session_that_takes_part_elsewhere_leaves_nothing_behind()
     written = update(dispatcher, changes.take())
     late = Acknowledgement(task=1, attempt=1, upto=2)
     report = ReportCall(
-        session="b", dataset="d", **fence(dispatcher, "b"), request=1, acknowledgements=(late,)
+        session="b", dataset="d", fence=fence(dispatcher, "b"), request=1, acknowledgements=(late,)
     )
     assert dispatcher.report(report, 0.0).stale == (1,)
     written |= update(dispatcher, changes.take())
     assert ("report", "d", "b") not in written
-    dispatcher.leave("b", fence(dispatcher, "b")["member"])
+    dispatcher.leave("b", fence(dispatcher, "b").member)
     written |= update(dispatcher, changes.take())
     assert {key: row for key, row in written.items() if row is not None} == dump(dispatcher)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
     ConfirmCall,
+    Fence,
     FencedCall,
     HeldLease,
     LeaseAnswer,
@@ -95,7 +96,7 @@ class Trainer:
 
     master: Master
     session: str
-    fence: dict[str, Any] = field(default_factory=dict)
+    fence: Fence = field(default_factory=Fence)
     held: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> attempt, end
     request: int = 0
     reports: int = 0
@@ -112,7 +113,7 @@ class Trainer:
         call = kind(
             session=self.session,
             dataset=DATASET,
-            **self.fence,
+            fence=self.fence,
             asked=self.asked,
             reported=self.reported,
             **more,
@@ -123,7 +124,7 @@ class Trainer:
     def _done(self, *what: Any, heard: bool = True) -> bool:
         """The call is committed; the answer may get lost. A repeated one tells of the version of then."""
         self.master.commit()
-        version = self.applied.setdefault((*what, *self.fence.values()), self.master.version)
+        version = self.applied.setdefault((*what, self.fence), self.master.version)
         if heard:
             self.told = max(version, self.told)
         return heard
@@ -133,11 +134,11 @@ class Trainer:
         call = RegisterCall(session=self.session, worker_id="w", batch_size=2, registration=registration)
         before = self.fence
         answer = self.master.dispatcher.register(call, self.master.now)
-        if before and answer.ledger != before["ledger"]:
+        if before.ledger and answer.fence.ledger != before.ledger:
             raise StaleLease("another ledger")
-        if before and answer.member == before["member"]:
+        if before.ledger and answer.fence.member == before.member:
             raise JournalWentBack("given up, and back")
-        if before and answer.lineage != before["lineage"]:
+        if before.ledger and answer.fence.lineage != before.lineage:
             raise StaleLease("another lineage")
         self.fence = answer.fence
         self.unanswered = None
@@ -190,7 +191,8 @@ class Trainer:
     def restore(self, token: str | None) -> None:
         self.restores += 1
         call = self._call(RestoreCall, request=self.restores, token=token)
-        self.fence["lineage"] = self.master.dispatcher.restore(call, self.master.now)
+        lineage = self.master.dispatcher.restore(call, self.master.now)
+        self.fence = replace(self.fence, lineage=lineage)
         self.held.clear()
         self.asked = self.reported = 0  # in this lineage
         self.unanswered = None
@@ -278,7 +280,7 @@ class Job:
                 self.join()
             case "leaves":
                 self.trainers.remove(trainer)
-                master.dispatcher.leave(trainer.session, trainer.fence["member"])
+                master.dispatcher.leave(trainer.session, trainer.fence.member)
                 master.commit()
         while not self.trainers:
             self.join()
@@ -334,7 +336,7 @@ def test_who_knows_more_than_the_journal_is_found_out_before_anybody_is_lent_a_r
             master.restart()
     for trainer in [trainer for trainer in job.trainers if trainer.knows_more]:
         lent = master.lent
-        superseded = trainer.fence["lineage"] < master.lineage
+        superseded = trainer.fence.lineage < master.lineage
         with pytest.raises(StaleLease if superseded else JournalWentBack):
             job.act(trainer)
         assert master.lent == lent
@@ -440,7 +442,7 @@ def test_a_restore_ends_the_suspension_of_its_dataset_alone(job: Job) -> None:
 
 def test_a_call_of_another_ledger_proves_nothing(job: Job) -> None:
     one, _ = older(job)
-    one.fence["ledger"] = "another"
+    one.fence = replace(one.fence, ledger="another")
     with pytest.raises(StaleLease) as caught:
         one.look()
     assert caught.type is not JournalWentBack

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from fences import fenced
 from loop_thread import LoopThread
 
 from edl_torch.client.transport import MasterClient
-from edl_torch.core.calls import NEW_PASS, LeaseCall, RegisterCall, Registration, ReportCall
+from edl_torch.core.calls import NEW_PASS, Fence, LeaseCall, RegisterCall, Registration, ReportCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.server import MasterServer
 from edl_torch.shard import Source
@@ -14,7 +15,7 @@ from edl_torch.shard import Source
 
 def fence(session):
     """That of "s" or "a" where they are the first to register, of "b" where it is the second."""
-    return {"ledger": "ledger", "lineage": 1, "member": 2 if session == "b" else 1}
+    return Fence(ledger="ledger", lineage=1, member=2 if session == "b" else 1)
 
 
 class Calls:
@@ -30,12 +31,12 @@ class Calls:
 
     @staticmethod
     def lease(request, session="s", **options):
-        options = {"count": 1, "epoch": NEW_PASS} | fence(session) | options
+        options = {"count": 1, "epoch": NEW_PASS} | fenced(fence(session), options)
         return LeaseCall(session=session, dataset="d", request=request, **options)
 
     @staticmethod
     def report(request, session="s", **options):
-        return ReportCall(session=session, dataset="d", request=request, **(fence(session) | options))
+        return ReportCall(session=session, dataset="d", request=request, **fenced(fence(session), options))
 
 
 @pytest.fixture

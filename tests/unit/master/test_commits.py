@@ -8,7 +8,7 @@ import threading
 import pytest
 from loop_kit import on_loop, settle
 
-from edl_torch.core.calls import Acknowledgement, Failure, FencedCall, RestoreCall
+from edl_torch.core.calls import Acknowledgement, Failure, Fence, FencedCall, RestoreCall
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError, MasterUnavailable, StaleLease
@@ -73,7 +73,7 @@ async def test_answer_waits_for_its_commit(calls):
     await settle()
     assert not answer.done()
     rig.disk.end_writes()
-    assert (await answer).ledger == "ledger"
+    assert (await answer).fence.ledger == "ledger"
     assert ("member", "d", "s") in rig.disk.begun[0]
     await rig.close()
 
@@ -149,7 +149,7 @@ async def test_a_call_that_is_given_up_does_not_disturb_the_others(calls):
     tasks[0].cancel()
     await settle()
     rig.disk.end_writes()
-    assert (await tasks[1]).ledger == "ledger"
+    assert (await tasks[1]).fence.ledger == "ledger"
     await rig.close()
 
 
@@ -229,7 +229,7 @@ def test_nothing_leaves_a_real_server_before_its_commit(start_server, calls):
         wait_until(lambda: len(answered) == count)
         answered.clear()
 
-    first = {"session": "s", "dataset": "d", "ledger": "ledger", "lineage": 1, "member": 1}
+    first = {"session": "s", "dataset": "d", "fence": Fence(ledger="ledger", lineage=1, member=1)}
     call(lambda: client.register(calls.register()))
     expect_held_back(1, 1)
     call(lambda: client.lease(calls.lease(1)))

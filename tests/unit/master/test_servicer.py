@@ -29,7 +29,7 @@ def test_repeated_request_is_answered_alike_over_the_wire(server, calls):
 def test_whole_epoch_and_its_token(server, calls):
     client = server.client()
     answer = client.register(calls.register())
-    assert answer.ledger == "ledger"
+    assert answer.fence.ledger == "ledger"
     assert answer.spec.size == 8
     for request in range(1, 10):
         lent = client.lease(calls.lease(request, ledger="ledger"))
