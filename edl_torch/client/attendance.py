@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import grpc
 
-from edl_torch.client.presence import Presence
+from edl_torch.client.liveness import suspended_clock
+from edl_torch.client.port import Listener
 from edl_torch.errors import SessionLost
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.status import from_status
@@ -51,15 +52,15 @@ class Attendance:
         self,
         door: Door,
         session: str,
-        on_wanted: Callable[[str], None],
+        listener: Listener,
         *,
         on_connect: Callable[[], None],
-        presence: Presence | None = None,
+        clock: Callable[[], float] = suspended_clock,
     ) -> None:
-        self.presence = presence or Presence()
+        self.listener = listener
+        self.clock = clock
         self._door = door
         self._session = session
-        self._on_wanted = on_wanted
         self._on_connect = on_connect
         self._lock = threading.Lock()
         self._stream: Any = None
@@ -79,7 +80,7 @@ class Attendance:
     @property
     def attending(self) -> bool:
         """Whether the stream stands."""
-        return self.presence.standing
+        return self.listener.standing
 
     def close(self) -> None:
         """End both threads. The master hears the stream break, unless the session has left before."""
@@ -97,7 +98,7 @@ class Attendance:
     def _attend(self) -> None:
         pauses = backoff()
         while not self._stop.is_set():
-            asked_at = self.presence.clock()
+            asked_at = self.clock()
             try:
                 for event in self._open():
                     if self._heard(event, asked_at):
@@ -106,7 +107,7 @@ class Attendance:
                 log.debug("stream of session %s ended: %s", self._session, error)
             except Exception:  # the top of a thread: a failing callback must not end the session
                 log.exception("stream of session %s failed; it is opened again", self._session)
-            self.presence.broke()
+            self.listener.broke()
             self._stop.wait(next(pauses))
 
     def _open(self) -> Iterator[pb.AttendEvent]:
@@ -127,12 +128,12 @@ class Attendance:
             self._timeout_s = min(lease_timeout_s, progress_timeout_s or lease_timeout_s)
             self._retime.set()
             self._on_connect()
-            self.presence.stood(
+            self.listener.stood(
                 asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
             )
             return True
         if kind == "wanted":
-            self._on_wanted(event.wanted.dataset)
+            self.listener.wanted(event.wanted.dataset)
         return False
 
     # The heartbeat --------------------------------------------------------------------------------------
@@ -146,10 +147,9 @@ class Attendance:
             self._beat_once(min(BEAT_LIMIT_S, every_s))
 
     def _beat_once(self, timeout_s: float) -> None:
-        asked_at = self.presence.clock()
-        presence = self.presence
+        asked_at = self.clock()
         request = pb.HeartbeatRequest(
-            session=self._session, member=presence.member, progress=presence.progress
+            session=self._session, member=self.listener.member, progress=self.listener.progress
         )
         try:
             self._door.Heartbeat(request, timeout=timeout_s)
@@ -157,11 +157,11 @@ class Attendance:
             cause = from_status(error, "")
             log.debug("heartbeat of session %s: %s", self._session, cause)
             if isinstance(cause, SessionLost):
-                self.presence.doubt()
+                self.listener.doubt()
         except ValueError:
             log.debug("heartbeat of session %s: the channel is closed", self._session)
         else:
-            self.presence.answered(asked_at)
+            self.listener.answered(asked_at)
 
     def __repr__(self) -> str:
         state = "closed" if self._stop.is_set() else "attending" if self.attending else "connecting"

@@ -1,6 +1,6 @@
 """What a service knows of its dataset, and how that is told to a master that may know it already.
 
-Registers nothing itself: it turns arguments into a `Registration`.
+It turns arguments into a `Registration`, and knows what to try when the master asks for more.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 
-from edl_torch.core.calls import Registration
+from edl_torch.client.port import MasterPort
+from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.identity import identity
 from edl_torch.core.registration import new_spec
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import InvalidArgument, UnknownDataset
 from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Source, TaskType
 
@@ -77,6 +78,28 @@ class Description:
             return None
         self.told = True
         return Token(identity=identity(new_spec(self.in_full(sources), self.batch_size)))
+
+    def register(self, master: MasterPort, session: str, *, again: bool) -> RegisterAnswer:
+        """Register the dataset for a session: by its name alone where `again`, or where its plan is not given."""
+        sources = None if again else self.sources()
+        if sources is None:
+            try:
+                return self._register(master, session, self.by_name())
+            except UnknownDataset:
+                sources = None if again else self.fallback_sources()
+                if sources is None:
+                    raise
+        return self._register(master, session, self.in_full(sources))
+
+    def _register(self, master: MasterPort, session: str, registration: Registration) -> RegisterAnswer:
+        return master.register(
+            RegisterCall(
+                session=session,
+                worker_id=master.worker_id,
+                batch_size=self.batch_size,
+                registration=registration,
+            )
+        )
 
     def by_name(self) -> Registration:
         """A registration that follows what the master knows, but for what differs from the default."""

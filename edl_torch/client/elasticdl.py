@@ -18,6 +18,7 @@ from edl_torch.client.calling import Caller
 from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.elasticdl_dataset import ForeignDataset
 from edl_torch.client.environment import elasticdl_worker_id
+from edl_torch.client.port import Listener
 from edl_torch.core.calls import (
     NEW_PASS,
     ConfirmAnswer,
@@ -108,8 +109,8 @@ class ElasticDLMasterClient:
             known.sessions.add(call.session)
         return RegisterAnswer(spec=known.plan.spec, fence=FENCE, epoch=EPOCH)
 
-    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> None:
-        """There is no stream and no heartbeat: presence is never in doubt, and never known."""
+    def attend(self, session: str, member: int, listener: Listener) -> None:
+        """There is no stream and no heartbeat: liveness is never in doubt, and never known."""
         return
 
     def confirm(self, call: ConfirmCall) -> ConfirmAnswer:

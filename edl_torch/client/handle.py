@@ -21,12 +21,12 @@ from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from edl_torch import errors
-from edl_torch.client.deliveries import Deliveries
-from edl_torch.client.leases import Mode
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+from edl_torch.trainer.deliveries import Deliveries
+from edl_torch.trainer.supply import Mode
 
 log = logging.getLogger("edl_torch.client")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from edl_torch.client.elastic_pass import ElasticPasses
+from edl_torch.client.elastic import ElasticSession
 from edl_torch.errors import InvalidArgument
 
 _CHECKPOINT = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
@@ -36,7 +36,7 @@ class _Attached:
 class Optimizers:
     """The attached optimizers of one session. One that is not referenced elsewhere any more is detached."""
 
-    def __init__(self, passes: ElasticPasses) -> None:
+    def __init__(self, passes: ElasticSession) -> None:
         self._passes = passes
         self._attached: dict[int, _Attached] = {}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from edl_torch.client.presence import Presence
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
@@ -24,6 +23,52 @@ from edl_torch.core.calls import (
     ReportCall,
     RestoreCall,
 )
+
+
+class Listener(Protocol):
+    """What a session wants to hear of its own liveness. Methods may be called from any thread.
+
+    Times are seconds of the clock that `attend` returns.
+    """
+
+    @property
+    def member(self) -> int:
+        """As which member heartbeats are to be sent."""
+        ...
+
+    @property
+    def progress(self) -> int:
+        """How often the training loop has moved on; heartbeats carry it."""
+        ...
+
+    @property
+    def standing(self) -> bool:
+        """Whether the stream stands."""
+        ...
+
+    def wait_standing(self, timeout_s: float) -> bool:
+        """Wait for the stream."""
+        ...
+
+    def stood(self, asked_at: float, *, lease_timeout_s: float, progress_timeout_s: float = 0.0) -> None:
+        """The stream, asked for at `asked_at`, stands."""
+        ...
+
+    def broke(self) -> None:
+        """The stream does not stand any more."""
+        ...
+
+    def answered(self, asked_at: float) -> None:
+        """The master answered a heartbeat, or the like, that was sent at `asked_at`."""
+        ...
+
+    def doubt(self) -> None:
+        """The master does not know the session."""
+        ...
+
+    def wanted(self, dataset: str) -> None:
+        """Another trainer waits for records of this dataset."""
+        ...
 
 
 class MasterPort(Protocol):
@@ -52,10 +97,9 @@ class MasterPort(Protocol):
         """Join a dataset."""
         ...
 
-    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> Presence | None:
-        """Keep the session alive, as that member, until `leave`. `on_wanted(dataset)` is called, from any
-        thread, when another trainer waits for records of the dataset. Returns None where presence is never in
-        doubt."""
+    def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float] | None:
+        """Keep the session alive until `leave`, and tell how that goes. Returns the clock by which it is told; None
+        where liveness is never in doubt."""
         ...
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:

@@ -19,7 +19,6 @@ from typing import Any, Protocol, Self
 from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_is_reader
 from edl_torch.client.handle import DirectLink, Handle, LinkServer
-from edl_torch.client.leases import Mode
 from edl_torch.client.optimizers import Optimizers, SteppingOptimizer
 from edl_torch.client.port import MasterPort
 from edl_torch.client.session import Session
@@ -27,6 +26,7 @@ from edl_torch.core.calls import DatasetStatus
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
+from edl_torch.trainer.supply import Mode
 
 log = logging.getLogger("edl_torch.client")
 
@@ -152,7 +152,7 @@ class DataShardService:
     def record_count(self) -> int:
         """Records leased by this trainer and not yet acknowledged."""
         self._session.elastic.end_abandoned()
-        return self._session.book.records
+        return self._session.records
 
     @property
     def size(self) -> int:
@@ -197,7 +197,7 @@ class DataShardService:
         state = "closed" if self._closed else "open" if self._session.joined else "new"
         return (
             f"<DataShardService {self.dataset_name!r} {state} batch_size={self.batch_size} "
-            f"held={self._session.book.records} master={self._session.master!r}>"
+            f"held={self._session.records} master={self._session.master!r}>"
         )
 
     # Shards, for loops that read by themselves ---------------------------------------------------------

@@ -1,42 +1,47 @@
-"""One trainer's session with its master over one dataset: its parts, and what they tell each other.
+"""One trainer's session with its master: the shell around the pure trainer.
 
-It decides nothing about samples or batches; it does not know torch.
+It holds one lock while the trainer decides, and none while it acts. It decides nothing itself.
 """
 
 from __future__ import annotations
 
 import logging
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from edl_torch.audit.log import Audit, AuditLog
-from edl_torch.client.confirming import Confirmer
-from edl_torch.client.deliveries import Deliveries
 from edl_torch.client.description import Description
-from edl_torch.client.elastic_pass import ElasticPasses
-from edl_torch.client.joining import Joining
-from edl_torch.client.leases import LeaseSource, Mode
-from edl_torch.client.membership import Answered
-from edl_torch.client.plain_pass import Iterations, PlainPasses
+from edl_torch.client.elastic import ElasticSession
+from edl_torch.client.iterations import Iterations, NoIterations
+from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.port import MasterPort
 from edl_torch.client.position import Position
-from edl_torch.client.reporter import Reporter
-from edl_torch.client.steps import Steps
-from edl_torch.client.streams import BrokenStreams
-from edl_torch.client.threads import SYSTEM, Threads
-from edl_torch.client.tickets import Book, Ticket
-from edl_torch.core.calls import Fence, Grant, HeldLease, ReportAnswer
+from edl_torch.client.threads import SYSTEM, Thread, Threads
+from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
+from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait
+from edl_torch.trainer.deliveries import Deliveries
+from edl_torch.trainer.facts import Logged
+from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.plain import Reading
+from edl_torch.trainer.state import Config
+from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.trainer import Trainer
 
 CLOSE_TIMEOUT_S = 5.0
 
 log = logging.getLogger("edl_torch.client")
 
+T = TypeVar("T")
+
 
 class Session:
     """What this process holds of a dataset. Its id is random and new in every process.
 
-    `elastic` is what an `ElasticDataLoader` talks to, `position` what takes tokens and goes back to them; a
+    `elastic` is what an `ElasticDataLoader` talks to, `position` what takes tokens and goes back to them; the
     session is the `Host` of loader workers' links.
     """
 
@@ -49,294 +54,248 @@ class Session:
         threads: Threads = SYSTEM,
     ) -> None:
         self.id = threads.new_id()
-        self._threads = threads
-        self._audit = Audit() if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
         self.master = master
         self.description = description
-        self.steps = Steps(lookahead)
-        self.book = Book()
         self.closed = False
         self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
-        self._answered = Answered()
-        self._joining = self._make_joining()
-        self._reporter = self._make_reporter()
-        self._confirmer = Confirmer(
-            *(master, self.id, description.name),
-            held=self._held,
-            on_void=self._on_void,
-            on_lost=self._rejoin,
-            answered=self._answered,
+        config = Config(
+            session=self.id,
+            dataset=description.name,
+            batch_size=description.batch_size,
+            lookahead=lookahead,
+            in_process=master.in_process,
+            keeps_ledger=master.keeps_ledger,
+            audited=audit_dir is not None,
         )
-        self._leases = self._make_leases()
-        self._broken = BrokenStreams(self.book, self._leases, self._joining.plan)
-        self._plain, self.elastic = self._make_passes()
-        self.position = Position(
-            *(master, description, self._audit),
-            on_lost=self._rejoin,
-            joining=self._joining,
-            leases=self._leases,
-            reporter=self._reporter,
-            plain=self._plain,
-            elastic=self.elastic,
-        )
-
-    def _make_joining(self) -> Joining:
-        return Joining(
-            *(self.master, self.id, self.description, self._audit),
-            on_gone=self._forget,
-            on_member=self._follow,
-            on_first=self._attend,
-            threads=self._threads,
-            answered=self._answered,
-        )
-
-    def _make_reporter(self) -> Reporter:
-        return Reporter(
-            *(self.master, self.id, self.description.name, self._on_answer, self._rejoin, self._audit),
-            on_refused=self._on_refused,
-            threads=self._threads,
-            answered=self._answered,
-        )
-
-    def _make_leases(self) -> LeaseSource:
-        return LeaseSource(
-            *(self.master, self.id, self.description.name),
-            confirmer=self._confirmer,
-            on_grant=self._on_grant,
-            on_unwanted=self._on_unwanted,
-            on_lost=self._rejoin,
-            holds=self._holds,
-            threads=self._threads,
-            answered=self._answered,
-        )
-
-    def _make_passes(self) -> tuple[PlainPasses, ElasticPasses]:
-        plain = PlainPasses(
-            *(self.description, self._audit),
-            book=self.book,
-            leases=self._leases,
-            reporter=self._reporter,
-            confirmer=self._confirmer,
-            broken=self._broken,
-        )
-        elastic = ElasticPasses(
-            self.description.name,
-            book=self.book,
-            steps=self.steps,
-            joining=self._joining,
-            leases=self._leases,
-            reporter=self._reporter,
-            confirmer=self._confirmer,
-            broken=self._broken,
-            plain=plain,
-            threads=self._threads,
-        )
-        return plain, elastic
+        self.trainer = Trainer(config, Liveness())
+        self._threads = threads
+        self._audit = Audit() if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
+        self._changed = threads.condition()  # the one lock of the session
+        self._waiting: list[Wait] = []
+        self._clock: Callable[[], float] | None = None  # that of liveness, where it is ever in doubt
+        self._worker: Thread | None = None
+        self._iterations: Iterations = NoIterations()
+        self.elastic = ElasticSession(self)
+        self.position = Position(self)
 
     def __repr__(self) -> str:
-        return f"<Session {self.id[:8]} {self._leases} {self.book}>"
+        return f"<Session {self.trainer!r}>"
 
-    # Taking part ------------------------------------------------------------------------------------------
+    # Running procedures -------------------------------------------------------------------------------------
+
+    def run(self, procedure: Procedure[T]) -> T:
+        """Run a procedure of the trainer in the calling thread. Returns, or raises, what it does."""
+        resume: Callable[[Any], Action] = procedure.send
+        answer: Any = None
+        try:
+            while True:
+                action = self._resume(resume, answer)
+                try:
+                    resume, answer = procedure.send, self._act(action)
+                except Exception as exc:  # noqa: BLE001  the procedure decides what becomes of it
+                    resume, answer = procedure.throw, exc
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            self._give_up(procedure)
+
+    def _resume(self, resume: Callable[[Any], Action], answer: Any) -> Action:
+        with self._changed:
+            if self._clock is not None:
+                self.trainer.state.now = self._clock()
+            try:
+                return resume(answer)
+            finally:
+                self._decided()
+
+    def do(self, decide: Callable[[], T]) -> T:
+        """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
+        with self._changed:
+            try:
+                return decide()
+            finally:
+                self._decided()
+
+    def _decided(self) -> None:
+        """Write down what has happened, and wake whoever waits for it. The lock is held."""
+        if self.trainer.state.facts:
+            self._write_down()
+        if self._worker is None and not self.master.in_process and self.trainer.has_work:
+            self._worker = self._threads.thread(self._work, "edl-calls")
+            self._worker.start()
+        for wait in self._waiting:
+            if wait.ready():
+                self._changed.notify_all()
+                return
+
+    def _write_down(self) -> None:
+        facts, self.trainer.state.facts = self.trainer.state.facts, []
+        for fact in facts:
+            if isinstance(fact, Logged):
+                log.warning("%s", fact.text)
+            else:
+                self._audit.write(fact)
+
+    def _give_up(self, procedure: Procedure[T]) -> None:
+        """Let a procedure that was interrupted undo what it had begun; one that has ended is not touched."""
+        if procedure.gi_frame is not None:
+            with self._changed:
+                try:
+                    procedure.close()
+                finally:
+                    self._decided()
+
+    # Actions ------------------------------------------------------------------------------------------------
+
+    def _act(self, action: Action) -> Any:
+        if isinstance(action, Call):
+            call = getattr(self.master, action.method)
+            return call(action.request, action.wait_s) if action.wait_s else call(action.request)
+        if isinstance(action, Wait):
+            return self._wait(action)
+        if isinstance(action, Register):
+            return self.description.register(self.master, self.id, again=action.again)
+        if isinstance(action, Attend):
+            return self._attend(action.member)
+        if isinstance(action, Describe):
+            beginning = self.description.beginning()
+            return "" if beginning is None else beginning.encode()
+        warnings.warn(action.text, stacklevel=2)
+        return None
+
+    def _wait(self, wait: Wait) -> Any:
+        with self._changed:
+            self._waiting.append(wait)
+            try:
+                return self._changed.wait_for(wait.ready, wait.timeout_s)
+            finally:
+                self._waiting.remove(wait)
+
+    def _attend(self, member: int) -> bool:
+        feed = LivenessFeed(self, self._changed)
+        self._clock = self.master.attend(self.id, member, feed)
+        return self._clock is not None
+
+    def _work(self) -> None:
+        try:
+            self.run(self.trainer.work())
+        except Exception as exc:  # noqa: BLE001  the top of a thread: whoever waits for it must hear of it
+            with self._changed:
+                self._worker = None  # the next report gets another
+                self.trainer.fail(exc)
+                self._changed.notify_all()
+
+    # Taking part --------------------------------------------------------------------------------------------
 
     @property
     def joined(self) -> bool:
         """Whether the dataset is registered."""
-        return self._joining.joined
+        return self.trainer.state.registered.plan is not None
 
     @property
     def lineage(self) -> int:
-        """The lineage that it takes part in; 0 before it joined."""
-        return self._joining.membership.lineage
+        """The lineage that it takes part in; 0 before it registered."""
+        return self.trainer.state.fence.lineage
+
+    @property
+    def records(self) -> int:
+        """Records leased and not yet acknowledged."""
+        return self.do(lambda: self.trainer.state.inflight.records)
 
     def plan(self) -> Plan:
         """The dataset as registered; registers it at first use."""
-        return self._joining.plan()
+        return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
 
-    def _attend(self) -> None:
-        self._confirmer.watch(self.master.attend(self.id, self._joining.membership.member, self._on_wanted))
-
-    def _follow(self, membership: Fence) -> None:
-        self._confirmer.follow(membership)
-        self._reporter.follow(membership)  # before the leases: what becomes of new ones is not thrown away
-        self._leases.follow(membership, self._forget)
-
-    def _forget(self) -> None:
-        """All that was held is void."""
-        with self.book.lock:
-            self._audit.void(self._may_be_trained)
-            if self.book.batches:
-                self.position.lost(f"{self.book.batches} batch(es)")
-            self.book.clear()
-            self.steps.clear()
-            self._plain.forget()
-
-    @property
-    def _may_be_trained(self) -> Ticket:
-        """What the loop has; in a plain pass, where nobody sees that, what was drawn for it."""
-        return self.book.handed() if self.in_elastic_mode else self.book.drawn()
-
-    def _rejoin(self, lost: Fence) -> None:
-        """The master gave this session up: what it held is others' now, and it takes part anew.
-
-        Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint.
-        """
-        self._joining.again(lost)
-        if not self.in_elastic_mode:
-            # Batches of void leases are on their way, and a report does not say which batch it means: the
-            # pass ends, and what is left of it is read in the next one.
-            self._leases.close_pass()
-
-    # What the master and the fetcher tell -----------------------------------------------------------------
-
-    def _holds(self) -> bool:
-        with self.book.lock:
-            return bool(self.book)
-
-    def _held(self) -> tuple[HeldLease, ...]:
-        with self.book.lock:
-            return self.book.held()
-
-    def _on_grant(self, grant: Grant) -> None:
-        self._audit.granted(grant)
-        with self.book.lock:
-            self.book.grant(grant)
-
-    def _on_unwanted(self, grants: list[Grant]) -> None:
-        with self.book.lock:
-            self._reporter.note(give_backs=self.book.give_back_undrawn(grants))
-        self._reporter.post()  # the caller may be a thread that listens: errors are the loop's to hear
-
-    def _on_answer(self, answer: ReportAnswer) -> None:
-        if answer.stale:
-            self._on_void(answer.stale)
-        if answer.wanted:
-            self._leases.yield_to_others()
-
-    def _on_void(self, tasks: tuple[int, ...]) -> None:
-        """The master took leases back; their batches are thrown away where they arrive."""
-        log.warning("dataset %s: %d lease(s) were taken back", self.description.name, len(tasks))
-        with self.book.lock:
-            self._audit.void(run for run in self._may_be_trained if run[0] in tasks)
-            if batches := self.book.handed_of(tasks):
-                self.position.lost(f"{batches} batch(es)")
-            self.book.void(tasks)
-        self._leases.void(tasks)
-        if not self.in_elastic_mode:
-            self._leases.close_pass()  # for the reason that `_rejoin` has
-
-    def _on_refused(self, tasks: tuple[int, ...]) -> None:
-        self.position.lost(f"batches of {len(tasks)} lease(s)")
-
-    def _on_wanted(self, dataset: str) -> None:
-        if dataset == self.description.name:
-            self.elastic.end_abandoned()
-            self._leases.yield_to_others()
-
-    # What reading processes ask ---------------------------------------------------------------------------
+    # What reading processes ask -----------------------------------------------------------------------------
 
     def watch(self, iterations: Iterations) -> None:
         """Ask `iterations` what iterations over plain DataLoaders deliver, and which are over."""
-        self._plain.iterations = iterations
+        self._iterations = iterations
 
     def begin_stream(
         self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
     ) -> tuple[int, Plan]:
-        """A reading process begins (see `PlainPasses.begin`). Returns the pass and the dataset."""
-        plan = self.plan()
+        """A reading process begins. Returns the number of the pass that it takes part in, and the dataset."""
         if mode is Mode.ELASTIC:
-            return self._leases.pass_number, plan
-        self.elastic.end_unreachable()
-        return self._plain.begin(stream, run, deliveries), plan
+            return self.run(self.trainer.begin_stream())
+        self.elastic.end_abandoned()
+        return self.run(self.trainer.begin_plain(self._reading(stream, run, deliveries)))
+
+    def _reading(self, stream: str, run: str, deliveries: Deliveries | None) -> Reading:
+        key = run.rpartition(" ")[0]
+        known = self._iterations
+        return Reading(
+            stream=stream,
+            run=run,
+            number=known.number(key),
+            newest=known.newest,
+            is_over=bool(run) and known.is_over(key),
+            deliveries=known.deliveries(key) if run else deliveries,
+        )
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """The next lease of a stream."""
-        grant = self._leases.next(stream, number)
-        with self.book.lock:
-            if grant is not None:
-                self.book.draw(grant.task, stream)
-            if not self.in_elastic_mode and number == self._leases.pass_number:
-                self._plain.drew(stream, grant)
-        return grant
+        return self.run(self.trainer.next_grant(stream, number))
 
     def fail_record(self, task: int, position: int, reason: str) -> None:
         """A record cannot be read."""
-        with self.book.lock:
-            failures = self.book.fail(task, position, reason)
-            self._plain.failed(task, position)
-            self._reporter.note(failures=failures)
-        self._reporter.send()
+        self.run(self.trainer.fail_record(task, position, reason))
 
     def stream_broke(self, stream: str, run: str) -> None:
         """A reading process hung up without a word. While its pass is open that means that it died."""
         try:
-            if not self.elastic.abandoned:  # else torch has ended its workers
-                self._broken.broke(stream)
+            if not self.elastic.abandoned and not self.closed:  # else torch has ended its workers
+                self.run(self.trainer.stream_broke(stream))
         finally:
-            self._plain.worker_died(run)
+            self._iterations.worker_died(run.rpartition(" ")[0])
 
     def broken_streams(self, timeout_s: float) -> dict[str, str]:
         """Reading processes of this pass that died, and what they were at; waits for the first to be seen."""
-        return self._broken.wait(timeout_s)
+        return self.run(self.trainer.broken_streams(timeout_s))
+
+    # What a plain loop reports ------------------------------------------------------------------------------
 
     @property
     def owed(self) -> int:
         """Records of a plain pass that was read to its end for which reports may still come."""
-        return self._plain.owed
-
-    def abandon_pass(self) -> None:
-        """The loop over a plain pass was left: what it has not reported goes back."""
-        self._plain.abandon()
-
-    # What the loop reports --------------------------------------------------------------------------------
-
-    @property
-    def in_elastic_mode(self) -> bool:
-        """Whether the last pass was one of an ElasticDataLoader."""
-        return self._leases.mode is Mode.ELASTIC
+        return self.do(lambda: self.trainer.plain.owed)
 
     @property
     def exact(self) -> bool:
         """Whether a token taken now says precisely what was trained on."""
-        return self.in_elastic_mode or self._plain.exact
+        return self.do(lambda: self.trainer.state.exact)
+
+    def abandon_pass(self) -> None:
+        """The loop over a plain pass was left: what it has not reported goes back."""
+        self.run(self.trainer.plain.finish(abandoned=True))
 
     def report_batch(self, batch_size: int | None) -> int:
         """A batch was trained on. Returns how many leases that completed."""
-        return self.elastic.report() if self.in_elastic_mode else self._plain.report(batch_size)
+        return self.run(self.trainer.report(batch_size))
 
     def fail_batch(self, batch_size: int | None, reason: str) -> None:
         """The batch in hand could not be trained on: its records go to quarantine."""
-        if self.in_elastic_mode:
-            self.elastic.fail_batch(reason)
-        else:
-            self._plain.fail_batch(batch_size, reason)
+        self.run(self.trainer.fail_batch(batch_size, reason))
 
     def flush(self) -> None:
         """Wait until the master has answered all reports."""
-        self._reporter.flush()
+        self.run(self.trainer.reporter.flush())
 
-    # The end --------------------------------------------------------------------------------------------
+    # The end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
         deadline = self._threads.clock() + CLOSE_TIMEOUT_S
         self.closed = True
-        self._broken.close()
         try:
-            self._let_go(deadline)
+            self.run(self.trainer.close(CLOSE_TIMEOUT_S))
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)
         finally:
+            if self._worker is not None:
+                self._worker.join(max(0.0, deadline - self._threads.clock()))
             self._audit.close()
             if self.joined:
-                self.master.leave(self.id, self._joining.membership.member)
-
-    def _let_go(self, deadline: float) -> None:
-        try:
-            self._leases.close(CLOSE_TIMEOUT_S)
-        finally:
-            with self.book.lock:
-                returned = self.book.handed(untouched=self.steps.untouched)
-                self._plain.forget()
-                self._reporter.note(give_backs=self.book.give_back_unacknowledged(), returned=returned)
-            self._reporter.close(max(0.0, deadline - self._threads.clock()))
+                self.master.leave(self.id, self.trainer.state.fence.member)

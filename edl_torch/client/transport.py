@@ -19,7 +19,7 @@ from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.environment import default_worker_id
 from edl_torch.client.following import FollowingChannel
 from edl_torch.client.forks import ForkGuard
-from edl_torch.client.presence import Presence
+from edl_torch.client.port import Listener
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
@@ -112,7 +112,7 @@ class MasterClient:
         if attendance is None:
             return
         give_up_at = time.monotonic() + self._caller.timeout_s
-        while not attendance.presence.wait_standing(min(LOOK_S, self._caller.timeout_s)):
+        while not attendance.listener.wait_standing(min(LOOK_S, self._caller.timeout_s)):
             self._caller.check_usable()
             if time.monotonic() >= give_up_at:
                 raise self._caller.unavailable("the session's stream did not stand")
@@ -145,18 +145,17 @@ class MasterClient:
 
     # Presence -------------------------------------------------------------------------------------------
 
-    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> Presence:
+    def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float]:
         """Keep the session alive, in two threads of its own, until `leave` or `close`."""
         self._caller.check_usable()
         with self._lock:
             attendance = self._attendances.get(session)
             if attendance is not None:
-                return attendance.presence
-            attendance = Attendance(self._stub, session, on_wanted, on_connect=self._guard.refresh)
-            attendance.presence.member = member
+                return attendance.clock
+            attendance = Attendance(self._stub, session, listener, on_connect=self._guard.refresh)
             self._attendances[session] = attendance
         attendance.start()
-        return attendance.presence
+        return attendance.clock
 
     def leave(self, session: str, member: int) -> None:
         """Say goodbye, without insisting: a master that does not hear it will notice."""

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from edl_torch.client.deliveries import DeliveredBatches, Deliveries
+from edl_torch.trainer.deliveries import DeliveredBatches, Deliveries
 
 _OF_TORCH = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 

@@ -25,7 +25,7 @@ from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.process_group import ProcessGroupPeers
 from edl_torch.data.stand_in import StandIn, Statistics
 from edl_torch.data.weights import Weights
-from edl_torch.errors import ConcurrentIteration, InvalidArgument, ServiceClosed
+from edl_torch.errors import InvalidArgument, ServiceClosed
 from edl_torch.shard import Indices
 
 if TYPE_CHECKING:
@@ -165,13 +165,6 @@ class ElasticDataLoader(DataLoader[Any]):
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
-        self.service.session.elastic.end_unreachable()
-        live = None if self._live is None else self._live()
-        if live is not None and live.going_on:
-            raise ConcurrentIteration(
-                "an iterator over this loader is alive: finish it, break out of its loop, or call "
-                "loader.close()"
-            )
         iterator = self._begin(epoch)
         self._live = weakref.ref(iterator)
         return iterator

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 from edl_torch.client.session import Session
-from edl_torch.client.tickets import Ticket, ticket_size
+from edl_torch.trainer.tickets import Ticket, ticket_size
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.weights import Weights
@@ -102,6 +102,8 @@ class LoaderPass(Iterator[Any]):
         self._let_go()
         if self._session.closed and not closed:
             raise ServiceClosed("the DataShardService was closed while its loader was being iterated")
+        if not closed:
+            self._passes.check_newest(self._number)
         raise StopIteration
 
     def _next_envelope(self) -> Envelope | None:
@@ -117,7 +119,7 @@ class LoaderPass(Iterator[Any]):
                     self._inner = self._loader.read()
                 for envelope in self._inner:
                     if self._is_crumb(envelope):
-                        self._passes.crumble(envelope.ticket)
+                        self._passes.give_back_remainder(envelope.ticket)
                     elif take(envelope.ticket):
                         return envelope
                 self._inner = None

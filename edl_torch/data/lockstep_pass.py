@@ -12,7 +12,7 @@ from typing import Any
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.session import Session
-from edl_torch.client.tickets import Ticket, ticket_size
+from edl_torch.trainer.tickets import Ticket, ticket_size
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.loader_pass import LoaderPass, Source
@@ -139,7 +139,7 @@ class LockstepPass(LoaderPass):
         self._steps += 1
         self._weights.step(0 if mine is None else ticket_size(mine.ticket))
         if mine is None:
-            self._passes.stood_in()
+            self._passes.pad()
             self._statistics.keep()
             return self._stand_in.batch()
         if not self._passes.deliver(mine.ticket):

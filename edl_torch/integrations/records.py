@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from edl_torch.client.deliveries import DrawnSamples
+from edl_torch.trainer.deliveries import DrawnSamples
 from edl_torch.client.handle import DirectLink
-from edl_torch.client.leases import Mode
+from edl_torch.trainer.supply import Mode
 from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan

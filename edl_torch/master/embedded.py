@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from edl_torch.core.calls import (
     ConfirmAnswer,
@@ -36,6 +36,14 @@ T = TypeVar("T")
 LOOK_AGAIN_S = 1.0  # a waiting call looks at least so often, and so stays known as waiting
 
 
+class Wanted(Protocol):
+    """A session that hears that another one waits."""
+
+    def wanted(self, dataset: str) -> None:
+        """Another trainer waits for records of this dataset."""
+        ...
+
+
 class LocalMaster:
     """A `MasterPort` over a dispatcher of its own, or over one that is given. Safe for many threads.
 
@@ -57,7 +65,7 @@ class LocalMaster:
         self._clock = clock
         self._changed = threading.Condition()
         self._version = self._dispatcher.version
-        self._listeners: dict[str, Callable[[str], None]] = {}
+        self._listeners: dict[str, Wanted] = {}
         self._closed = False
         self._pid = os.getpid()
 
@@ -83,13 +91,13 @@ class LocalMaster:
         """Join a dataset."""
         return self.apply(lambda dispatcher, now: dispatcher.register(call, now))
 
-    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> None:
-        """Remember whom to call back. The callback runs in the thread of the session that waits.
+    def attend(self, session: str, member: int, listener: Wanted) -> None:
+        """Remember whom to call back. That happens in the thread of the session that waits.
 
-        Returns None: who lives in this process is never in doubt of being present.
+        Returns None: the liveness of a session in this process is never in doubt.
         """
         with self._changed:
-            self._listeners[session] = on_wanted
+            self._listeners[session] = listener
         self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
@@ -121,7 +129,7 @@ class LocalMaster:
                 if (listener := self._listeners.get(session)) is not None
             ]
         for listener in wanted:  # outside the lock: it will call back into this master
-            listener(call.dataset)
+            listener.wanted(call.dataset)
 
     def report(self, call: ReportCall) -> ReportAnswer:
         """Tell outcomes and give back."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from edl_torch.client.presence import Presence
+from edl_torch.client.port import Listener
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
@@ -49,8 +49,8 @@ class FakeConnection:
     def _send(self, call: str, action: Callable[[], T], session: str = "") -> T:
         asked_at = self._fake.clock()
         answer = self._answered(call, action)
-        if session in self._fake.presences:
-            self._fake.presences[session].answered(asked_at)  # there is no heartbeat: any call is one
+        if session in self._fake.listeners:
+            self._fake.listeners[session].answered(asked_at)  # there is no heartbeat: any call is one
         return answer
 
     def _answered(self, call: str, action: Callable[[], T]) -> T:
@@ -71,10 +71,12 @@ class FakeConnection:
         self._fake.outcomes.setdefault(answer.spec.name, Outcomes(Plan(answer.spec)))
         return answer
 
-    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> Presence:
+    def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float]:
         """Keep the session's stream; it breaks when a test says so, and is opened again by `confirm`."""
-        self._local.attend(session, member, on_wanted)
-        return self._fake.presence_of(session)
+        self._local.attend(session, member, listener)
+        self._fake.listeners[session] = listener
+        self._fake.open_stream(session)
+        return self._fake.clock
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Ask for leases."""
@@ -143,7 +145,7 @@ class FakeMaster(FakeConnection):
         self.clock = FakeClock()
         self.faults = Faults()
         self.outcomes: dict[str, Outcomes] = {}
-        self.presences: dict[str, Presence] = {}
+        self.listeners: dict[str, Listener] = {}
         self._dispatcher = Dispatcher(
             ledger_id="fake",
             lease_timeout_s=lease_timeout_s,
@@ -173,25 +175,18 @@ class FakeMaster(FakeConnection):
     def break_stream(self, session: str) -> None:
         """The session's stream breaks, as when its process dies or is cut off."""
         self._local.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
-        if session in self.presences:
-            self.presences[session].broke()
+        if session in self.listeners:
+            self.listeners[session].broke()
 
     def open_stream(self, session: str) -> None:
         """The session's stream stands (again)."""
         self._local.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
         members = self._dispatcher.members
-        self.presences[session].stood(
+        self.listeners[session].stood(
             self.clock(),
             lease_timeout_s=members.lease_timeout_s,
             progress_timeout_s=members.progress_timeout_s,
         )
-
-    def presence_of(self, session: str) -> Presence:
-        """What a session knows of its presence; its stream stands from the first look on."""
-        if session not in self.presences:
-            self.presences[session] = Presence(self.clock)
-            self.open_stream(session)
-        return self.presences[session]
 
     def expire(self) -> tuple[Released, ...]:
         """Take back what dead sessions hold, as a server's timer would. Returns what was released."""

@@ -68,6 +68,11 @@ class ElasticPasses:
         if self.end(number):
             yield from self._reporter.send()
 
+    def end_abandoned(self, number: int) -> Procedure[None]:
+        """Do as `close`; what a report raises, the next one does."""
+        if self.end(number):
+            yield from self._reporter.post()
+
     def end(self, number: int) -> bool:
         """End a pass. Returns whether there is something to tell the master."""
         if not self.is_open(number):

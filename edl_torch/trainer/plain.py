@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl_torch.errors import AccountingError, InvalidArgument
-from edl_torch.trainer.actions import Procedure, Warn
+from edl_torch.trainer.actions import Procedure, Wait, Warn
 from edl_torch.trainer.confirming import Confirmer
 from edl_torch.trainer.counting import StreamCounts
 from edl_torch.trainer.deliveries import Deliveries
@@ -50,6 +50,7 @@ class PlainPasses:
         self._run = ""  # the plain DataLoader's iteration that reads the open pass
         self._runs: set[str] = set()  # all of them so far
         self._oldest = 0  # the first number of an iteration that may still begin a pass
+        self._beginning = False  # a process is about to begin a pass: others wait
 
     def __repr__(self) -> str:
         plain = self._state.plain
@@ -63,18 +64,27 @@ class PlainPasses:
         A worker that begins after its iteration has been given up gets the number of no pass. Without a `run` the
         trainer's own stream always begins a pass, and another process does when it begins for the second time.
         """
-        state, plain = self._state, self._state.plain
-        if reading.run and self._is_late(reading):
+        while self._beginning:
+            yield Wait(lambda: not self._beginning)
+        if self.is_late(reading):
             return NO_PASS
+        state, plain = self._state, self._state.plain
         if not self._joins(reading):
-            yield from self._open(reading)
+            self._beginning = True
+            try:
+                yield from self._open(reading)
+            finally:
+                self._beginning = False
         if reading.run != self._run and plain.counts is not None:
             plain.counts.lose_sight()  # another process reads too: what it hands on cannot be seen
         plain.begun.add(reading.stream)
         return state.supply.current.number
 
-    def _is_late(self, reading: Reading) -> bool:
+    def is_late(self, reading: Reading) -> bool:
+        """Whether its iteration has been given up since."""
         current = self._state.supply.current
+        if not reading.run:
+            return False
         if reading.run in self._runs:
             return not (current.is_open and current.mode is Mode.PLAIN) or reading.run != self._run
         first_time = reading.run.rpartition(" ")[2] == "1"

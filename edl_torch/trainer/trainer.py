@@ -59,14 +59,27 @@ class Trainer:
         else:
             yield from self.plain.fail_batch(batch_size, reason)
 
-    def close(self) -> Procedure[None]:
-        """Give back what was not trained on. The shell calls it once, and allows it some seconds."""
-        state = self.state
-        state.close_pass()
-        returned = state.inflight.handed(untouched=state.steps.untouched)
-        state.forget_counts()
-        state.outbox.note(give_backs=state.inflight.give_back_unacknowledged(), returned=returned)
-        yield from self.reporter.flush()
+    def close(self, timeout_s: float) -> Procedure[None]:
+        """Give back what was not trained on, within `timeout_s` seconds. Raises what reporting it raises.
+
+        What a master does not answer it takes back by itself when the session ends.
+        """
+        state, outbox = self.state, self.state.outbox
+        try:
+            state.close_pass()
+            returned = state.inflight.handed(untouched=state.steps.untouched)
+            state.forget_counts()
+            outbox.note(give_backs=state.inflight.give_back_unacknowledged(), returned=returned)
+            outbox.forget_unavailable()
+            yield from self.reporter.post()
+            yield Wait(lambda: not outbox.unanswered or outbox.error, timeout_s)
+        finally:
+            state.closed = True
+        outbox.raise_error()
+
+    def fail(self, error: Exception) -> None:
+        """What goes on beside the loop has failed: the loop hears of it."""
+        self.state.outbox.error = error
 
     # What reads ---------------------------------------------------------------------------------------------
 
@@ -78,7 +91,8 @@ class Trainer:
     def begin_plain(self, reading: Reading) -> Procedure[tuple[int, Plan]]:
         """A process begins to read a plain pass. Returns the number of the pass, and the dataset."""
         plan = yield from self.registrar.plan()
-        yield from self.elastic.close(self.state.supply.current.number)
+        if not self.plain.is_late(reading):
+            yield from self.elastic.close(self.state.supply.current.number)
         return (yield from self.plain.begin(reading)), plan
 
     def next_grant(self, stream: str, number: int) -> Procedure[Grant | None]:

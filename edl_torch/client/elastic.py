@@ -1,0 +1,152 @@
+"""What an `ElasticDataLoader` and the optimizers attached to it tell their session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edl_torch.core.calls import NEW_PASS
+from edl_torch.errors import ConcurrentIteration
+from edl_torch.shard import Indices
+from edl_torch.trainer.tickets import Ticket
+
+if TYPE_CHECKING:
+    from edl_torch.client.session import Session
+
+
+class ElasticSession:
+    """The elastic passes of one session, one after the other."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._trainer = session.trainer
+        self._passes = session.trainer.elastic
+        self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
+
+    def __repr__(self) -> str:
+        return f"<ElasticSession {self._passes}>"
+
+    # Beginning and end ------------------------------------------------------------------------------------
+
+    def open(self, epoch: int = NEW_PASS) -> int:
+        """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
+        self.end_abandoned()
+        return self._session.run(self._trainer.open(epoch))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass that is open, or was last; NEW_PASS before the first one."""
+        return self._trainer.state.supply.current.epoch
+
+    def is_open(self, number: int) -> bool:
+        """Whether pass `number` is open."""
+        return self._passes.is_open(number)
+
+    def check_newest(self, number: int) -> None:
+        """Raise ConcurrentIteration where another pass has begun since pass `number`."""
+        if self._trainer.state.supply.current.number > number:
+            raise ConcurrentIteration(
+                f"dataset {self._session.description.name!r} was iterated anew, which has ended this older "
+                f"iterator: what it had not handed out went back. Use the newest one"
+            )
+
+    def close(self, number: int) -> None:
+        """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
+        self._session.run(self._passes.close(number))
+
+    def abandon(self, number: int) -> None:
+        """Pass `number` has lost its iterator. For finalisers: takes no lock, makes no call, never raises;
+        `end_abandoned` acts on it."""
+        self._abandoned = number
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether a pass that lost its iterator has not been ended yet."""
+        return bool(self._abandoned)
+
+    def end_abandoned(self) -> None:
+        """End the pass that lost its iterator, if there is one, as `close` would.
+
+        Never raises what a report raised: the next one does. Called before anything else that the loop asks for, and
+        for others who wait for records.
+        """
+        while number := self._abandoned:
+            self._session.run(self._passes.end_abandoned(number))
+            if self._abandoned == number:
+                self._abandoned = 0
+
+    # More to read -----------------------------------------------------------------------------------------
+
+    def more_to_read(self) -> bool:
+        """With every batch handed out: wait for the master's verdict. True when there is more to read."""
+        return self._session.run(self._passes.more_to_read())
+
+    def look_for_more(self, wait_s: float = 0.0) -> bool:
+        """With every batch handed out: ask the master once, and wait for `wait_s` at most."""
+        return self._session.run(self._passes.look_for_more(wait_s))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the master has said that the epoch is over."""
+        return self._session.do(lambda: self._trainer.state.supply.current.is_over)
+
+    def check_stuck(self) -> None:
+        """Raise AccountingError where only this trainer can finish what is left."""
+        self._session.do(self._passes.check_stuck)
+
+    # Batches ----------------------------------------------------------------------------------------------
+
+    def batch_requested(self) -> None:
+        """The loop asks for the next batch: without an optimizer it is done with those before."""
+        self._session.run(self._passes.batch_requested())
+
+    def hand(self, ticket: Ticket) -> bool:
+        """A batch goes to the loop. False when it was thrown away."""
+        return self._session.run(self._passes.hand(ticket))
+
+    def promise(self, ticket: Ticket, *, unanswered: int) -> bool:
+        """Make sure that a batch is this trainer's; `deliver` hands it over later. False: it was thrown away.
+
+        So many reports may still be without answer: 0, where a refused one must not cost a second batch.
+        """
+        return self._session.run(self._passes.promise(ticket, unanswered))
+
+    def deliver(self, ticket: Ticket) -> bool:
+        """A batch that was promised goes to the loop. False when it was lost meanwhile."""
+        return self._session.do(lambda: self._passes.deliver(ticket))
+
+    def pad(self) -> None:
+        """The loop gets a padding batch, which holds no record of its own."""
+        self._session.do(self._passes.pad)
+
+    def give_back_remainder(self, ticket: Ticket) -> None:
+        """A partial batch is not to be trained: back to the master, until it fills one."""
+        self._session.run(self._passes.give_back_remainder(ticket))
+
+    @property
+    def taken_out(self) -> int:
+        """How often the batch in hand was taken out of the loop's: it failed, or was given back."""
+        return self._passes.taken_out
+
+    def records_in_hand(self) -> Indices:
+        """Name and number of each record of the batch that was handed out last."""
+        return self._passes.records_in_hand()
+
+    # Optimizers -------------------------------------------------------------------------------------------
+
+    def attach(self, name: str) -> int:
+        """Another optimizer decides when a batch has been trained on; returns its number."""
+        return self._session.do(lambda: self._trainer.state.steps.attach(name))
+
+    def detach(self, optimizer: int) -> None:
+        """An optimizer decides no more: what all others have stepped on is acknowledged."""
+        self._session.run(self._passes.detach(optimizer))
+
+    def forget_optimizer(self, optimizer: int) -> None:
+        """An optimizer does not exist any more."""
+        self._session.do(lambda: self._trainer.state.steps.gone(optimizer))
+
+    def stepped(self, optimizer: int) -> None:
+        """An attached optimizer stepped."""
+        if self._abandoned:
+            self.end_abandoned()
+        self._session.run(self._passes.stepped(optimizer))

@@ -1,0 +1,85 @@
+"""What keeps a session alive tells its trainer: how the stream and the heartbeats stand."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from edl_torch.client.threads import Condition
+from edl_torch.trainer.liveness import Liveness
+
+if TYPE_CHECKING:
+    from edl_torch.client.session import Session
+
+
+def suspended_clock() -> float:
+    """Return seconds of a clock that goes on while the machine sleeps, where the system has one."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class LivenessFeed:
+    """The `Listener` of one session. Its methods may be called from any thread."""
+
+    def __init__(self, session: Session, changed: Condition) -> None:
+        self._session = session
+        self._changed = changed
+
+    @property
+    def _liveness(self) -> Liveness:
+        liveness = self._session.trainer.state.liveness
+        assert liveness is not None
+        return liveness
+
+    def __repr__(self) -> str:
+        return f"<LivenessFeed {self._session.trainer.state.liveness}>"
+
+    @property
+    def member(self) -> int:
+        """As which member heartbeats are sent."""
+        return self._liveness.member
+
+    @property
+    def progress(self) -> int:
+        """How often the training loop has moved on; heartbeats carry it."""
+        return self._liveness.progress
+
+    @property
+    def standing(self) -> bool:
+        """Whether the stream stands."""
+        return self._liveness.standing
+
+    def wait_standing(self, timeout_s: float) -> bool:
+        """Wait for the stream."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._liveness.standing, timeout_s))
+
+    def stood(self, asked_at: float, *, lease_timeout_s: float, progress_timeout_s: float = 0.0) -> None:
+        """The stream, asked for at `asked_at`, stands."""
+        with self._changed:
+            self._liveness.stood(
+                asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
+            )
+            self._changed.notify_all()
+
+    def broke(self) -> None:
+        """The stream does not stand any more."""
+        with self._changed:
+            self._liveness.broke()
+
+    def answered(self, asked_at: float) -> None:
+        """The master answered a heartbeat, or the like, that was sent at `asked_at`."""
+        with self._changed:
+            self._liveness.answered(asked_at)
+
+    def doubt(self) -> None:
+        """The master does not know the session."""
+        with self._changed:
+            self._liveness.doubt()
+
+    def wanted(self, dataset: str) -> None:
+        """Another trainer waits for records of this dataset."""
+        if dataset == self._session.description.name:
+            self._session.elastic.end_abandoned()
+            self._session.run(self._session.trainer.wanted())
