@@ -20,7 +20,7 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.core.elasticdl import ForeignTask, TaskResult
-from edl_torch.core.lease import Lease, pass_over
+from edl_torch.core.lease import Lease
 from edl_torch.core.plan import Plan
 from edl_torch.shard import Slice
 
@@ -95,10 +95,7 @@ class Holdings:
     def _lease(self, task: int, item: Slice) -> Grant:
         number = self._next
         self._next += 1
-        self._leases[number] = (
-            task,
-            Lease(number, 1, "", item.epoch, item.shard, item.skip, item.stop, item.stop),
-        )
+        self._leases[number] = task, Lease.of(number, 1, "", item)
         return Grant(task=number, attempt=1, slice=item)
 
     # Outcomes ---------------------------------------------------------------------------------------------
@@ -115,7 +112,7 @@ class Holdings:
     def _fail(self, failure: Failure) -> None:
         task, lease = self._leases.get(failure.task, (0, None))
         position = failure.position
-        if lease is None or not lease.done <= position < lease.stop or position in lease.holes:
+        if lease is None or not lease.is_open(position):
             return
         name, index = self.plan.locate(lease.epoch, lease.shard, position)
         self.quarantine.append(
@@ -128,7 +125,7 @@ class Holdings:
                 reason=failure.reason,
             )
         )
-        lease.holes.add(position)
+        lease.punch(position)
         self._tasks[task].failed += 1
         self._settle(task, lease, 1)
 
@@ -137,8 +134,7 @@ class Holdings:
         if lease is None or done.upto <= lease.done:
             return
         lease.check_acknowledgement(done.upto)
-        records = done.upto - lease.done - lease.pass_holes(done.upto)
-        lease.done = done.upto
+        records = lease.advance(done.upto)
         self.acknowledged += records
         self._settle(task, lease, records)
 
@@ -148,16 +144,13 @@ class Holdings:
             return
         lease.check_give_back(back.start, lease.done)
         queue = self._crumbs if back.crumb else self._waiting
-        queue.extend((task, item) for item in lease.pieces(back.start))
-        lease.stop = back.start
-        lease.holes = {hole for hole in lease.holes if hole < back.start}
+        queue.extend((task, item) for item in lease.slices(back.start))
+        lease.cut(back.start)
         self._settle(task, lease, 0)
 
     def _settle(self, task: int, lease: Lease, records: int) -> None:
         """So many records of a task have got their outcome."""
-        lease.done = pass_over(lease.done, lease.holes)
-        lease.pass_holes(lease.done)
-        if lease.done == lease.stop:
+        if lease.is_done:
             del self._leases[lease.task]
         self._count(task, records)
 

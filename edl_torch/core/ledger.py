@@ -24,7 +24,7 @@ from edl_torch.core.changes import Mark, unrecorded
 from edl_torch.core.checking import check_report, new_failures
 from edl_torch.core.head import Head
 from edl_torch.core.identity import identity
-from edl_torch.core.lease import Lease, pass_over
+from edl_torch.core.lease import Lease
 from edl_torch.core.lending import Lending, Wish
 from edl_torch.core.loans import Loans
 from edl_torch.core.news import News
@@ -171,7 +171,7 @@ class ShardLedger:
         self._news.add()
         lost: list[Slice] = []
         for lease in self.loans.take_back(session):
-            for item in lease.pieces():
+            for item in lease.slices():
                 self._todo.put_back(item, lease.attempt + 1)
                 lost.append(item)
         self._settle()
@@ -260,24 +260,21 @@ class ShardLedger:
         if lease is None or upto <= lease.done:
             return
         lease.check_acknowledgement(upto)
-        self.acknowledged += upto - lease.done
         self.participants.paces.trained(session, upto - lease.done)
-        if lease.holes:
-            self.acknowledged -= lease.pass_holes(upto)
-        lease.done = upto
+        self.acknowledged += lease.advance(upto)
         self._mark("head")
         self._changed(lease)
 
     def fail(self, session: str, task: int, attempt: int, position: int, reason: str) -> None:
         """Put the record at `position` into quarantine; the lease lives on around it. May be repeated."""
         lease = self._find(session, task, attempt)
-        if lease is None or position < lease.done or position in lease.holes:
+        if lease is None:
             return
         lease.check_failure(position)
-        if position >= lease.stop:
-            return  # given back since: whoever reads it next will say so
+        if not lease.is_open(position):
+            return  # said before, or given back since: whoever reads it next will say so
         self.quarantine.add(self._bad(lease, position, reason))
-        lease.holes.add(position)
+        lease.punch(position)
         if self.failure:
             self._news.add()
         self._changed(lease)
@@ -299,10 +296,9 @@ class ShardLedger:
             return
         lease.check_give_back(start, lease.done)
         put = self._todo.put_crumb if crumb else self._todo.put_back
-        for item in lease.pieces(start):
+        for item in lease.slices(start):
             put(item, lease.attempt)
-        lease.stop = start
-        lease.holes = {hole for hole in lease.holes if hole < start}
+        lease.cut(start)
         # Crumbs that are too few for all who wait are no news: each trainer has some at an epoch's end.
         if not crumb or self.participants.can_use(self._todo.crumb_records(lease.epoch)):
             self._news.add()
@@ -321,10 +317,7 @@ class ShardLedger:
 
     def _changed(self, lease: Lease) -> None:
         """The lease is another one than it was: it ends, or it lives on."""
-        if lease.holes:
-            lease.done = pass_over(lease.done, lease.holes)
-            lease.pass_holes(lease.done)
-        if lease.done == lease.stop:
+        if lease.is_done:
             self.loans.end(lease)
             self._settle()
         else:
@@ -365,7 +358,7 @@ class ShardLedger:
     def snapshot(self) -> Token:
         """The whole position: cursor, every slice without outcome, crumbs, quarantine, counts."""
         epoch, position, offset = self._todo.cursor
-        lent = [item for lease in self.loans for item in lease.pieces()]
+        lent = [item for lease in self.loans for item in lease.slices()]
         return Token(
             identity=identity(self.spec),
             epoch=epoch,

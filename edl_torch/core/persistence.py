@@ -324,7 +324,18 @@ def _resume_member(member: Member, name: str, answer: Row | None, report: Row | 
 def _lease_from(session: str, row: Row) -> Lease:
     task, attempt, epoch, shard, done, stop, end, *more = row
     handed, *holes = more or (0,)
-    return Lease(task, attempt, session, epoch, shard, done, stop, end, bool(handed), set(holes))
+    return Lease(
+        task=task,
+        attempt=attempt,
+        session=session,
+        epoch=epoch,
+        shard=shard,
+        done=done,
+        stop=stop,
+        end=end,
+        handed=bool(handed),
+        holes=set(holes),
+    )
 
 
 def _waiting_from(row: Row) -> tuple[bool, Waiting]:
