@@ -236,7 +236,7 @@ class AuditLog(Audit):
         upto = lease.stop
         lease.cut(back.start)
         self._finish(back.task, lease)
-        if back.crumb:
+        if back.remainder:
             yield self._line("crumb", epoch=lease.epoch, shard=lease.shard, start=back.start, upto=upto)
 
     def _held(self, task: int, attempt: int) -> _Lease | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from edl_torch.client.membership import Answered
 from edl_torch.client.port import MasterPort
 from edl_torch.client.presence import Presence
-from edl_torch.core.calls import ConfirmCall, Fence, HeldLease
+from edl_torch.core.calls import ConfirmCall, Fence, LeaseId
 from edl_torch.errors import SessionLost
 
 log = logging.getLogger("edl_torch.client")
@@ -27,7 +27,7 @@ class Confirmer:
         session: str,
         dataset: str,
         *,
-        held: Callable[[], tuple[HeldLease, ...]],
+        held: Callable[[], tuple[LeaseId, ...]],
         on_void: Callable[[tuple[int, ...]], None],
         on_lost: Callable[[Fence], None],
         answered: Answered | None = None,

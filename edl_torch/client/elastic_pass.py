@@ -266,10 +266,10 @@ class ElasticPasses:
         ]
         return Indices.joined(parts)
 
-    def crumble(self, ticket: Ticket) -> None:
+    def return_remainder(self, ticket: Ticket) -> None:
         """A partial batch is not to be trained: back to the master, until it fills one."""
         with self._book.lock:
-            self._reporter.note(give_backs=self._book.crumble(ticket))
+            self._reporter.note(give_backs=self._book.return_remainder(ticket))
         self._reporter.send()
 
     def batch_requested(self) -> None:

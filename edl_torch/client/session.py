@@ -24,7 +24,7 @@ from edl_torch.client.steps import Steps
 from edl_torch.client.streams import BrokenStreams
 from edl_torch.client.threads import SYSTEM, Threads
 from edl_torch.client.tickets import Book, Ticket
-from edl_torch.core.calls import Fence, Grant, HeldLease, ReportAnswer
+from edl_torch.core.calls import Fence, Grant, LeaseId, ReportAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
 
@@ -192,7 +192,7 @@ class Session:
         with self.book.lock:
             return bool(self.book)
 
-    def _held(self) -> tuple[HeldLease, ...]:
+    def _held(self) -> tuple[LeaseId, ...]:
         with self.book.lock:
             return self.book.held()
 

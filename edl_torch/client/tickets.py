@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant, HeldLease
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant, LeaseId
 from edl_torch.core.limits import shortened
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
@@ -109,9 +109,9 @@ class Book:
     def __repr__(self) -> str:
         return f"<Book leases={len(self._holdings)} records={self.records} batches={self.batches}>"
 
-    def held(self) -> tuple[HeldLease, ...]:
+    def held(self) -> tuple[LeaseId, ...]:
         """Every lease, as it is presented to the master."""
-        return tuple(HeldLease(task=task, attempt=held.attempt) for task, held in self._holdings.items())
+        return tuple((task, held.attempt) for task, held in self._holdings.items())
 
     def grant(self, grant: Grant) -> None:
         """A lease arrived."""
@@ -210,11 +210,11 @@ class Book:
         positions = ((task, position) for task, first, after in ticket for position in range(first, after))
         return [failure for task, position in positions for failure in self.fail(task, position, reason)]
 
-    def crumble(self, ticket: Ticket) -> list[GiveBack]:
-        """A partial batch that is not to be trained goes back as crumbs."""
+    def return_remainder(self, ticket: Ticket) -> list[GiveBack]:
+        """A partial batch that is not to be trained goes back as remainders."""
         # One at a time: a lease may be done for after its first run.
         held = ((task, first) for task, first, _ in ticket if task in self._holdings)
-        backs = [self._give_back(task, first, crumb=True) for task, first in held]
+        backs = [self._give_back(task, first, remainder=True) for task, first in held]
         return [back for back in backs if back is not None]
 
     def withdraw(self, batches: int) -> list[GiveBack]:
@@ -232,9 +232,11 @@ class Book:
         return self._give_back_all(drawn)
 
     def give_back_undrawn(self, grants: Iterable[Grant]) -> list[GiveBack]:
-        """Return leases that no stream has begun; those of a bundle as the crumbs that they were made of."""
+        """Return leases that no stream has begun; those of a bundle as remainders, as they were before."""
         held = [grant for grant in grants if grant.task in self._holdings]
-        backs = (self._give_back(grant.task, grant.slice.skip, crumb=bool(grant.bundle)) for grant in held)
+        backs = (
+            self._give_back(grant.task, grant.slice.skip, remainder=bool(grant.bundle)) for grant in held
+        )
         return [back for back in backs if back is not None]
 
     def give_back_unacknowledged(self) -> list[GiveBack]:
@@ -246,7 +248,7 @@ class Book:
         backs = (self._give_back(task, start) for task, start in starts.items())
         return [back for back in backs if back is not None]
 
-    def _give_back(self, task: int, start: int, *, crumb: bool = False) -> GiveBack | None:
+    def _give_back(self, task: int, start: int, *, remainder: bool = False) -> GiveBack | None:
         holding = self._holdings[task]
         if start >= holding.stop:
             return None
@@ -254,7 +256,7 @@ class Book:
         holding.handed = min(holding.handed, start)
         holding.holes = {hole for hole in holding.holes if hole < start}
         self._close_if_done(task, holding)
-        return GiveBack(task=task, attempt=holding.attempt, start=start, crumb=crumb)
+        return GiveBack(task=task, attempt=holding.attempt, start=start, remainder=remainder)
 
     def _close_if_done(self, task: int, holding: Holding) -> None:
         while holding.done in holding.holes:
