@@ -26,7 +26,7 @@ from recovery_peers import registration
 from serving import environment_of_children
 
 from edl_torch.client.transport import MasterClient
-from edl_torch.core.calls import NEW_PASS, ConfirmCall, Fence, Grant, HeldLease, LeaseCall, RegisterCall
+from edl_torch.core.calls import NEW_PASS, ConfirmCall, Fence, Grant, LeaseCall, RegisterCall
 
 PEERS = Path(__file__).with_name("recovery_peers.py")
 SHARDS = 8  # that a trainer holds when it dies
@@ -224,7 +224,7 @@ def _restart(master: Master, waiting: MasterClient, held: Held) -> Restart:
         leases = client.dataset_status("held").leases
         first = time.perf_counter()
         for session, (fence, grants) in held.items():
-            own = tuple(HeldLease(task=grant.task, attempt=grant.attempt) for grant in grants)
+            own = tuple((grant.task, grant.attempt) for grant in grants)
             void = client.confirm(ConfirmCall(session=session, dataset="held", fence=fence, leases=own)).void
             leases -= len(own) - len(void)
         confirmed = time.perf_counter()

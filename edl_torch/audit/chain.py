@@ -99,7 +99,7 @@ class Chain:
             required=required,
             begun=self._begun(lineage),
             quarantine=self._line.quarantine(() if later is None else later.quarantine),
-            crumbs=self._line.slices(() if token is None else token.crumbs),
+            remainders=self._line.slices(() if token is None else token.remainders),
             settled=settled or {},
             left=left or {},
         )

@@ -98,7 +98,7 @@ class Coordinates:
         """The records that have an outcome in a token: all behind its cursor but what is open."""
         self.check_epochs(token.epoch + 1)
         passed = Intervals.run(0, token.epoch * self.size) | self._begun(token)
-        return passed - self.slices((*token.open, *token.crumbs))
+        return passed - self.slices((*token.open, *token.remainders))
 
     def _begun(self, token: Token) -> Intervals:
         """What the cursor has passed of its epoch."""

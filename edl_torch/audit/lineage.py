@@ -81,7 +81,7 @@ class Lineage:
     quarantined: Reports
     repeated: Reports  # that the loop had, without an outcome from that; `answers` says why, as a `Kind`
     uncounted: list[tuple[int, int, int]]  # place of the log, line, records that were reported in vain
-    crumbs: Intervals
+    remainders: Intervals
     batch_size: int  # the largest of its trainers
     restored: bool = False
     token: str | None = None
@@ -189,7 +189,7 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates) -> Linea
         quarantined=quarantined,
         repeated=Reports.join([_repeated(item, coordinates) for item in placed]),
         uncounted=[(place, line, n) for place, _, chapter in placed for n, line in chapter.uncounted],
-        crumbs=coordinates.slices(cut for item in placed for cut in _crumbs(item, coordinates)),
+        remainders=coordinates.slices(cut for item in placed for cut in _remainders(item, coordinates)),
         batch_size=max(chapter.batch_size for _, _, chapter in placed),
         restored=opener is not None,
         token=None if opener is None else opener.token,
@@ -242,12 +242,12 @@ def _repeated(placed: _Placed, coordinates: Coordinates) -> Reports:
     return Reports(base + starts, base + stops, tasks, none, kinds, who, lines, none)
 
 
-def _crumbs(placed: _Placed, coordinates: Coordinates) -> list[Slice]:
+def _remainders(placed: _Placed, coordinates: Coordinates) -> list[Slice]:
     _, log, chapter = placed
-    table = [(cut.epoch, cut.shard, cut.skip, cut.stop, line) for cut, line in chapter.crumbs]
+    table = [(cut.epoch, cut.shard, cut.skip, cut.stop, line) for cut, line in chapter.remainders]
     epochs, shards, starts, stops, lines = np.array(table, dtype=np.int64).reshape(-1, 5).T
     _check(log, coordinates, epochs, shards, starts, stops, lines)
-    return [cut for cut, _ in chapter.crumbs]
+    return [cut for cut, _ in chapter.remainders]
 
 
 def _check(

@@ -12,12 +12,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from edl_torch.audit.lines import ANSWERED, SUFFIX, VERSION, write_event, write_spec
 from edl_torch.audit.way import Way
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.core.span import Span
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec
 
@@ -90,23 +91,13 @@ class Audit:
         """Nothing more will come."""
 
 
-@dataclass(slots=True)
-class _Lease:
-    """A lease as far as it is written down: acknowledged below `upto`, quarantined at `holes`."""
+@dataclass(slots=True, kw_only=True)
+class _Lease(Span):
+    """Lease as far as it is written down: the `holes` are in quarantine."""
 
     attempt: int
     epoch: int
     shard: int
-    upto: int
-    stop: int
-    holes: set[int] = field(default_factory=set)
-
-    @property
-    def written(self) -> bool:
-        """Whether every record has its outcome in the log."""
-        while self.upto in self.holes:
-            self.upto += 1
-        return self.upto >= self.stop
 
 
 class AuditLog(Audit):
@@ -164,7 +155,9 @@ class AuditLog(Audit):
     def granted(self, grant: Grant) -> None:
         cut = grant.slice
         with self._lock:
-            self._leases[grant.task] = _Lease(grant.attempt, cut.epoch, cut.shard, cut.skip, cut.stop)
+            self._leases[grant.task] = _Lease(
+                attempt=grant.attempt, epoch=cut.epoch, shard=cut.shard, done=cut.skip, stop=cut.stop
+            )
 
     def intent(
         self,
@@ -191,9 +184,8 @@ class AuditLog(Audit):
 
     def _quarantine(self, failure: Failure) -> Iterable[bytes]:
         lease = self._held(failure.task, failure.attempt)
-        if lease is None or failure.position in lease.holes:
+        if lease is None or not lease.punch(failure.position):
             return
-        lease.holes.add(failure.position)
         self._pending.add(failure.task)
         self._finish(failure.task, lease)
         yield self._line(
@@ -211,10 +203,10 @@ class AuditLog(Audit):
         if lease is None:
             yield from self._report_in_vain(done)
             return
-        if done.upto <= lease.upto:
+        if done.upto <= lease.done:
             return
-        where = f"{lease.epoch} {lease.shard} {lease.upto} {done.upto}"
-        lease.upto = done.upto
+        where = f"{lease.epoch} {lease.shard} {lease.done} {done.upto}"
+        lease.advance(done.upto)
         self._pending.add(done.task)
         self._finish(done.task, lease)
         yield f"{where} {done.task} {done.attempt} {tail}".encode()
@@ -232,18 +224,19 @@ class AuditLog(Audit):
     def _report_in_vain(self, done: Acknowledgement) -> Iterator[bytes]:
         """A report was on its way here when the session joined anew: the master will refuse it."""
         lease = self._gone.get(done.task)
-        if lease is not None and lease.attempt == done.attempt and lease.upto < done.upto:
-            run = done.task, lease.upto, done.upto
-            lease.upto = done.upto
+        if lease is not None and lease.attempt == done.attempt and lease.done < done.upto:
+            run = done.task, lease.done, done.upto
+            lease.advance(done.upto)
             yield self._run("void", lease, run)
 
     def _give_back(self, back: GiveBack) -> Iterable[bytes]:
         lease = self._held(back.task, back.attempt)
         if lease is None or back.start >= lease.stop:
             return
-        upto, lease.stop = lease.stop, back.start
+        upto = lease.stop
+        lease.cut(back.start)
         self._finish(back.task, lease)
-        if back.crumb:
+        if back.remainder:
             yield self._line("crumb", epoch=lease.epoch, shard=lease.shard, start=back.start, upto=upto)
 
     def _held(self, task: int, attempt: int) -> _Lease | None:
@@ -252,7 +245,7 @@ class AuditLog(Audit):
         return lease if lease is not None and lease.attempt == attempt else None
 
     def _finish(self, task: int, lease: _Lease) -> None:
-        if lease.written:
+        if lease.is_done:
             self._finished.append(task)  # kept until the answer: the report may be repeated
 
     def answered(self, stale: Collection[int] = ()) -> None:
@@ -282,7 +275,7 @@ class AuditLog(Audit):
     ) -> None:
         with self._lock:
             told = [(done, self._held(done.task, done.attempt)) for done in acknowledgements]
-            trained = [(done.task, lease.upto, done.upto) for done, lease in told if lease is not None]
+            trained = [(done.task, lease.done, done.upto) for done, lease in told if lease is not None]
             unwritten = [run for run in trained if run[1] < run[2]]
             self._write(b"".join(self._repeated_runs("void", (*unwritten, *returned))))
             if self._pending and not on_its_way:

@@ -25,7 +25,7 @@ Settled = Mapping[tuple[int, int], int]  # (task, attempt) -> the position that 
 class Question:
     """What a lineage is asked: for the outcomes of `required`, `begun` having had theirs before.
 
-    `quarantine` is what the token or the master that requires them has there, `crumbs` those of the token
+    `quarantine` is what the token or the master that requires them has there, `remainders` those of the token
     that the lineage began from. `left` says at which line of which log the token was taken by which the
     model left the lineage: what a log has after it is not in the model.
     """
@@ -33,7 +33,7 @@ class Question:
     required: Intervals
     begun: Intervals
     quarantine: Intervals
-    crumbs: Intervals
+    remainders: Intervals
     settled: Settled = field(default_factory=dict)
     left: Mapping[int, int] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
     # Of two trainers that reported a record and were never answered, at most one was heard.
     assumed = (records_of(unsure) | records_of(unsure_bad)) - certain
     missing = required - (certain | assumed)
-    dropped = _dropped(line, missing & (lineage.crumbs | question.crumbs), lineage.batch_size)
+    dropped = _dropped(line, missing & (lineage.remainders | question.remainders), lineage.batch_size)
     quarantined = ((bad - begun) | (records_of(unsure_bad) & assumed)) & required
     trained = ((certain | assumed) - begun - quarantined) & required
     repeated, reported = lineage.repeated.until(question.left), lineage.acknowledged.until(question.left)
@@ -163,11 +163,11 @@ def _settle(reports: Reports, settled: Settled, line: Coordinates) -> Reports:
     )
 
 
-def _dropped(line: Coordinates, crumbs: Intervals, batch_size: int) -> Intervals:
+def _dropped(line: Coordinates, remainders: Intervals, batch_size: int) -> Intervals:
     """Crumbs that nobody trained on: `drop_last` dropped them if the epoch has less than a batch of them."""
     dropped = Intervals()
-    for epoch in np.unique(crumbs.starts // line.size).tolist():
-        part = crumbs & Intervals.run(epoch * line.size, (epoch + 1) * line.size)
+    for epoch in np.unique(remainders.starts // line.size).tolist():
+        part = remainders & Intervals.run(epoch * line.size, (epoch + 1) * line.size)
         if part.count < batch_size:
             dropped |= part
     return dropped

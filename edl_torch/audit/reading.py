@@ -102,7 +102,7 @@ class Chapter:
     settled: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     ways: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     quarantined: list[Quarantined] = field(default_factory=list)
-    crumbs: list[tuple[Slice, int]] = field(default_factory=list)  # with their line numbers
+    remainders: list[tuple[Slice, int]] = field(default_factory=list)  # with their line numbers
     repeated: list[Repeated] = field(default_factory=list)
     uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -261,7 +261,7 @@ class _LogReader:
             case "uncounted":
                 self._chapters[-1].uncounted.append((int(values["records"]), line))
             case "crumb":
-                self._chapters[-1].crumbs.append((_crumb(values), line))
+                self._chapters[-1].remainders.append((_slice_of(values), line))
             case "quarantined":
                 self._chapters[-1].quarantined.append(_quarantined(values, line))
             case _:
@@ -364,10 +364,10 @@ def _snapshot(chapter: Chapter, values: dict[str, Any], line: int) -> Snapshot:
 
 
 def _repeated(values: dict[str, Any], kind: Kind, line: int) -> Repeated:
-    return Repeated(cut=_crumb(values), task=int(values["task"]), kind=kind, line=line)
+    return Repeated(cut=_slice_of(values), task=int(values["task"]), kind=kind, line=line)
 
 
-def _crumb(values: dict[str, Any]) -> Slice:
+def _slice_of(values: dict[str, Any]) -> Slice:
     epoch, shard, start, upto = (int(values[name]) for name in ("epoch", "shard", "start", "upto"))
     return Slice(epoch=epoch, shard=shard, skip=start, limit=upto - start)
 

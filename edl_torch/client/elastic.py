@@ -118,9 +118,9 @@ class ElasticSession:
         """The loop gets a padding batch, which holds no record of its own."""
         self._session.do(self._passes.pad)
 
-    def give_back_remainder(self, ticket: Ticket) -> None:
+    def return_remainder(self, ticket: Ticket) -> None:
         """A partial batch is not to be trained: back to the master, until it fills one."""
-        self._session.run(self._passes.give_back_remainder(ticket))
+        self._session.run(self._passes.return_remainder(ticket))
 
     @property
     def taken_out(self) -> int:

@@ -171,8 +171,8 @@ class ElasticDLMasterClient:
                 f"{task.type.name}: use ElasticDL's own worker for it"
             )
         with self._lock:
-            if dataset.holdings.holds_crumbs_only:
-                dataset.holdings.drop_crumbs()
+            if dataset.holdings.holds_remainders_only:
+                dataset.holdings.drop_remainders()
             dataset.ended = task.is_end
         self._tell(dataset)
         return self._at_hand(dataset, call)

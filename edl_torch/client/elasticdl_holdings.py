@@ -20,7 +20,7 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.core.elasticdl import ForeignTask, TaskResult
-from edl_torch.core.lease import Lease, pass_over
+from edl_torch.core.lease import Lease
 from edl_torch.core.plan import Plan
 from edl_torch.shard import Slice
 
@@ -43,7 +43,7 @@ class Holdings:
         self.dropped = 0
         self._tasks: dict[int, _Open] = {}
         self._waiting: deque[tuple[int, Slice]] = deque()
-        self._crumbs: deque[tuple[int, Slice]] = deque()
+        self._remainders: deque[tuple[int, Slice]] = deque()
         self._leases: dict[int, tuple[int, Lease]] = {}  # by our number: the master's, and the lease
         self._next = 1
         self._results: dict[int, TaskResult] = {}
@@ -57,9 +57,9 @@ class Holdings:
         return bool(self._tasks or self._results)
 
     @property
-    def holds_crumbs_only(self) -> bool:
+    def holds_remainders_only(self) -> bool:
         """Whether all that has no outcome is less than a batch."""
-        return bool(self._crumbs) and not self._waiting and not self._leases
+        return bool(self._remainders) and not self._waiting and not self._leases
 
     @property
     def failure(self) -> str:
@@ -81,24 +81,21 @@ class Holdings:
         self._waiting.extend((task.task_id, item) for item in slices)
 
     def lend(self, batch_size: int) -> tuple[Grant, ...]:
-        """Leases for the rest of one task, or for crumbs that make whole batches; none when nothing waits."""
+        """Return grants for the rest of one task, or for remainders that make whole batches; or none."""
         if self._waiting:
             task = self._waiting[0][0]
             chosen = [item for item in self._waiting if item[0] == task]
             self._waiting = deque(item for item in self._waiting if item[0] != task)
             return tuple(self._lease(task, item) for task, item in chosen)
-        if sum(item.limit for _, item in self._crumbs) >= batch_size:
-            crumbs, self._crumbs = self._crumbs, deque()
-            return tuple(self._lease(task, item) for task, item in crumbs)
+        if sum(item.limit for _, item in self._remainders) >= batch_size:
+            remainders, self._remainders = self._remainders, deque()
+            return tuple(self._lease(task, item) for task, item in remainders)
         return ()
 
     def _lease(self, task: int, item: Slice) -> Grant:
         number = self._next
         self._next += 1
-        self._leases[number] = (
-            task,
-            Lease(number, 1, "", item.epoch, item.shard, item.skip, item.stop, item.stop),
-        )
+        self._leases[number] = task, Lease.of(number, 1, "", item)
         return Grant(task=number, attempt=1, slice=item)
 
     # Outcomes ---------------------------------------------------------------------------------------------
@@ -115,7 +112,7 @@ class Holdings:
     def _fail(self, failure: Failure) -> None:
         task, lease = self._leases.get(failure.task, (0, None))
         position = failure.position
-        if lease is None or not lease.done <= position < lease.stop or position in lease.holes:
+        if lease is None or not lease.is_open(position):
             return
         name, index = self.plan.locate(lease.epoch, lease.shard, position)
         self.quarantine.append(
@@ -128,7 +125,7 @@ class Holdings:
                 reason=failure.reason,
             )
         )
-        lease.holes.add(position)
+        lease.punch(position)
         self._tasks[task].failed += 1
         self._settle(task, lease, 1)
 
@@ -137,8 +134,7 @@ class Holdings:
         if lease is None or done.upto <= lease.done:
             return
         lease.check_acknowledgement(done.upto)
-        records = done.upto - lease.done - lease.pass_holes(done.upto)
-        lease.done = done.upto
+        records = lease.advance(done.upto)
         self.acknowledged += records
         self._settle(task, lease, records)
 
@@ -147,17 +143,14 @@ class Holdings:
         if lease is None or back.start >= lease.stop:
             return
         lease.check_give_back(back.start, lease.done)
-        queue = self._crumbs if back.crumb else self._waiting
-        queue.extend((task, item) for item in lease.pieces(back.start))
-        lease.stop = back.start
-        lease.holes = {hole for hole in lease.holes if hole < back.start}
+        queue = self._remainders if back.remainder else self._waiting
+        queue.extend((task, item) for item in lease.slices(back.start))
+        lease.cut(back.start)
         self._settle(task, lease, 0)
 
     def _settle(self, task: int, lease: Lease, records: int) -> None:
         """So many records of a task have got their outcome."""
-        lease.done = pass_over(lease.done, lease.holes)
-        lease.pass_holes(lease.done)
-        if lease.done == lease.stop:
+        if lease.is_done:
             del self._leases[lease.task]
         self._count(task, records)
 
@@ -168,10 +161,10 @@ class Holdings:
             del self._tasks[task]
             self._results[task] = TaskResult(task_id=task, failed_records=held.failed)
 
-    def drop_crumbs(self) -> None:
+    def drop_remainders(self) -> None:
         """Nothing will ever fill the batch that these records are a part of."""
-        crumbs, self._crumbs = self._crumbs, deque()
-        for task, item in crumbs:
+        remainders, self._remainders = self._remainders, deque()
+        for task, item in remainders:
             self.dropped += item.limit
             self._count(task, item.limit)
 
@@ -192,7 +185,7 @@ class Holdings:
         self._tasks.clear()
         self._leases.clear()
         self._waiting.clear()
-        self._crumbs.clear()
+        self._remainders.clear()
 
     # For people -------------------------------------------------------------------------------------------
 
@@ -211,7 +204,7 @@ class Holdings:
             size=self.plan.size,
             shards=self.plan.num_shards,
             shards_left=len(self._tasks),
-            todo=sum(item.limit for _, item in (*self._waiting, *self._crumbs)),
+            todo=sum(item.limit for _, item in (*self._waiting, *self._remainders)),
             leased=leased,
             leases=len(self._leases),
             acknowledged=self.acknowledged,

@@ -12,6 +12,8 @@ from enum import IntEnum
 
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
+LeaseId = tuple[int, int]  # task, attempt
+
 NEW_PASS = -1  # `LeaseCall.epoch` of a pass that has no epoch yet: the answer names it
 
 
@@ -163,12 +165,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveBack:
-    """Return the lease's records from position `start` on; as `crumb` when they were less than a batch."""
+    """Return a lease's records from position `start` on; as `remainder` when they were less than a batch."""
 
     task: int
     attempt: int
     start: int
-    crumb: bool = False
+    remainder: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,19 +192,11 @@ class ReportAnswer:
     wanted: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldLease:
-    """A lease as the trainer that believes to hold it names it."""
-
-    task: int
-    attempt: int
-
-
 @dataclass(slots=True, kw_only=True)
 class ConfirmCall(FencedCall):
     """A session that was cut off asks which of the leases that it holds are still its own."""
 
-    leases: tuple[HeldLease, ...] = ()
+    leases: tuple[LeaseId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
-from edl_torch.core.lease import Lease, pass_over
+from edl_torch.core.lease import Lease
 from edl_torch.core.loans import Loans
+from edl_torch.core.span import pass_over
 
 
 def check_report(

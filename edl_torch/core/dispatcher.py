@@ -356,7 +356,7 @@ class Dispatcher:
                 stale.append(done.task)
         for back in call.give_backs:
             try:
-                ledger.give_back(session, back.task, back.attempt, back.start, crumb=back.crumb)
+                ledger.give_back(session, back.task, back.attempt, back.start, remainder=back.remainder)
             except StaleLease:
                 stale.append(back.task)
         return stale
@@ -516,7 +516,7 @@ class Dispatcher:
         position = Token.decode(token)
         bad = position.quarantine
         self.limits.check_quarantine(dataset, records=len(bad), size=token_bytes(bad))
-        self.limits.check_slices(len(position.open) + len(position.crumbs))
+        self.limits.check_slices(len(position.open) + len(position.remainders))
         return position
 
     @property

@@ -16,7 +16,7 @@ from edl_torch.core.calls import (
     Failure,
     GiveBack,
     Grant,
-    HeldLease,
+    LeaseId,
     PassState,
     QuarantinedRecord,
 )
@@ -24,7 +24,7 @@ from edl_torch.core.changes import Mark, unrecorded
 from edl_torch.core.checking import check_report, new_failures
 from edl_torch.core.head import Head
 from edl_torch.core.identity import identity
-from edl_torch.core.lease import Lease, pass_over
+from edl_torch.core.lease import Lease
 from edl_torch.core.lending import Lending, Wish
 from edl_torch.core.loans import Loans
 from edl_torch.core.news import News
@@ -110,11 +110,11 @@ class ShardLedger:
 
     @property
     def todo(self) -> int:
-        """Records of the epochs begun that wait to be lent, crumbs included."""
+        """Records of the epochs begun that wait to be lent, remainders included."""
         return self._todo.records
 
     def waiting_in(self, epoch: int) -> bool:
-        """Whether there is something to be lent to a pass over `epoch`, crumbs apart."""
+        """Whether there is something to be lent to a pass over `epoch`, remainders apart."""
         return self._todo.waiting(epoch) > 0
 
     @property
@@ -171,15 +171,15 @@ class ShardLedger:
         self._news.add()
         lost: list[Slice] = []
         for lease in self.loans.take_back(session):
-            for item in lease.pieces():
+            for item in lease.slices():
                 self._todo.put_back(item, lease.attempt + 1)
                 lost.append(item)
         self._settle()
         return tuple(lost)
 
-    def void_of(self, session: str, leases: Iterable[HeldLease]) -> tuple[int, ...]:
+    def void_of(self, session: str, leases: Iterable[LeaseId]) -> tuple[int, ...]:
         """Those tasks of `leases` that are not the session's any more; the others are, as a whole."""
-        return tuple(held.task for held in leases if not self._is_known(session, held.task, held.attempt))
+        return tuple(task for task, attempt in leases if not self._is_known(session, task, attempt))
 
     def _is_known(self, session: str, task: int, attempt: int) -> bool:
         live = self.loans.live(session, task, attempt) is not None
@@ -260,24 +260,21 @@ class ShardLedger:
         if lease is None or upto <= lease.done:
             return
         lease.check_acknowledgement(upto)
-        self.acknowledged += upto - lease.done
         self.participants.paces.trained(session, upto - lease.done)
-        if lease.holes:
-            self.acknowledged -= lease.pass_holes(upto)
-        lease.done = upto
+        self.acknowledged += lease.advance(upto)
         self._mark("head")
         self._changed(lease)
 
     def fail(self, session: str, task: int, attempt: int, position: int, reason: str) -> None:
         """Put the record at `position` into quarantine; the lease lives on around it. May be repeated."""
         lease = self._find(session, task, attempt)
-        if lease is None or position < lease.done or position in lease.holes:
+        if lease is None:
             return
         lease.check_failure(position)
-        if position >= lease.stop:
-            return  # given back since: whoever reads it next will say so
+        if not lease.is_open(position):
+            return  # said before, or given back since: whoever reads it next will say so
         self.quarantine.add(self._bad(lease, position, reason))
-        lease.holes.add(position)
+        lease.punch(position)
         if self.failure:
             self._news.add()
         self._changed(lease)
@@ -292,19 +289,20 @@ class ShardLedger:
             epoch=lease.epoch, shard=lease.shard, position=position, name=name, index=index, reason=reason
         )
 
-    def give_back(self, session: str, task: int, attempt: int, start: int, *, crumb: bool = False) -> None:
+    def give_back(
+        self, session: str, task: int, attempt: int, start: int, *, remainder: bool = False
+    ) -> None:
         """Cut the lease's records from position `start` on and let them wait again. May be repeated."""
         lease = self._find(session, task, attempt)
         if lease is None or start >= lease.stop:
             return
         lease.check_give_back(start, lease.done)
-        put = self._todo.put_crumb if crumb else self._todo.put_back
-        for item in lease.pieces(start):
+        put = self._todo.put_remainder if remainder else self._todo.put_back
+        for item in lease.slices(start):
             put(item, lease.attempt)
-        lease.stop = start
-        lease.holes = {hole for hole in lease.holes if hole < start}
-        # Crumbs that are too few for all who wait are no news: each trainer has some at an epoch's end.
-        if not crumb or self.participants.can_use(self._todo.crumb_records(lease.epoch)):
+        lease.cut(start)
+        # Remainders that are too few for all who wait are no news: each trainer has some at an epoch's end.
+        if not remainder or self.participants.can_use(self._todo.remainder_records(lease.epoch)):
             self._news.add()
         self._changed(lease)
 
@@ -321,10 +319,7 @@ class ShardLedger:
 
     def _changed(self, lease: Lease) -> None:
         """The lease is another one than it was: it ends, or it lives on."""
-        if lease.holes:
-            lease.done = pass_over(lease.done, lease.holes)
-            lease.pass_holes(lease.done)
-        if lease.done == lease.stop:
+        if lease.is_done:
             self.loans.end(lease)
             self._settle()
         else:
@@ -335,15 +330,15 @@ class ShardLedger:
     def _settle(self) -> None:
         """Move the cursor into the next epoch when this one's pass is over, and drop what fills no batch."""
         todo = self._todo
-        if todo.ahead and not todo.has_crumbs:
+        if todo.ahead and not todo.has_remainders:
             return  # the usual case
         if self.spec.epoch_barrier:
             while not todo.past_end and self._is_over(todo.cursor_epoch):
                 todo.next_epoch()
                 self._news.add()
-        for epoch in todo.crumb_epochs:
+        for epoch in todo.remainder_epochs:
             if self._is_over(epoch) and not self._is_lent(epoch):
-                self.dropped += todo.drop_crumbs(epoch)
+                self.dropped += todo.drop_remainders(epoch)
                 self._news.add()
                 self._mark("head")
 
@@ -353,7 +348,7 @@ class ShardLedger:
             return False
         if self.loans.unhanded(epoch if self.spec.epoch_barrier else None):
             return False
-        return not self.participants.can_use(self._todo.crumb_records(epoch))
+        return not self.participants.can_use(self._todo.remainder_records(epoch))
 
     def _is_lent(self, epoch: int) -> bool:
         if not self.spec.epoch_barrier:
@@ -363,16 +358,16 @@ class ShardLedger:
     # Tokens ---------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Token:
-        """The whole position: cursor, every slice without outcome, crumbs, quarantine, counts."""
+        """The whole position: cursor, every slice without outcome, remainders, quarantine, counts."""
         epoch, position, offset = self._todo.cursor
-        lent = [item for lease in self.loans for item in lease.pieces()]
+        lent = [item for lease in self.loans for item in lease.slices()]
         return Token(
             identity=identity(self.spec),
             epoch=epoch,
             position=position,
             offset=offset,
             open=(*lent, *self._todo.returned()),
-            crumbs=tuple(self._todo.crumbs()),
+            remainders=tuple(self._todo.remainders()),
             quarantine=tuple(self.quarantine),
             acknowledged=self.acknowledged,
             dropped=self.dropped,
@@ -419,7 +414,7 @@ class ShardLedger:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The numbers of the slices that wait, crumbs included."""
+        """The numbers of the slices that wait, remainders included."""
         return tuple(self._todo.numbers())
 
     def lease_of(self, task: int) -> Lease | None:
@@ -427,7 +422,7 @@ class ShardLedger:
         return self.loans.find(task)
 
     def waiting_slice(self, number: int) -> tuple[bool, Waiting] | None:
-        """Whether the slice of this number is a crumb, and the slice; None when it does not wait."""
+        """Whether the slice of this number is a remainder, and the slice; None when it does not wait."""
         return self._todo.find(number)
 
     def resume(

@@ -55,7 +55,7 @@ class Room:
 
 
 class Lending:
-    """Moves slices from `todo` to `loans`. Crumbs go together, in bundles that make whole batches."""
+    """Moves slices from `todo` to `loans`. Remainders go together, in bundles that make whole batches."""
 
     def __init__(self, todo: Todo, loans: Loans, participants: Participants) -> None:
         self.next_bundle = 1
@@ -67,15 +67,15 @@ class Lending:
         """The oldest epoch that has something for a trainer with this batch size; NEW_PASS for none."""
         todo = self._todo
         epochs = [] if todo.past_end and not todo.returned_records else [todo.oldest]
-        epochs += [epoch for epoch in todo.crumb_epochs if todo.crumb_records(epoch) >= batch_size]
+        epochs += [epoch for epoch in todo.remainder_epochs if todo.remainder_records(epoch) >= batch_size]
         return min(epochs, default=NEW_PASS)
 
     def grants(self, wish: Wish, leased: int) -> Iterator[Grant]:
-        """Lend what is wished, and a bundle of crumbs where slices run out. `leased` records are on loan."""
+        """Lend what is asked for; where slices run out, a bundle of remainders. `leased` records are lent."""
         session, epoch, batch_size = wish.session, wish.epoch, wish.batch_size
         barrier = self._todo.plan.spec.epoch_barrier
         if not barrier:  # endless epochs would pile them up
-            yield from self._crumb_bundle(session, epoch, batch_size)
+            yield from self._remainder_bundle(session, epoch, batch_size)
         room = self._room(wish, leased)
         for _ in range(wish.count):
             limit = self._limit(epoch, batch_size) if room is None else room.limit(self._todo.waiting(epoch))
@@ -84,7 +84,7 @@ class Lending:
             taken = self._todo.take(epoch, limit)
             if taken is None:
                 if barrier:
-                    yield from self._crumb_bundle(session, epoch, batch_size)
+                    yield from self._remainder_bundle(session, epoch, batch_size)
                 return
             if room is not None:
                 room.held += taken.slice.limit
@@ -126,14 +126,14 @@ class Lending:
         task = self._loans.lend(session, item)
         return Grant(task=task, attempt=item.attempt, slice=item.slice, bundle=bundle)
 
-    def _crumb_bundle(self, session: str, epoch: int, batch_size: int) -> Iterator[Grant]:
-        records = self._todo.crumb_records(epoch)
+    def _remainder_bundle(self, session: str, epoch: int, batch_size: int) -> Iterator[Grant]:
+        records = self._todo.remainder_records(epoch)
         if records < batch_size:
             return
         bundle = self.next_bundle
         self.next_bundle += 1
-        # Not all to who asks first: crumbs of ten thousand trainers are thousands of batches.
-        for item in self._todo.take_crumbs(epoch, self._share(records, batch_size)):
+        # Not all to who asks first: remainders of ten thousand trainers are thousands of batches.
+        for item in self._todo.take_remainders(epoch, self._share(records, batch_size)):
             yield self._lend(session, item, bundle)
 
     def __repr__(self) -> str:

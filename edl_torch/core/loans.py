@@ -73,10 +73,9 @@ class Loans:
 
     def lend(self, session: str, item: Waiting) -> int:
         """A slice goes to a session; `lent` is to follow. Returns the task."""
-        cut, attempt = item
         task = self.next_task
         self.next_task += 1
-        self._add(Lease(task, attempt, session, cut.epoch, cut.shard, cut.skip, cut.stop, cut.stop))
+        self._add(Lease.of(task, item.attempt, session, item.slice))
         return task
 
     def lent(self, session: str, first: int) -> None:

@@ -77,14 +77,14 @@ class Participants:
         """Those that still do will ask again."""
         self._waiting.clear()
 
-    def can_use(self, crumbs: int) -> bool:
-        """Whether crumbs are enough for a trainer that waits and still asks; while none does, for any."""
-        if not crumbs:
+    def can_use(self, remainders: int) -> bool:
+        """Whether remainders are enough for a trainer that waits and still asks; while none does, for any."""
+        if not remainders:
             return False
         since = self._looks - LOOKS * len(self._batch_sizes)
         # One look for each batch size, not for each session: ten thousand may wait for the last records.
         asking = [size for size, looks in self._waiting.items() if next(reversed(looks.values())) > since]
-        return crumbs >= min(asking or self._sizes, default=1)
+        return remainders >= min(asking or self._sizes, default=1)
 
     def __repr__(self) -> str:
         return f"<Participants n={len(self)} waiting={sum(map(len, self._waiting.values()))}>"

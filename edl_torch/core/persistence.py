@@ -9,7 +9,7 @@ A page has the leases of one session among `loans.PAGE` tasks: a hundred leases 
 | `dataset`, name | place among the datasets, specification |
 | `head`, dataset | lineage, cursor (epoch, position, offset), acknowledged, dropped, next task and bundle, |
 | | member and request that opened the lineage (version 1: without these two) |
-| `waiting`, dataset, number | crumb or not, epoch, shard, skip, limit, attempt |
+| `waiting`, dataset, number | remainder or not, epoch, shard, skip, limit, attempt |
 | `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end[, handed, *holes] |
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
 | `session`, session | worker id, number of its membership |
@@ -118,9 +118,9 @@ def _waiting(ledger: ShardLedger, number: int) -> Row | None:
     found = ledger.waiting_slice(number)
     if found is None:
         return None
-    crumb, item = found
+    remainder, item = found
     cut = item.slice
-    return int(crumb), cut.epoch, cut.shard, cut.skip, cut.limit, item.attempt
+    return int(remainder), cut.epoch, cut.shard, cut.skip, cut.limit, item.attempt
 
 
 def _leases(ledger: ShardLedger, session: str, page: int) -> Row | None:
@@ -324,12 +324,23 @@ def _resume_member(member: Member, name: str, answer: Row | None, report: Row | 
 def _lease_from(session: str, row: Row) -> Lease:
     task, attempt, epoch, shard, done, stop, end, *more = row
     handed, *holes = more or (0,)
-    return Lease(task, attempt, session, epoch, shard, done, stop, end, bool(handed), set(holes))
+    return Lease(
+        task=task,
+        attempt=attempt,
+        session=session,
+        epoch=epoch,
+        shard=shard,
+        done=done,
+        stop=stop,
+        end=end,
+        handed=bool(handed),
+        holes=set(holes),
+    )
 
 
 def _waiting_from(row: Row) -> tuple[bool, Waiting]:
-    crumb, *place, attempt = row
-    return bool(crumb), Waiting(_slice_from(place), attempt)
+    remainder, *place, attempt = row
+    return bool(remainder), Waiting(_slice_from(place), attempt)
 
 
 def _slice_from(row: Iterable[int]) -> Slice:

@@ -1,4 +1,4 @@
-"""What waits to be lent: the records ahead of a cursor, the slices that came back, and crumbs.
+"""What waits to be lent: the records ahead of a cursor, the slices that came back, and remainders.
 
 Knows nothing of sessions, leases or outcomes; it is told what to take and what is over.
 """
@@ -98,7 +98,7 @@ class Todo:
         self._ahead = plan.size  # records of the epoch that the cursor has not passed
         self._next_shards: deque[int] = deque()  # the shards from `_position` on, as far as computed
         self._returned: dict[int, SliceQueue] = {}  # by epoch, none empty
-        self._crumbs: dict[int, SliceQueue] = {}  # by epoch, none empty
+        self._remainders: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._next_number = 1  # of a slice that comes back
         self.follow(plan)
 
@@ -181,15 +181,15 @@ class Todo:
     @property
     def empty(self) -> bool:
         """Whether nothing waits in any epoch, now or later."""
-        return self.past_end and not self._returned and not self._crumbs
+        return self.past_end and not self._returned and not self._remainders
 
     @property
     def oldest(self) -> int:
-        """The oldest epoch with waiting records other than crumbs, else the cursor's."""
+        """The oldest epoch with waiting records other than remainders, else the cursor's."""
         return min(self._returned, default=self.cursor_epoch)
 
     def waiting(self, epoch: int) -> int:
-        """Records that a pass over `epoch` may take, crumbs not counted."""
+        """Records that a pass over `epoch` may take, remainders not counted."""
         if not self._barrier:
             return self.ahead + self.returned_records
         queue = self._returned.get(epoch)
@@ -229,76 +229,76 @@ class Todo:
         """The slices that came back, oldest epoch first."""
         return (item for epoch in sorted(self._returned) for item in self._returned[epoch])
 
-    # Crumbs: less than a batch, kept until they fill one -------------------------------------------------
+    # Remainders: less than a batch, kept until they fill one --------------------------------------------
 
-    def put_crumb(self, item: Slice, attempt: int) -> None:
+    def put_remainder(self, item: Slice, attempt: int) -> None:
         """A part of a batch waits until there is enough for a whole one."""
-        self._put(self._crumbs, item, attempt)
+        self._put(self._remainders, item, attempt)
 
     @property
-    def has_crumbs(self) -> bool:
+    def has_remainders(self) -> bool:
         """Whether any wait."""
-        return bool(self._crumbs)
+        return bool(self._remainders)
 
     @property
-    def crumb_epochs(self) -> list[int]:
-        """Epochs with crumbs, oldest first."""
-        return sorted(self._crumbs)
+    def remainder_epochs(self) -> list[int]:
+        """Epochs with remainders, oldest first."""
+        return sorted(self._remainders)
 
-    def crumb_records(self, epoch: int) -> int:
-        """Records of the crumbs that a pass over `epoch` may take."""
-        return sum(self._crumbs[e].records for e in self._crumbs_of(epoch))
+    def remainder_records(self, epoch: int) -> int:
+        """Records of the remainders that a pass over `epoch` may take."""
+        return sum(self._remainders[e].records for e in self._remainders_of(epoch))
 
-    def take_crumbs(self, epoch: int, records: int) -> Iterator[Waiting]:
-        """Exactly `records` records of crumbs."""
-        for source in self._crumbs_of(epoch):
-            queue = self._crumbs[source]
+    def take_remainders(self, epoch: int, records: int) -> Iterator[Waiting]:
+        """Exactly `records` records of remainders."""
+        for source in self._remainders_of(epoch):
+            queue = self._remainders[source]
             while records and queue.records:
                 item = queue.take(records)
                 records -= item.slice.limit
                 yield item
             if not queue.records:
-                del self._crumbs[source]
+                del self._remainders[source]
 
-    def drop_crumbs(self, epoch: int) -> int:
-        """Forget an epoch's crumbs. Returns how many records they had."""
-        queue = self._crumbs.pop(epoch)
+    def drop_remainders(self, epoch: int) -> int:
+        """Forget an epoch's remainders. Returns how many records they had."""
+        queue = self._remainders.pop(epoch)
         records = queue.records
         queue.clear()
         return records
 
-    def crumbs(self) -> Iterator[Slice]:
-        """All crumbs, oldest epoch first."""
-        return (item for epoch in self.crumb_epochs for item in self._crumbs[epoch])
+    def remainders(self) -> Iterator[Slice]:
+        """All remainders, oldest epoch first."""
+        return (item for epoch in self.remainder_epochs for item in self._remainders[epoch])
 
-    def _crumbs_of(self, epoch: int) -> list[int]:
+    def _remainders_of(self, epoch: int) -> list[int]:
         if not self._barrier:
-            return self.crumb_epochs
-        return [epoch] if epoch in self._crumbs else []
+            return self.remainder_epochs
+        return [epoch] if epoch in self._remainders else []
 
     # All of it ------------------------------------------------------------------------------------------
 
     @property
     def records(self) -> int:
-        """Records of the epochs begun that wait, crumbs included."""
+        """Records of the epochs begun that wait, remainders included."""
         return self.ahead + self.behind
 
     @property
     def behind(self) -> int:
         """Those of them that lie before the cursor."""
-        return self.returned_records + sum(queue.records for queue in self._crumbs.values())
+        return self.returned_records + sum(queue.records for queue in self._remainders.values())
 
     def restore(self, token: Token) -> None:
         """Wait for exactly what has no outcome in the token."""
-        for queue in (*self._returned.values(), *self._crumbs.values()):
+        for queue in (*self._returned.values(), *self._remainders.values()):
             queue.clear()
         self._returned.clear()
-        self._crumbs.clear()
+        self._remainders.clear()
         self.move_to(token.epoch, token.position, token.offset)
         for item in token.open:
             self.put_back(item, 1)
-        for item in token.crumbs:
-            self.put_crumb(item, 1)
+        for item in token.remainders:
+            self.put_remainder(item, 1)
 
     def move_to(self, epoch: int, position: int, offset: int) -> None:
         """Set the cursor."""
@@ -311,26 +311,26 @@ class Todo:
     # As rows of a journal -------------------------------------------------------------------------------
 
     def numbers(self) -> Iterator[int]:
-        """The numbers of all slices that wait, crumbs included."""
+        """The numbers of all slices that wait, remainders included."""
         return chain.from_iterable(
-            queue.numbers() for queue in (*self._returned.values(), *self._crumbs.values())
+            queue.numbers() for queue in (*self._returned.values(), *self._remainders.values())
         )
 
     def find(self, number: int) -> tuple[bool, Waiting] | None:
-        """Whether the slice of this number is a crumb, and the slice; None when it does not wait."""
-        for crumb, queues in ((False, self._returned), (True, self._crumbs)):
+        """Whether the slice of this number is a remainder, and the slice; None when it does not wait."""
+        for remainder, queues in ((False, self._returned), (True, self._remainders)):
             for queue in queues.values():
                 item = queue.find(number)
                 if item is not None:
-                    return crumb, item
+                    return remainder, item
         return None
 
     def resume(self, cursor: tuple[int, int, int], waiting: dict[int, tuple[bool, Waiting]]) -> None:
         """Become what `cursor`, `numbers` and `find` said of another one."""
         self.move_to(*cursor)
-        for number, (crumb, item) in sorted(waiting.items()):
+        for number, (remainder, item) in sorted(waiting.items()):
             self._next_number = number
-            self._put(self._crumbs if crumb else self._returned, item.slice, item.attempt)
+            self._put(self._remainders if remainder else self._returned, item.slice, item.attempt)
 
     def __repr__(self) -> str:
         return f"<Todo epoch={self.cursor_epoch} records={self.records}>"

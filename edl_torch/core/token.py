@@ -34,7 +34,7 @@ class Token:
     position: int = 0
     offset: int = 0
     open: tuple[Slice, ...] = ()
-    crumbs: tuple[Slice, ...] = ()
+    remainders: tuple[Slice, ...] = ()
     quarantine: tuple[QuarantinedRecord, ...] = ()
     acknowledged: int = 0
     dropped: int = 0
@@ -82,7 +82,7 @@ class Token:
         cursor = self.epoch, self.position, self.offset
         place, last = (-1, -1), 0
         bad = (Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in self.quarantine)
-        slices = (*self.open, *self.crumbs, *bad)
+        slices = (*self.open, *self.remainders, *bad)
         for s in sorted(slices, key=lambda s: (s.epoch, s.shard, s.skip)):
             if not s.limit or s.stop > plan.length(s.shard):
                 raise InvalidArgument(
@@ -98,7 +98,7 @@ class Token:
         before = self.epoch * plan.size + plan.records_before(self.epoch, self.position) + self.offset
         if before > MOST:
             raise InvalidArgument(f"the cursor is behind {before} records; no job comes further than {MOST}")
-        waiting = sum(s.limit for s in (*self.open, *self.crumbs))
+        waiting = sum(s.limit for s in (*self.open, *self.remainders))
         placed = self.acknowledged + self.dropped + len(self.quarantine) + waiting
         if placed != before:
             raise InvalidArgument(
@@ -115,7 +115,7 @@ class Token:
                 "identity": dict(self.identity),
                 "cursor": [self.epoch, self.position, self.offset],
                 "open": [_row(s) for s in self.open],
-                "crumbs": [_row(s) for s in self.crumbs],
+                "crumbs": [_row(s) for s in self.remainders],
                 "quarantine": [row_of(bad) for bad in self.quarantine],
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,
@@ -145,7 +145,7 @@ class Token:
             position=position,
             offset=offset,
             open=tuple(_slice(row) for row in value["open"]),
-            crumbs=tuple(_slice(row) for row in value["crumbs"]),
+            remainders=tuple(_slice(row) for row in value["crumbs"]),
             quarantine=tuple(_quarantined(row) for row in value["quarantine"]),
             acknowledged=_count(value["acknowledged"]),
             dropped=_count(value["dropped"]),

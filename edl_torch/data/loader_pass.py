@@ -118,8 +118,8 @@ class LoaderPass(Iterator[Any]):
                         return None
                     self._inner = self._loader.read()
                 for envelope in self._inner:
-                    if self._is_crumb(envelope):
-                        self._passes.give_back_remainder(envelope.ticket)
+                    if self._is_remainder(envelope):
+                        self._passes.return_remainder(envelope.ticket)
                     elif take(envelope.ticket):
                         return envelope
                 self._inner = None
@@ -141,7 +141,7 @@ class LoaderPass(Iterator[Any]):
             f"records go back to the master and are read again"
         )
 
-    def _is_crumb(self, envelope: Envelope) -> bool:
+    def _is_remainder(self, envelope: Envelope) -> bool:
         return self._whole_batch is not None and ticket_size(envelope.ticket) < self._whole_batch
 
     def close(self) -> None:

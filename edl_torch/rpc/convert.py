@@ -222,7 +222,7 @@ def report_call_to_wire(value: calls.ReportCall) -> pb.ReportRequest:
             pb.Acknowledgement(task=a.task, attempt=a.attempt, upto=a.upto) for a in value.acknowledgements
         ],
         give_backs=[
-            pb.GiveBack(task=g.task, attempt=g.attempt, start=g.start, crumb=g.crumb)
+            pb.GiveBack(task=g.task, attempt=g.attempt, start=g.start, remainder=g.remainder)
             for g in value.give_backs
         ],
     )
@@ -252,7 +252,7 @@ def report_call_from_wire(message: pb.ReportRequest) -> calls.ReportCall:
         ),
         give_backs=tuple(
             [
-                calls.GiveBack(task=g.task, attempt=g.attempt, start=g.start, crumb=g.crumb)
+                calls.GiveBack(task=g.task, attempt=g.attempt, start=g.start, remainder=g.remainder)
                 for g in message.give_backs[:]
             ]
         ),
@@ -283,7 +283,7 @@ def confirm_call_to_wire(value: calls.ConfirmCall) -> pb.ConfirmRequest:
         member=value.fence.member,
         asked=value.asked,
         reported=value.reported,
-        leases=[pb.HeldLease(task=held.task, attempt=held.attempt) for held in value.leases],
+        leases=[pb.LeaseId(task=task, attempt=attempt) for task, attempt in value.leases],
     )
 
 
@@ -294,7 +294,7 @@ def confirm_call_from_wire(message: pb.ConfirmRequest) -> calls.ConfirmCall:
         fence=calls.Fence(ledger=message.ledger, lineage=message.lineage, member=message.member),
         asked=message.asked,
         reported=message.reported,
-        leases=tuple([calls.HeldLease(task=held.task, attempt=held.attempt) for held in message.leases]),
+        leases=tuple([(held.task, held.attempt) for held in message.leases]),
     )
 
 

@@ -265,16 +265,16 @@ class Acknowledgement(_message.Message):
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., upto: _Optional[int] = ...) -> None: ...
 
 class GiveBack(_message.Message):
-    __slots__ = ("task", "attempt", "start", "crumb")
+    __slots__ = ("task", "attempt", "start", "remainder")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
-    CRUMB_FIELD_NUMBER: _ClassVar[int]
+    REMAINDER_FIELD_NUMBER: _ClassVar[int]
     task: int
     attempt: int
     start: int
-    crumb: bool
-    def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., start: _Optional[int] = ..., crumb: bool = ...) -> None: ...
+    remainder: bool
+    def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., start: _Optional[int] = ..., remainder: bool = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("session", "dataset", "ledger", "lineage", "request", "failures", "acknowledgements", "give_backs", "member", "asked", "reported")
@@ -312,7 +312,7 @@ class ReportResponse(_message.Message):
     wanted: bool
     def __init__(self, request: _Optional[int] = ..., stale: _Optional[_Iterable[int]] = ..., wanted: bool = ...) -> None: ...
 
-class HeldLease(_message.Message):
+class LeaseId(_message.Message):
     __slots__ = ("task", "attempt")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -334,11 +334,11 @@ class ConfirmRequest(_message.Message):
     dataset: str
     ledger: str
     lineage: int
-    leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseId]
     member: int
     asked: int
     reported: int
-    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[LeaseId, _Mapping]]] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class ConfirmResponse(_message.Message):
     __slots__ = ("void",)

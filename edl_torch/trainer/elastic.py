@@ -200,9 +200,9 @@ class ElasticPasses:
         ]
         return Indices.joined(parts)
 
-    def give_back_remainder(self, ticket: Ticket) -> Procedure[None]:
+    def return_remainder(self, ticket: Ticket) -> Procedure[None]:
         """Give a partial batch back, until it fills a whole one."""
-        self._state.outbox.note(give_backs=self._state.inflight.give_back_remainder(ticket))
+        self._state.outbox.note(give_backs=self._state.inflight.return_remainder(ticket))
         yield from self._reporter.send()
 
     # What the loop is done with ---------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class InFlight:
                 starts.setdefault(task, first)  # runs of one lease are in order: the first begins it
         return self._give_back_all(starts)
 
-    def give_back_remainder(self, ticket: Ticket) -> list[GiveBack]:
+    def return_remainder(self, ticket: Ticket) -> list[GiveBack]:
         """Give back a partial batch that is not to be trained, as a remainder."""
         # One at a time: a lease may be done for after its first run.
         held = ((task, first) for task, first, _ in ticket if task in self._held)

@@ -10,7 +10,7 @@ import pytest
 from door_kit import FIRST, MasterThread, digest, lease, register, report
 from fences import Onlooker
 
-from edl_torch.core.calls import NEW_PASS, Acknowledgement, ConfirmCall, Failure, HeldLease, RestoreCall
+from edl_torch.core.calls import NEW_PASS, Acknowledgement, ConfirmCall, Failure, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.elasticdl import TaskResult
 from edl_torch.core.limits import MESSAGE_BYTES, Limits
@@ -282,7 +282,7 @@ def test_parts_of_one_call_over_the_wire(small):
     heard(small, lambda: client.report(report(1, acknowledgements=(done,) * 5)), "5 outcomes in one call")
     heard(small, lambda: client.report(report(1, failures=tuple(bad))), "3 records of 'd' in quarantine")
     assert client.report(report(1, acknowledgements=(done,) * 2, failures=tuple(bad[:2]))).stale == ()
-    held = HeldLease(task=1, attempt=1)
+    held = (1, 1)
     call = ConfirmCall(session="s", dataset="d", fence=FIRST, leases=(held,) * 5)
     heard(small, lambda: client.confirm(call), "5 leases in one call")
     assert client.confirm(dataclasses.replace(call, leases=(held,) * 4)).void == ()

@@ -371,7 +371,7 @@ def trick(master: Master, choices: Choices) -> Any:
             case 0:
                 report.failures.add(position=position, reason="x", **where)
             case 1:
-                report.give_backs.add(start=position, crumb=bool(choices.below(2)), **where)
+                report.give_backs.add(start=position, remainder=bool(choices.below(2)), **where)
             case _:
                 report.acknowledgements.add(upto=position, **where)
     return report

@@ -172,7 +172,7 @@ def begun():
                 request=1,
                 failures=(Failure(task=first, attempt=1, position=1, reason="bad"),),
                 give_backs=(
-                    GiveBack(task=first, attempt=1, start=5, crumb=True),
+                    GiveBack(task=first, attempt=1, start=5, remainder=True),
                     GiveBack(task=second, attempt=1, start=3),
                 ),
             ),

@@ -96,7 +96,7 @@ def test_two_trainers_with_loader_workers() -> None:
 
 
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-def test_crumbs_of_two_trainers_make_whole_batches(in_process: bool) -> None:
+def test_remainders_of_two_trainers_make_whole_batches(in_process: bool) -> None:
     fake = FakeMaster()
     arguments = {"drop_last": True, "records_per_shard": 10, "in_process": in_process}
     shares = together(*(loop_of(fake, 4, 0.001, **arguments) for _ in range(2)))

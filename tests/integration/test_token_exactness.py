@@ -19,7 +19,6 @@ from edl_torch.core.calls import (
     Acknowledgement,
     ConfirmCall,
     Fence,
-    HeldLease,
     LeaseCall,
     ReportCall,
 )
@@ -308,7 +307,7 @@ def test_calls_of_an_earlier_lineage_are_refused_each_by_itself() -> None:
         grants = fake.lease(lease_call(session, 1, 2)).grants  # after the one of the loop
         fake.go_back("training", None)
         done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
-        held = tuple(HeldLease(task=g.task, attempt=g.attempt) for g in grants)
+        held = tuple((g.task, g.attempt) for g in grants)
         common: dict[str, Any] = {"session": session, "dataset": "training"}
         for lineage in (1, 3):
             with pytest.raises(StaleLease, match="lineage 2"):

@@ -216,7 +216,7 @@ class Trainer:
                 if ticket is None:
                     inner = None
                 elif self._job.drop_last and ticket_size(ticket) < self._job.batch:
-                    passes.crumble(ticket)
+                    passes.return_remainder(ticket)
                 elif passes.hand(ticket):
                     break
             yield ticket

@@ -136,16 +136,16 @@ def broken_refusal(patch: pytest.MonkeyPatch) -> None:
 
 def broken_return(patch: pytest.MonkeyPatch) -> None:
     """What comes back from the dead begins a record too early, where something was acknowledged."""
-    pieces = Lease.pieces
+    slices = Lease.slices
 
     def too_much(self: Lease, start: int | None = None) -> Iterator[Slice]:
-        found = list(pieces(self, start))
+        found = list(slices(self, start))
         if start is None and found and self.done % 8:
             first = found[0]
             found[0] = Slice(epoch=first.epoch, shard=first.shard, skip=first.skip - 1, limit=first.limit + 1)
         return iter(found)
 
-    patch.setattr(Lease, "pieces", too_much)
+    patch.setattr(Lease, "slices", too_much)
 
 
 def broken_replay(patch: pytest.MonkeyPatch) -> None:

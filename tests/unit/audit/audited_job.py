@@ -130,18 +130,18 @@ class Job:
         if lease[1] == stop or stale:
             del trainer.held[task]
 
-    def crumble(self, trainer: Trainer) -> None:
-        """The last records of a lease are no whole batch: they go back as crumbs."""
+    def return_remainder(self, trainer: Trainer) -> None:
+        """The last records of a lease are no whole batch: they go back as remainders."""
         if not trainer.held:
             return
         task, lease = next(iter(trainer.held.items()))
         grant, position, stop = lease
         start = max(position, stop - BATCH + 1)
-        back = GiveBack(task=task, attempt=grant.attempt, start=start, crumb=True)
+        back = GiveBack(task=task, attempt=grant.attempt, start=start, remainder=True)
         trainer.log.intent(give_backs=[back])
         stale = []
         try:
-            self.ledger.give_back(trainer.session, task, grant.attempt, start, crumb=True)
+            self.ledger.give_back(trainer.session, task, grant.attempt, start, remainder=True)
         except StaleLease:
             stale = [task]
         trainer.log.answered(stale)

@@ -25,7 +25,7 @@ def done(token: Token, plan: Plan) -> set[Record]:
             for place in range(plan.length(shard)):
                 if (epoch, position, place) < (token.epoch, token.position, token.offset):
                     found.add((epoch, shard, place))
-    for cut in (*token.open, *token.crumbs):
+    for cut in (*token.open, *token.remainders):
         found -= {(cut.epoch, cut.shard, place) for place in range(cut.skip, cut.stop)}
     return found
 
@@ -45,7 +45,7 @@ class Lineage:
         self.accepted: Counter[Record] = Counter()
         self.unsure: set[Record] = set()
         self.bad: set[Record] = set()
-        self.crumbs: set[Record] = set()
+        self.remainders: set[Record] = set()
         self.refused = 0
         self.token: str | None = None
         self.taken: defaultdict[str, list[Taken]] = defaultdict(list)
@@ -94,7 +94,7 @@ class Naive:
                         taken = Taken(session, number, values["exact"], values["uncounted"])
                         lineage.taken[values["token"]].append(taken)
                     case "crumb":
-                        lineage.crumbs |= run(values)
+                        lineage.remainders |= run(values)
                     case "way":
                         way = values["way"]
                     case "returned" | "void":
@@ -222,15 +222,15 @@ class Naive:
 
     def _count(self, counts, lineage, required, quarantine) -> None:
         token = None if lineage.token is None else Token.decode(lineage.token)
-        begun, crumbs = self.begun(lineage), set(lineage.crumbs)
+        begun, remainders = self.begun(lineage), set(lineage.remainders)
         if token is not None:
-            crumbs |= {(c.epoch, c.shard, p) for c in token.crumbs for p in range(c.skip, c.stop)}
+            remainders |= {(c.epoch, c.shard, p) for c in token.remainders for p in range(c.skip, c.stop)}
         bad = (lineage.bad | quarantine) & required
         many = lineage.accepted + Counter(dict.fromkeys(bad, 1)) + Counter(dict.fromkeys(begun, 1))
         outcomes = set(many) | lineage.unsure
         missing = required - outcomes
         for epoch in range(self.spec.num_epochs):
-            left = {record for record in missing & crumbs if record[0] == epoch}
+            left = {record for record in missing & remainders if record[0] == epoch}
             if len(left) < self.batch_size:
                 counts["dropped"] += len(left)
                 missing -= left

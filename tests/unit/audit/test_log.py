@@ -134,11 +134,11 @@ def test_an_answer_that_comes_after_the_trainer_joined_anew_is_that_of_the_repor
     assert only(log).chapters[0].answers.tolist() == [Answer.REFUSED]
 
 
-def test_quarantine_crumbs_tokens_and_restores_are_read_back(log):
+def test_quarantine_remainders_tokens_and_restores_are_read_back(log):
     log.intent(failures=[Failure(task=7, attempt=2, position=3, reason="gone\nfor \udcff good")])
     log.intent(failures=[Failure(task=7, attempt=2, position=3, reason="again")])
     log.answered()
-    log.intent(give_backs=[GiveBack(task=7, attempt=2, start=6, crumb=True)])
+    log.intent(give_backs=[GiveBack(task=7, attempt=2, start=6, remainder=True)])
     log.intent(give_backs=[GiveBack(task=7, attempt=2, start=5)])
     log.answered()
     log.snapshot("{}")
@@ -148,7 +148,7 @@ def test_quarantine_crumbs_tokens_and_restores_are_read_back(log):
     first, second = only(log).chapters
     (bad,) = first.quarantined
     assert (bad.position, bad.reason, bad.answer) == (3, "gone\nfor \udcff good", Answer.ACCEPTED)
-    assert [cut for cut, _ in first.crumbs] == [Slice(epoch=0, shard=0, skip=6, limit=2)]
+    assert [cut for cut, _ in first.remainders] == [Slice(epoch=0, shard=0, skip=6, limit=2)]
     assert (second.opened, second.token, second.before, second.lineage) == (True, "{}", 1, 4)
     (snapshot,) = first.snapshots
     assert (snapshot.ledger, snapshot.lineage, snapshot.member, snapshot.exact) == ("L", 1, 6, True)

@@ -144,7 +144,7 @@ def test_quarantined_before_the_checkpoint_and_dropped_records_are_carried_over(
     (trainer,) = job.trainers
     job.fetch(trainer)
     job.quarantine(trainer)
-    job.crumble(trainer)
+    job.return_remainder(trainer)
     token = job.checkpoint(0)
     job.restore(0, token)
     while job.ledger.epoch == 0:

@@ -20,7 +20,7 @@ COUNTS = (
 )
 INEXACT = ("repeated", "counted", "uncounted", "unexplained", "inexact_tokens")
 EVENTS = (
-    *("fetch", "train", "train", "train", "quarantine", "crumble"),
+    *("fetch", "train", "train", "train", "quarantine", "return_remainder"),
     *(
         "kill heard",
         "kill unheard",
@@ -77,8 +77,8 @@ def play(job: Job, events: list[tuple[str, int]]) -> None:
                 job.train(trainer)
             case "quarantine":
                 job.quarantine(trainer)
-            case "crumble":
-                job.crumble(trainer)
+            case "return_remainder":
+                job.return_remainder(trainer)
             case "kill heard" | "kill unheard":
                 job.kill(place, heard=event == "kill heard")
             case "stop":
@@ -140,7 +140,8 @@ def agree(verdict: Verdict, naive: Naive) -> bool:
 @settings(max_examples=300)
 @given(specs, histories)
 @example(
-    spec_of(False, False, False, 1, False), [("train", 0), ("kill unheard", 0), ("fetch", 0), ("crumble", 0)]
+    spec_of(False, False, False, 1, False),
+    [("train", 0), ("kill unheard", 0), ("fetch", 0), ("return_remainder", 0)],
 )
 def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, events):
     with tempfile.TemporaryDirectory() as folder:

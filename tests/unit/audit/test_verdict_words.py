@@ -95,32 +95,32 @@ def test_a_job_that_never_trained_lost_everything(tmp_path):
     assert findings(one(tmp_path), "lost") == [(0, "a.csv", 100, 116)]
 
 
-# Crumbs -----------------------------------------------------------------------------------------------
+# Remainders -----------------------------------------------------------------------------------------------
 
 
-def test_crumbs_of_less_than_a_batch_are_dropped(tmp_path):
+def test_remainders_of_less_than_a_batch_are_dropped(tmp_path):
     job = Job(tmp_path, trainers=1)
     job.fetch(job.trainers[0])
-    job.crumble(job.trainers[0])
+    job.return_remainder(job.trainers[0])
     job.finish()
     verdict = one(tmp_path)
     assert (verdict.proven, verdict.dropped, job.ledger.dropped) == (True, 2, 2)
 
 
-def test_what_is_missing_and_was_no_crumb_is_lost_however_little(tmp_path):
+def test_what_is_missing_and_was_no_remainder_is_lost_however_little(tmp_path):
     Writer(tmp_path).whole(1, 0)
     Writer(tmp_path, "two").whole(2, 1, 0, 7)
     verdict = one(tmp_path)
     assert (verdict.dropped, verdict.lost) == (0, 1)
 
 
-def test_crumbs_of_a_whole_batch_are_lost(tmp_path):
+def test_remainders_of_a_whole_batch_are_lost(tmp_path):
     writer = Writer(tmp_path)
     for task, shard in ((1, 0), (2, 1)):
         writer.take(task, shard, 0, 8)
         writer.say(task, 6)
     text = writer.log.path.read_text()
-    crumbs = [{"event": "crumb", "epoch": 0, "shard": s, "start": 6, "upto": 8, "ms": 0} for s in (0, 1)]
-    writer.log.path.write_text(text + "".join(f"{json.dumps(crumb)}\n" for crumb in crumbs))
+    remainders = [{"event": "crumb", "epoch": 0, "shard": s, "start": 6, "upto": 8, "ms": 0} for s in (0, 1)]
+    writer.log.path.write_text(text + "".join(f"{json.dumps(remainder)}\n" for remainder in remainders))
     verdict = one(tmp_path)
     assert (verdict.dropped, verdict.lost) == (0, 4)

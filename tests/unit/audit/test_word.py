@@ -110,7 +110,7 @@ def test_what_the_master_forgot_is_called_so_and_not_lost_as_well(job):
     assert (verdict.forgotten, verdict.lost) == (BATCH, SPEC.size - BATCH)
 
 
-def test_bad_records_and_crumbs_are_settled_too(tmp_path):
+def test_bad_records_and_remainders_are_settled_too(tmp_path):
     job = KeptJob(tmp_path, trainers=1)
     job.fetch(job.trainers[0])
     job.quarantine(job.trainers[0])

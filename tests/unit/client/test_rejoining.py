@@ -20,7 +20,6 @@ from edl_torch.core.calls import (
     DatasetStatus,
     Fence,
     FencedCall,
-    HeldLease,
     LeaseAnswer,
     LeaseCall,
     RegisterAnswer,
@@ -179,7 +178,7 @@ def test_leases_that_arrive_after_their_session_took_part_anew_are_void(
         _, void, good = meddler.lease_answers
         assert grant in good.grants
         assert void.grants
-        assert service.session.book.held() == (HeldLease(task=grant.task, attempt=grant.attempt),)
+        assert service.session.book.held() == ((grant.task, grant.attempt),)
         service.session.elastic.close(1)
         assert {back.task for call in meddler.reports for back in call.give_backs} == {grant.task}
         train_through(service.session)

@@ -18,8 +18,8 @@ def lease(task: int, start: int = 0, stop: int = 10, *, attempt: int = 1, bundle
     return Grant(task=task, attempt=attempt, slice=cut, bundle=bundle)
 
 
-def back(task: int, start: int, *, crumb: bool = False) -> GiveBack:
-    return GiveBack(task=task, attempt=1, start=start, crumb=crumb)
+def back(task: int, start: int, *, remainder: bool = False) -> GiveBack:
+    return GiveBack(task=task, attempt=1, start=start, remainder=remainder)
 
 
 def ack(task: int, upto: int) -> Acknowledgement:
@@ -157,14 +157,14 @@ def test_undrawn_leases_stay_when_undelivered_ones_go_back(book: Book) -> None:
     assert book.give_back_undrawn([lease(2), lease(9)]) == [back(2, 0)]
 
 
-def test_a_called_back_bundle_becomes_crumbs_again(book: Book) -> None:
+def test_a_called_back_bundle_becomes_remainders_again(book: Book) -> None:
     book.grant(lease(2, bundle=1))
-    assert book.give_back_undrawn([lease(2, bundle=1)]) == [back(2, 0, crumb=True)]
+    assert book.give_back_undrawn([lease(2, bundle=1)]) == [back(2, 0, remainder=True)]
 
 
-def test_a_partial_batch_goes_back_as_crumbs(book: Book) -> None:
+def test_a_partial_batch_goes_back_as_remainders(book: Book) -> None:
     book.hand(((1, 0, 8),))
-    assert book.crumble(((1, 8, 10),)) == [back(1, 8, crumb=True)]
+    assert book.return_remainder(((1, 8, 10),)) == [back(1, 8, remainder=True)]
     assert book.settle(0) == [ack(1, 8)]
     assert not book
 

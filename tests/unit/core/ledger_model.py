@@ -16,7 +16,7 @@ from edl_torch.shard import DatasetSpec, Slice, Source
 
 Record = tuple[int, int, int]  # epoch, shard, position
 
-AHEAD, LENT, CRUMB, TRAINED, BAD, DROPPED = "ahead", "lent", "crumb", "trained", "bad", "dropped"
+AHEAD, LENT, REMAINDER, TRAINED, BAD, DROPPED = "ahead", "lent", "remainder", "trained", "bad", "dropped"
 NAMES = ("a", "b", "c", "d")
 
 
@@ -114,15 +114,15 @@ class LedgerBesideModel(RuleBasedStateMachine):
             self._forget(task, self.closed)
 
     def _settle_drops(self) -> None:
-        """The ledger may drop crumbs, all of an epoch at once, and only when nothing else of it is left."""
+        """The ledger may drop remainders, all of an epoch at once, only when nothing else of it is left."""
         while self.ledger.dropped > len(self._in(DROPPED)):
-            crumbs = Counter(record[0] for record in self._in(CRUMB))
+            remainders = Counter(record[0] for record in self._in(REMAINDER))
             busy = {record[0] for record in self._in(AHEAD, LENT)}
             if not self.spec.epoch_barrier:
                 assert not busy, "dropped while records wait or are lent"
-            free = [epoch for epoch in sorted(crumbs) if not self.spec.epoch_barrier or epoch not in busy]
+            free = [epoch for epoch in sorted(remainders) if not self.spec.epoch_barrier or epoch not in busy]
             assert free, "dropped records of an epoch that is not over"
-            for record in self._in(CRUMB):
+            for record in self._in(REMAINDER):
                 if record[0] == free[0]:
                     self.state[record] = DROPPED
                     self.drops[record[0]] += 1
@@ -139,7 +139,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
 
     def _lease(self, name: str, asked: int, count: int, drained: bool, ahead: bool = False) -> None:
         before = self.ledger.snapshot()
-        crumbs_before = self._in(CRUMB)
+        remainders_before = self._in(REMAINDER)
         was_over = asked != NEW_PASS and asked < before.epoch
         holds = any(lease.session == name for lease in self.live.values())
         epoch, state, grants = self.ledger.lease(name, epoch=asked, count=count, drained=drained, ahead=ahead)
@@ -147,7 +147,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
         if drained:
             self.handed |= {task for task, lease in self.live.items() if lease.session == name}
         self._settle_drops()
-        self._check_grants(name, epoch, grants, before, crumbs_before)
+        self._check_grants(name, epoch, grants, before, remainders_before)
         if not grants and not (ahead and not drained and holds and len(self.sizes) > 1):
             assert not self.ledger.waiting_in(epoch), "who has nothing to go on with is not refused"
         bundle = [g for g in grants if g.bundle]
@@ -162,13 +162,13 @@ class LedgerBesideModel(RuleBasedStateMachine):
         elif state is PassState.EPOCH_OVER:
             self._check_over(epoch)
         elif state is PassState.FINISHED:
-            assert not self._in(AHEAD, LENT, CRUMB)
+            assert not self._in(AHEAD, LENT, REMAINDER)
         elif was_over and self.spec.epoch_barrier:
             assert self._waits_for_someone(epoch)
 
     def _lend(self, name: str, grant: Grant) -> None:
         for record in records_of(grant.slice):
-            expected = CRUMB if grant.bundle else AHEAD
+            expected = REMAINDER if grant.bundle else AHEAD
             assert self.state[record] == expected, f"{record} is {self.state[record]}"
             self.state[record] = LENT
         piece = grant.slice
@@ -176,7 +176,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
         self.live[grant.task] = ModelLease(grant, name, positions, piece.skip, piece.stop)
 
     def _check_grants(
-        self, name: str, epoch: int, grants: tuple[Grant, ...], before: Token, crumbs: set[Record]
+        self, name: str, epoch: int, grants: tuple[Grant, ...], before: Token, remainders: set[Record]
     ) -> None:
         size = self.sizes[name]
         ends = {(s.epoch, s.shard, s.stop) for s in before.open}
@@ -199,7 +199,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
             begun -= piece.limit
         bundled = sum(g.slice.limit for g in grants if g.bundle)
         assert bundled % size == 0, "a bundle is whole batches"
-        assert {r for g in grants if g.bundle for r in records_of(g.slice)} <= crumbs
+        assert {r for g in grants if g.bundle for r in records_of(g.slice)} <= remainders
         assert len({g.bundle for g in grants if g.bundle}) <= 1
 
     def _check_over(self, epoch: int) -> None:
@@ -213,7 +213,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
     def _waits_for_someone(self, epoch: int) -> bool:
         """A pass over an epoch that the cursor has left stays open for somebody's sake only."""
         lent = any(t not in self.handed and held.grant.slice.epoch == epoch for t, held in self.live.items())
-        return lent or any(self.state[r] in (AHEAD, CRUMB) for r in self.state if r[0] == epoch)
+        return lent or any(self.state[r] in (AHEAD, REMAINDER) for r in self.state if r[0] == epoch)
 
     def _acknowledge(self, lease: ModelLease, upto: int) -> None:
         self.ledger.acknowledge(lease.session, lease.grant.task, lease.grant.attempt, upto)
@@ -223,11 +223,11 @@ class LedgerBesideModel(RuleBasedStateMachine):
         self._close_if_done(lease.grant.task)
         self._settle_drops()
 
-    def _give_back(self, lease: ModelLease, start: int, crumb: bool) -> None:
+    def _give_back(self, lease: ModelLease, start: int, remainder: bool) -> None:
         grant = lease.grant
-        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, crumb=crumb)
+        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, remainder=remainder)
         for position in [p for p in lease.positions if p >= start]:
-            self.state[lease.record(position)] = CRUMB if crumb else AHEAD
+            self.state[lease.record(position)] = REMAINDER if remainder else AHEAD
             lease.positions.remove(position)
         lease.stop = min(lease.stop, start)
         self._close_if_done(grant.task)

@@ -84,7 +84,7 @@ class SimulatedTrainer:
     def _train(self) -> None:
         self._train_whole_batches()
         if self.drawn and self.drop_last:
-            self._crumble()
+            self._return_remainder()
         elif self.drawn:
             self._hand(len(self.drawn))
         self._step(self.hold_back)
@@ -93,12 +93,12 @@ class SimulatedTrainer:
         self.loop.append(self.drawn[:count])
         del self.drawn[:count]
 
-    def _crumble(self) -> None:
+    def _return_remainder(self) -> None:
         first: dict[int, Drawn] = {}
         for grant, position in self.drawn:
             first.setdefault(grant.task, (grant, position))
         for grant, position in first.values():
-            self.ledger.give_back(self.name, grant.task, grant.attempt, position, crumb=True)
+            self.ledger.give_back(self.name, grant.task, grant.attempt, position, remainder=True)
         self.drawn.clear()
 
     def _step(self, keep: int) -> None:

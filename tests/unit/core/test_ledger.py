@@ -208,7 +208,7 @@ def test_a_pass_with_nothing_for_this_trainer_waits_instead_of_ending_at_once() 
     back = lease_all(ledger, "small")
     assert sum(g.slice.limit for g in back) == 8
     for item in back[-1:]:
-        ledger.give_back("small", item.task, item.attempt, item.slice.skip, crumb=True)
+        ledger.give_back("small", item.task, item.attempt, item.slice.skip, remainder=True)
     assert rest
     epoch, state, grants = ledger.lease("big", epoch=NEW_PASS, count=1)
     assert (epoch, state, grants) == (NEW_PASS, PassState.OPEN, ())

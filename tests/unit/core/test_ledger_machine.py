@@ -12,10 +12,10 @@ from hypothesis.stateful import invariant, precondition, rule
 from ledger_model import (
     AHEAD,
     BAD,
-    CRUMB,
     DROPPED,
     LENT,
     NAMES,
+    REMAINDER,
     TRAINED,
     LedgerBesideModel,
     Record,
@@ -61,7 +61,7 @@ class LedgerMachine(LedgerBesideModel):
     @precondition(lambda self: self.sizes)
     @rule(data=st.data(), count=st.integers(1, 4))
     def lease_and_train_but_a_part_of_a_batch(self, data: st.DataObject, count: int) -> None:
-        """What `drop_last` makes of a pass: whole batches are trained on, the rest becomes crumbs."""
+        """What `drop_last` makes of a pass: whole batches are trained on, the rest becomes remainders."""
         name = data.draw(st.sampled_from(sorted(self.sizes)), label="session")
         mine = set(self.live)
         self._lease(name, NEW_PASS, count, drained=False)
@@ -70,7 +70,7 @@ class LedgerMachine(LedgerBesideModel):
         for lease in fresh:
             cut = lease.start + min(whole, len(lease.positions))
             whole -= cut - lease.start
-            self._give_back(lease, cut, crumb=True)
+            self._give_back(lease, cut, remainder=True)
             if lease.positions and data.draw(st.booleans(), label="stepped"):
                 self._acknowledge(lease, cut)
 
@@ -113,15 +113,15 @@ class LedgerMachine(LedgerBesideModel):
         assert self._photo() == photo, "a repeat changes nothing"
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), crumb=st.booleans())
-    def give_back(self, data: st.DataObject, crumb: bool) -> None:
+    @rule(data=st.data(), remainder=st.booleans())
+    def give_back(self, data: st.DataObject, remainder: bool) -> None:
         lease = self._a_lease(data)
         start = data.draw(st.integers(lease.done, lease.stop), label="start")
         grant = lease.grant
         old_stop = lease.stop
-        self._give_back(lease, start, crumb)
+        self._give_back(lease, start, remainder)
         photo = self._photo()
-        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, crumb=crumb)
+        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, remainder=remainder)
         if start < old_stop:  # the whole report may come twice, its failures too
             self.ledger.fail(lease.session, grant.task, grant.attempt, start, "broken")
         assert self._photo() == photo, "a repeat changes nothing"
@@ -174,9 +174,9 @@ class LedgerMachine(LedgerBesideModel):
             self.ledger.acknowledge(name, task, attempt, position)
         with pytest.raises(error):
             self.ledger.fail(name, task, attempt, position, "broken")
-        for crumb in (False, True):
+        for remainder in (False, True):
             with pytest.raises(error):
-                self.ledger.give_back(name, task, attempt, position, crumb=crumb)
+                self.ledger.give_back(name, task, attempt, position, remainder=remainder)
         assert self._photo() == photo, "a refusal changes nothing"
 
     @precondition(lambda self: self.gone)
@@ -221,7 +221,7 @@ class LedgerMachine(LedgerBesideModel):
         # A fresh ledger knows from the token alone exactly what has no outcome yet.
         other = ShardLedger(self.spec)
         other.restore(Token.decode(text))
-        without = {r for r, state in self.state.items() if state in (AHEAD, LENT, CRUMB)}
+        without = {r for r, state in self.state.items() if state in (AHEAD, LENT, REMAINDER)}
         assert self._all_waiting(other) == without
         assert len(without) == other.todo + other.plan.size * max(
             0, self.spec.num_epochs - other.snapshot().epoch - 1
@@ -231,7 +231,7 @@ class LedgerMachine(LedgerBesideModel):
 
     def _all_waiting(self, ledger: ShardLedger) -> set[Record]:
         token = ledger.snapshot()
-        waiting = [record for piece in (*token.open, *token.crumbs) for record in records_of(piece)]
+        waiting = [record for piece in (*token.open, *token.remainders) for record in records_of(piece)]
         plan = ledger.plan
         for epoch in range(token.epoch, self.spec.num_epochs):
             first = token.position if epoch == token.epoch else 0
@@ -299,13 +299,13 @@ class LedgerMachine(LedgerBesideModel):
         lent = [lease.record(p) for lease in self.live.values() for p in lease.positions]
         assert len(lent) == len(set(lent)), "two live leases over one record"
         assert set(lent) == self._in(LENT)
-        assert self._all_waiting(self.ledger) == self._in(AHEAD, LENT, CRUMB)
+        assert self._all_waiting(self.ledger) == self._in(AHEAD, LENT, REMAINDER)
 
     @invariant()
     def counts_are_those_of_the_model(self) -> None:
         ledger = self.ledger
         token = ledger.snapshot()
-        begun = {record for record in self._in(AHEAD, CRUMB) if record[0] <= token.epoch}
+        begun = {record for record in self._in(AHEAD, REMAINDER) if record[0] <= token.epoch}
         assert ledger.todo == len(begun)
         assert ledger.leased_records == len(self._in(LENT))
         assert sum(lease.open_records for lease in ledger.loans) == len(self._in(LENT))
@@ -322,12 +322,12 @@ class LedgerMachine(LedgerBesideModel):
 
     @invariant()
     def finished_means_that_every_record_has_an_outcome(self) -> None:
-        assert self.ledger.finished == (not self._in(AHEAD, LENT, CRUMB))
+        assert self.ledger.finished == (not self._in(AHEAD, LENT, REMAINDER))
 
     @invariant()
     def shards_left_counts_shards_with_records(self) -> None:
         cursor = self.ledger.snapshot().epoch
-        left = {r[:2] for r in self._in(AHEAD, LENT, CRUMB) if r[0] <= cursor}
+        left = {r[:2] for r in self._in(AHEAD, LENT, REMAINDER) if r[0] <= cursor}
         assert self.ledger.shards_left == len(left)
 
     @invariant()
@@ -337,7 +337,7 @@ class LedgerMachine(LedgerBesideModel):
         assert all(epoch <= cursor for epoch in touched)
         if self.spec.epoch_barrier and cursor < self.spec.num_epochs:
             waiting_in = {r[0] for r in self._in(AHEAD)}
-            assert self.ledger.epoch == min(waiting_in | {cursor}) or self._in(CRUMB)
+            assert self.ledger.epoch == min(waiting_in | {cursor}) or self._in(REMAINDER)
 
     def teardown(self) -> None:
         """From wherever this run stopped, trainers that follow the waiting rules finish the job."""
@@ -366,7 +366,7 @@ class LedgerMachine(LedgerBesideModel):
         assert self.ledger.acknowledged + len(self._in(BAD)) + self.ledger.dropped == total
         assert before <= total
         assert len(trained) == len(set(trained)), "a record was trained on twice"
-        assert set(trained) <= self._in(AHEAD, LENT, CRUMB)
+        assert set(trained) <= self._in(AHEAD, LENT, REMAINDER)
 
 
 LedgerMachine.TestCase.settings = settings(

@@ -13,7 +13,6 @@ from edl_torch.core.calls import (
     ConfirmCall,
     GiveBack,
     Grant,
-    HeldLease,
     LeaseCall,
     RegisterCall,
     Registration,
@@ -65,7 +64,7 @@ class Master(Dispatcher):
     def void(
         self, session: str, now: float, *grants: Grant, lineage: int = 1, ledger: str = "ledger"
     ) -> tuple[int, ...]:
-        held = tuple(HeldLease(task=g.task, attempt=g.attempt) for g in grants)
+        held = tuple((g.task, g.attempt) for g in grants)
         own = replace(fence(self, session, lineage), ledger=ledger)
         call = ConfirmCall(session=session, dataset="d", fence=own, leases=held)
         return self.confirm(call, now).void

@@ -94,15 +94,18 @@ def test_of_many_trainers_who_end_only_the_last_is_news(dispatcher: Dispatcher, 
     assert trainers[0].lease().state is PassState.FINISHED
 
 
-def test_crumbs_are_news_once_they_fill_a_batch_of_somebody_who_waits(dispatcher: Dispatcher) -> None:
+def test_remainders_are_news_once_they_fill_a_batch_of_somebody_who_waits(dispatcher: Dispatcher) -> None:
     registration = replace(TRAINING, sources=(Source(name="a", count=8),), records_per_shard=1)
     trainers = [Trainer(dispatcher, name, batch_size=4) for name in "abcdefgh"]
     for trainer in trainers:
         trainer.register(registration)
     held = [(trainer, *trainer.lease().grants) for trainer in trainers]
     assert dispatcher.poll(trainers[0].lease_call(epoch=0), 0.0) is None
-    crumbs = [GiveBack(task=grant.task, attempt=1, start=0, crumb=True) for _, grant in held]
-    news = [news_of(dispatcher, trainer, crumb) for (trainer, _), crumb in zip(held, crumbs, strict=True)]
+    remainders = [GiveBack(task=grant.task, attempt=1, start=0, remainder=True) for _, grant in held]
+    news = [
+        news_of(dispatcher, trainer, remainder)
+        for (trainer, _), remainder in zip(held, remainders, strict=True)
+    ]
     assert news[:3] == [0, 0, 0]
     assert news[3]
     found = dispatcher.poll(trainers[0].lease_call(epoch=0), 0.0)
@@ -165,8 +168,8 @@ class AtWork(Trainer):
             case 2:
                 self.report(whole(grant))
                 del self.held[place]
-            case crumb:
-                self.report(GiveBack(start=at, crumb=crumb == 3, **lease))
+            case remainder:
+                self.report(GiveBack(start=at, remainder=remainder == 3, **lease))
                 self.held[place] = replace(grant, slice=replace(cut, limit=at - cut.skip))
 
     def _other(self, data: st.DataObject, registration: Registration) -> None:

@@ -1,4 +1,4 @@
-"""Who waits for crumbs, and how many of them are enough; asked for each look of each of many trainers."""
+"""Who waits for remainders, and how many of them are enough; asked for each look of each of many trainers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def waiting(*batch_sizes: int) -> Participants:
     return participants
 
 
-def test_crumbs_are_enough_for_the_smallest_batch_that_is_waited_for() -> None:
+def test_remainders_are_enough_for_the_smallest_batch_that_is_waited_for() -> None:
     participants = waiting(8, 4, 8)
     assert not participants.can_use(3)
     assert participants.can_use(4)

@@ -142,7 +142,7 @@ class PersistenceMachine(RuleBasedStateMachine):
             ),
             acknowledgements=some(lambda g, p: Acknowledgement(task=g.task, attempt=g.attempt, upto=p), 4),
             give_backs=some(
-                lambda g, p: GiveBack(task=g.task, attempt=g.attempt, start=p, crumb=bool(p % 2)), 2
+                lambda g, p: GiveBack(task=g.task, attempt=g.attempt, start=p, remainder=bool(p % 2)), 2
             ),
         )
         before = plain(dump(self.dispatcher))
@@ -150,7 +150,7 @@ class PersistenceMachine(RuleBasedStateMachine):
             assert plain(dump(self.dispatcher)) == before, "a refused report changes nothing"
 
     @precondition(lambda self: self._live())
-    @rule(data=st.data(), what=st.sampled_from(("train", "train", "give back", "crumble", "fail")))
+    @rule(data=st.data(), what=st.sampled_from(("train", "train", "give back", "return_remainder", "fail")))
     def outcome(self, data: st.DataObject, what: str) -> None:
         """One sensible outcome of a lease that lives."""
         dataset, lease = data.draw(st.sampled_from(self._live()), label="of")
@@ -169,7 +169,7 @@ class PersistenceMachine(RuleBasedStateMachine):
                 position = min(position, lease.stop - 1)
                 call = replace(call, failures=(Failure(**named, position=position, reason="\ud800\0"),))
             case _:
-                back = GiveBack(**named, start=position, crumb=what == "crumble")
+                back = GiveBack(**named, start=position, remainder=what == "return_remainder")
                 call = replace(call, give_backs=(back,))
         self.dispatcher.report(call, self.now)
 
@@ -305,7 +305,7 @@ def test_rows_that_make_no_sense_are_refused() -> None:
         load({("surprise", "d"): (0,)}, ledger_id="l", now=0.0)
 
 
-def test_crumbs_that_are_dropped_are_written() -> None:
+def test_remainders_that_are_dropped_are_written() -> None:
     """Too rare among random calls: nothing of the epoch may be left but less than a batch."""
     changes = Changes()
     dispatcher = Dispatcher(ledger_id="l", changes=changes)
@@ -318,7 +318,7 @@ def test_crumbs_that_are_dropped_are_written() -> None:
         ask = LeaseCall(**named, request=request, epoch=0, count=1)
         grants += dispatcher.lease(ask, 0.0).grants
     whole, rest = grants
-    back = GiveBack(task=rest.task, attempt=1, start=2, crumb=True)
+    back = GiveBack(task=rest.task, attempt=1, start=2, remainder=True)
     dispatcher.report(ReportCall(**named, request=1, give_backs=(back,)), 0.0)
     written = update(dispatcher, changes.take())
     done = Acknowledgement(task=whole.task, attempt=1, upto=2)

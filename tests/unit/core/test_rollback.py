@@ -20,7 +20,6 @@ from edl_torch.core.calls import (
     ConfirmCall,
     Fence,
     FencedCall,
-    HeldLease,
     LeaseAnswer,
     LeaseCall,
     RegisterCall,
@@ -176,7 +175,7 @@ class Trainer:
                 self.held.pop(task, None)
 
     def confirm(self) -> None:
-        leases = tuple(HeldLease(task=task, attempt=attempt) for task, (attempt, _) in self.held.items())
+        leases = tuple((task, attempt) for task, (attempt, _) in self.held.items())
         answer = self.master.dispatcher.confirm(self._call(ConfirmCall, leases=leases), self.master.now)
         self.master.commit()
         for task in answer.void:

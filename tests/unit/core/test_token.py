@@ -41,7 +41,7 @@ def position() -> ShardLedger:
     ledger.fail("s", first.task, first.attempt, 6, "truncated")
     ledger.give_back("s", second.task, second.attempt, 4)
     ledger.acknowledge("s", second.task, second.attempt, 2)
-    ledger.give_back("s", second.task, second.attempt, 2, crumb=True)
+    ledger.give_back("s", second.task, second.attempt, 2, remainder=True)
     return ledger
 
 
@@ -219,7 +219,7 @@ def test_every_token_of_a_job_without_end_is_taken(barrier: bool) -> None:
             if number % 5 == 0:
                 ledger.fail(*name, grant.slice.skip, "bad")
             elif number % 3 == 0:
-                ledger.give_back(*name, grant.slice.stop - 1, crumb=bool(number % 2))
+                ledger.give_back(*name, grant.slice.stop - 1, remainder=bool(number % 2))
             ShardLedger(spec).restore(Token.decode(ledger.snapshot().encode()))
             ledger.acknowledge(*name, grant.slice.stop - (number % 3 == 0 and number % 5 != 0))
     token = ledger.snapshot()

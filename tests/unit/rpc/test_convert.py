@@ -68,7 +68,7 @@ REPORTS = st.builds(
     request=INT,
     failures=many(st.builds(calls.Failure, task=INT, attempt=INT, position=INT, reason=TEXT)),
     acknowledgements=many(st.builds(calls.Acknowledgement, task=INT, attempt=INT, upto=INT)),
-    give_backs=many(st.builds(calls.GiveBack, task=INT, attempt=INT, start=INT, crumb=FLAG)),
+    give_backs=many(st.builds(calls.GiveBack, task=INT, attempt=INT, start=INT, remainder=FLAG)),
 )
 BAD_RECORDS = st.builds(
     calls.QuarantinedRecord, epoch=INT, shard=INT, position=INT, name=TEXT, index=INT, reason=TEXT
@@ -113,7 +113,7 @@ ROUND_TRIPS = {
         st.builds(
             calls.ConfirmCall,
             **FENCED,
-            leases=many(st.builds(calls.HeldLease, task=INT, attempt=INT)),
+            leases=many(st.tuples(INT, INT)),
         ),
         convert.confirm_call_to_wire,
         pb.ConfirmRequest,
@@ -232,7 +232,6 @@ def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
         (calls.LeaseAnswer, pb.LeaseResponse),
         (calls.ConfirmCall, pb.ConfirmRequest),
         (calls.ConfirmAnswer, pb.ConfirmResponse),
-        (calls.HeldLease, pb.HeldLease),
         (calls.ReportCall, pb.ReportRequest),
         (calls.FencedCall, pb.SnapshotRequest),
         (calls.FencedCall, pb.ProgressRequest),

@@ -19,12 +19,12 @@ def drop_last(size: int, *batches: int, **options: object) -> tuple[ShardLedger,
     return ledger, trainers
 
 
-def test_crumbs_of_several_trainers_fill_a_batch_for_one() -> None:
+def test_remainders_of_several_trainers_fill_a_batch_for_one() -> None:
     ledger = ledger_of(8, 2)
     for name in ("a", "b"):
         ledger.join(name, 4)
         for grant in lease_all(ledger, name, count=1):
-            ledger.give_back(name, grant.task, grant.attempt, 0, crumb=True)
+            ledger.give_back(name, grant.task, grant.attempt, 0, remainder=True)
     rest = lease_all(ledger, "a", count=2)
     acknowledge(ledger, "a", *rest)
     bundle = lease_all(ledger, "b", count=1)
@@ -34,13 +34,13 @@ def test_crumbs_of_several_trainers_fill_a_batch_for_one() -> None:
     assert (ledger.dropped, ledger.finished) == (0, True)
 
 
-def test_crumbs_of_many_batches_are_shared_among_those_who_wait() -> None:
+def test_remainders_of_many_batches_are_shared_among_those_who_wait() -> None:
     """The one who asks first would train on all of them while the others wait."""
     ledger = ledger_of(64, 1)
     for name in "abcd":
         ledger.join(name, 4)
     for grant in lease_all(ledger, "a", count=64):
-        ledger.give_back("a", grant.task, grant.attempt, 0, crumb=True)
+        ledger.give_back("a", grant.task, grant.attempt, 0, remainder=True)
     shares = [sum(g.slice.limit for g in lease_all(ledger, name, 0)) for name in "abcdabcd"]
     assert shares == [8, 4, 4, 4, 4, 4, 4, 4]
     bundles = {g.bundle for g in lease_all(ledger, "a", 0)}
@@ -81,12 +81,12 @@ def test_a_trainer_that_stops_waiting_holds_up_nobody() -> None:
     assert (ledger.acknowledged, ledger.dropped) == (2, 1)
 
 
-def test_crumbs_wait_for_a_death_that_could_still_fill_them_up() -> None:
+def test_remainders_wait_for_a_death_that_could_still_fill_them_up() -> None:
     ledger = ledger_of(8, 8)
     ledger.join("a", 4)
     ledger.join("b", 8)
     first, second = lease_all(ledger, "a")
-    ledger.give_back("a", second.task, second.attempt, second.slice.skip + 1, crumb=True)  # 3 crumbs
+    ledger.give_back("a", second.task, second.attempt, second.slice.skip + 1, remainder=True)  # 3 remainders
     ledger.acknowledge("a", second.task, second.attempt, second.slice.skip + 1)
     assert verdict(ledger, "a", 0) is PassState.EPOCH_OVER  # the first batch is with its loop
     assert (ledger.dropped, ledger.todo) == (0, 3)
@@ -94,7 +94,7 @@ def test_crumbs_wait_for_a_death_that_could_still_fill_them_up() -> None:
     assert (ledger.dropped, ledger.finished) == (3, True)
 
 
-def test_crumbs_of_two_epochs_never_share_a_batch() -> None:
+def test_remainders_of_two_epochs_never_share_a_batch() -> None:
     ledger = ledger_of(4, 2, num_epochs=2)
     ledger.join("s", 2)
     in_loop = []
@@ -102,30 +102,30 @@ def test_crumbs_of_two_epochs_never_share_a_batch() -> None:
         first, second = lease_all(ledger, "s", epoch)
         in_loop.append(first)
         ledger.acknowledge("s", second.task, second.attempt, 1)
-        ledger.give_back("s", second.task, second.attempt, 1, crumb=True)
+        ledger.give_back("s", second.task, second.attempt, 1, remainder=True)
         assert verdict(ledger, "s", epoch) is PassState.EPOCH_OVER
     assert (ledger.dropped, ledger.todo) == (0, 2)
     acknowledge(ledger, "s", *in_loop)
     assert (ledger.dropped, ledger.finished) == (2, True)
 
 
-def test_crumbs_do_not_pile_up_where_epochs_never_end() -> None:
+def test_remainders_do_not_pile_up_where_epochs_never_end() -> None:
     ledger = ledger_of(8, 8, num_epochs=0, epoch_barrier=False)
     ledger.join("s", 4)
     for _ in range(20):
         for grant in lease_all(ledger, "s", count=1):
             keep = 0 if grant.bundle else 3
             ledger.acknowledge("s", grant.task, grant.attempt, grant.slice.stop - keep)
-            ledger.give_back("s", grant.task, grant.attempt, grant.slice.stop - keep, crumb=True)
-        assert sum(crumb.limit for crumb in ledger.snapshot().crumbs) < 8
+            ledger.give_back("s", grant.task, grant.attempt, grant.slice.stop - keep, remainder=True)
+        assert sum(remainder.limit for remainder in ledger.snapshot().remainders) < 8
 
 
-def test_a_restore_keeps_crumbs_apart() -> None:
+def test_a_restore_keeps_remainders_apart() -> None:
     ledger = ledger_of(8, 8)
     ledger.join("s", 4)
     grant = lease_all(ledger, "s", count=1)[0]
-    ledger.give_back("s", grant.task, grant.attempt, 2, crumb=True)
+    ledger.give_back("s", grant.task, grant.attempt, 2, remainder=True)
     fresh = ledger_of(8, 8)
     fresh.restore(ledger.snapshot())
-    assert fresh.snapshot().crumbs == ledger.snapshot().crumbs
+    assert fresh.snapshot().remainders == ledger.snapshot().remainders
     assert fresh.todo == 8
