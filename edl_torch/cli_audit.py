@@ -12,8 +12,8 @@ from pathlib import Path
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.findings import Finding
 from edl_torch.audit.verdict import Outcome, Verdict, audit
-from edl_torch.audit.way import Way
 from edl_torch.errors import EdlError
+from edl_torch.trainer.facts import Way
 
 WRONG_INPUT = 2
 _WORST_FIRST = (Outcome.REFUTED, Outcome.UNFINISHED, Outcome.INEXACT, Outcome.PROVEN)

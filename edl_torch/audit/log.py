@@ -9,86 +9,34 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from edl_torch.audit.lines import ANSWERED, SUFFIX, VERSION, write_event, write_spec
-from edl_torch.audit.way import Way
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.span import Span
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec
+from edl_torch.trainer.facts import (
+    Answered,
+    AuditFact,
+    Dropped,
+    Granted,
+    Joined,
+    Refused,
+    Reporting,
+    Restored,
+    Run,
+    TokenTaken,
+    Unanswered,
+    Uncounted,
+    Voided,
+    Way,
+)
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
-
-Run = tuple[int, int, int]  # task, first position, position after the last
-
-
-class Audit:
-    """The audit of a trainer that keeps none: every method is one that `AuditLog` fills.
-
-    The calls come in the order of events: `joined` (and again whenever leases are void), `granted` for every
-    lease; then for every report `intent`, and one of `answered`, `unanswered` and `lost`.
-    """
-
-    def joined(
-        self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int, member: int = 0
-    ) -> None:
-        """The session takes part in a dataset, for the first time or anew: leases of before are void."""
-
-    def granted(self, grant: Grant) -> None:
-        """A lease arrived."""
-
-    def intent(
-        self,
-        *,
-        failures: Iterable[Failure] = (),
-        acknowledgements: Iterable[Acknowledgement] = (),
-        give_backs: Iterable[GiveBack] = (),
-        way: int = Way.UNKNOWN,
-        returned: Iterable[Run] = (),
-        step: int | None = None,
-    ) -> None:
-        """This is about to be reported. What was written down before and is reported again adds nothing.
-
-        `way` is the `Way` of the acknowledgements; `returned` are records among those given back that the
-        loop had, and may have trained on.
-        """
-
-    def answered(self, stale: Collection[int] = ()) -> None:
-        """The master has answered the last report; it refused what was said of the tasks in `stale`."""
-
-    def unanswered(self) -> None:
-        """No answer came to the last report: it will be sent again, under another request number."""
-
-    def lost(self) -> None:
-        """The report was refused as a whole: nobody will say whether an earlier try of it arrived."""
-
-    def dropped(
-        self, acknowledgements: Iterable[Acknowledgement], returned: Iterable[Run], *, on_its_way: bool
-    ) -> None:
-        """The leases are void, and this will not be reported (again). Another report may be on its way."""
-
-    def void(self, runs: Iterable[Run]) -> None:
-        """The master took these records back, which the loop has, and trains on or has trained on."""
-
-    def uncounted(self, records: int) -> None:
-        """So many records were reported and are given back, as nobody can say which ones they are."""
-
-    def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0) -> None:
-        """A token was taken in this session's lineage; `exact` says whether it has just what was trained on.
-
-        Where it is not, `uncounted` records were reported that it has not.
-        """
-
-    def restored(self, token: str | None, *, lineage: int) -> None:
-        """This session took the dataset back to a token (None: the beginning), which opened `lineage`."""
-
-    def close(self) -> None:
-        """Nothing more will come."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +48,7 @@ class _Lease(Span):
     shard: int
 
 
-class AuditLog(Audit):
+class AuditLog:
     """The log of one session: a file of its own in `directory`, made when the session joins.
 
     `sync` has every line on the disk before its report is sent, which covers the loss of the machine as
@@ -124,7 +72,6 @@ class AuditLog(Audit):
         self._sync = sync
         self._clock = clock
         self._opened = 0.0
-        self._lock = threading.Lock()  # leases come and reports go on threads of their own
         self._file = -1
         self._broken = ""
         # When leases are void, what is pending stays so: a call on its way may still be answered.
@@ -140,24 +87,62 @@ class AuditLog(Audit):
     def __repr__(self) -> str:
         return f"<AuditLog {str(self.path)!r} pending={len(self._pending)}>"
 
+    def write(self, fact: AuditFact) -> None:
+        """Write down what has happened to the trainer. Facts come in the order of events, from one thread at a time."""
+        match fact:
+            case Granted(grant):
+                self.granted(grant)
+            case Reporting():
+                self.intent(
+                    failures=fact.failures,
+                    acknowledgements=fact.acknowledgements,
+                    give_backs=fact.give_backs,
+                    way=fact.way,
+                    returned=fact.returned,
+                )
+            case Answered(stale):
+                self.answered(stale)
+            case Unanswered():
+                self.unanswered()
+            case Refused():
+                self.lost()
+            case Joined():
+                self.joined(
+                    fact.spec,
+                    ledger=fact.fence.ledger,
+                    lineage=fact.fence.lineage,
+                    member=fact.fence.member,
+                    batch_size=fact.batch_size,
+                )
+            case Dropped():
+                self.dropped(fact.acknowledgements, fact.returned, on_its_way=fact.on_its_way)
+            case Voided(runs):
+                self.void(runs)
+            case Uncounted(records):
+                self.uncounted(records)
+            case TokenTaken():
+                self.snapshot(fact.token, exact=fact.exact, uncounted=fact.uncounted)
+            case Restored():
+                self.restored(fact.token, lineage=fact.lineage)
+
     def joined(
         self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int, member: int = 0
     ) -> None:
-        with self._lock:
-            self._open()
-            same = self._part.get("ledger"), self._part.get("lineage")
-            self._gone = self._leases if same == (ledger, lineage) else {}
-            self._leases = {}
-            self._finished.clear()
-            self._part = {"ledger": ledger, "lineage": lineage, "member": member}
-            self._event("joined", **self._part, batch_size=batch_size, dataset=write_spec(spec))
+        """The session takes part in a dataset, for the first time or anew: leases of before are void."""
+        self._open()
+        same = self._part.get("ledger"), self._part.get("lineage")
+        self._gone = self._leases if same == (ledger, lineage) else {}
+        self._leases = {}
+        self._finished.clear()
+        self._part = {"ledger": ledger, "lineage": lineage, "member": member}
+        self._event("joined", **self._part, batch_size=batch_size, dataset=write_spec(spec))
 
     def granted(self, grant: Grant) -> None:
+        """A lease arrived."""
         cut = grant.slice
-        with self._lock:
-            self._leases[grant.task] = _Lease(
-                attempt=grant.attempt, epoch=cut.epoch, shard=cut.shard, done=cut.skip, stop=cut.stop
-            )
+        self._leases[grant.task] = _Lease(
+            attempt=grant.attempt, epoch=cut.epoch, shard=cut.shard, done=cut.skip, stop=cut.stop
+        )
 
     def intent(
         self,
@@ -169,18 +154,22 @@ class AuditLog(Audit):
         returned: Iterable[Run] = (),
         step: int | None = None,
     ) -> None:
-        with self._lock:
-            lines = [line for failure in failures for line in self._quarantine(failure)]
-            self._steps = self._steps + 1 if step is None else step
-            tail = f"{self._steps} {self._ms()}\n"
-            rows = [line for done in acknowledgements for line in self._acknowledge(done, tail)]
-            if rows and way != self._way:
-                self._way = way
-                lines.append(self._line("way", way=Way(way).label))
-            lines += rows
-            lines += self._repeated_runs("returned", returned)
-            lines += [line for back in give_backs for line in self._give_back(back)]
-            self._write(b"".join(lines))
+        """This is about to be reported. What was written down before and is reported again adds nothing.
+
+        `way` is the `Way` of the acknowledgements; `returned` are records among those given back that the
+        loop had, and may have trained on.
+        """
+        lines = [line for failure in failures for line in self._quarantine(failure)]
+        self._steps = self._steps + 1 if step is None else step
+        tail = f"{self._steps} {self._ms()}\n"
+        rows = [line for done in acknowledgements for line in self._acknowledge(done, tail)]
+        if rows and way != self._way:
+            self._way = way
+            lines.append(self._line("way", way=Way(way).label))
+        lines += rows
+        lines += self._repeated_runs("returned", returned)
+        lines += [line for back in give_backs for line in self._give_back(back)]
+        self._write(b"".join(lines))
 
     def _quarantine(self, failure: Failure) -> Iterable[bytes]:
         lease = self._held(failure.task, failure.attempt)
@@ -249,68 +238,71 @@ class AuditLog(Audit):
             self._finished.append(task)  # kept until the answer: the report may be repeated
 
     def answered(self, stale: Collection[int] = ()) -> None:
-        with self._lock:
-            refused = self._pending.intersection(stale)
-            unsure = refused & self._repeated
-            if refused:
-                self._write(self._line("refused", tasks=sorted(refused - unsure), unsure=sorted(unsure)))
-            elif self._pending:
-                self._write(ANSWERED)
-            for task in self._finished:  # of one that was refused more may be told: what the loop has of it
-                self._leases.pop(task, None)
-            self._settle()
+        """The master has answered the last report; it refused what was said of the tasks in `stale`."""
+        refused = self._pending.intersection(stale)
+        unsure = refused & self._repeated
+        if refused:
+            self._write(self._line("refused", tasks=sorted(refused - unsure), unsure=sorted(unsure)))
+        elif self._pending:
+            self._write(ANSWERED)
+        for task in self._finished:  # of one that was refused more may be told: what the loop has of it
+            self._leases.pop(task, None)
+        self._settle()
 
     def unanswered(self) -> None:
-        with self._lock:
-            self._repeated |= self._pending
+        """No answer came to the last report: it will be sent again, under another request number."""
+        self._repeated |= self._pending
 
     def lost(self) -> None:
-        with self._lock:
-            if self._pending:
-                self._event("lost")
-            self._settle()
+        """The report was refused as a whole: nobody will say whether an earlier try of it arrived."""
+        if self._pending:
+            self._event("lost")
+        self._settle()
 
     def dropped(
         self, acknowledgements: Iterable[Acknowledgement], returned: Iterable[Run], *, on_its_way: bool
     ) -> None:
-        with self._lock:
-            told = [(done, self._held(done.task, done.attempt)) for done in acknowledgements]
-            trained = [(done.task, lease.done, done.upto) for done, lease in told if lease is not None]
-            unwritten = [run for run in trained if run[1] < run[2]]
-            self._write(b"".join(self._repeated_runs("void", (*unwritten, *returned))))
-            if self._pending and not on_its_way:
-                self._event("lost")
-                self._settle()
+        """The leases are void, and this will not be reported (again). Another report may be on its way."""
+        told = [(done, self._held(done.task, done.attempt)) for done in acknowledgements]
+        trained = [(done.task, lease.done, done.upto) for done, lease in told if lease is not None]
+        unwritten = [run for run in trained if run[1] < run[2]]
+        self._write(b"".join(self._repeated_runs("void", (*unwritten, *returned))))
+        if self._pending and not on_its_way:
+            self._event("lost")
+            self._settle()
 
     def void(self, runs: Iterable[Run]) -> None:
-        with self._lock:
-            self._write(b"".join(self._repeated_runs("void", runs)))
+        """The master took these records back, which the loop has, and trains on or has trained on."""
+        self._write(b"".join(self._repeated_runs("void", runs)))
 
     def uncounted(self, records: int) -> None:
-        with self._lock:
-            if records and self._leases:  # without a lease a restore has made all of it void
-                self._event("uncounted", records=records)
+        """So many records were reported and are given back, as nobody can say which ones they are."""
+        if records and self._leases:  # without a lease a restore has made all of it void
+            self._event("uncounted", records=records)
 
     def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0) -> None:
-        with self._lock:
-            digest = token_digest(token)
-            self._event("snapshot", token=digest, **self._part, exact=exact, uncounted=uncounted)
+        """A token was taken in this session's lineage; `exact` says whether it has just what was trained on.
+
+        Where it is not, `uncounted` records were reported that it has not.
+        """
+        digest = token_digest(token)
+        self._event("snapshot", token=digest, **self._part, exact=exact, uncounted=uncounted)
 
     def restored(self, token: str | None, *, lineage: int) -> None:
-        with self._lock:
-            self._gone, self._leases = {}, {}
-            self._finished.clear()
-            replaced, self._part = self._part["lineage"], self._part | {"lineage": lineage}
-            self._event("restored", lineage=lineage, replaced=replaced, token=token)
+        """This session took the dataset back to a token (None: the beginning), which opened `lineage`."""
+        self._gone, self._leases = {}, {}
+        self._finished.clear()
+        replaced, self._part = self._part["lineage"], self._part | {"lineage": lineage}
+        self._event("restored", lineage=lineage, replaced=replaced, token=token)
 
     def close(self) -> None:
-        with self._lock:
-            if self._file >= 0:
-                if self._pending and not self._broken:
-                    self._event("lost")  # a killed trainer cannot say so, and its model is gone
-                os.close(self._file)
-                self._file = -1
-            self._broken = self._broken or "it is closed"
+        """Nothing more will come."""
+        if self._file >= 0:
+            if self._pending and not self._broken:
+                self._event("lost")  # a killed trainer cannot say so, and its model is gone
+            os.close(self._file)
+            self._file = -1
+        self._broken = self._broken or "it is closed"
 
     # Writing --------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals, covered
 from edl_torch.audit.lineage import Lineage, Reports
 from edl_torch.audit.reading import Answer, Kind
-from edl_torch.audit.way import Way
+from edl_torch.trainer.facts import Way
 
 _UNSURE = Answer.NONE, Answer.LOST  # an earlier try may have been heard
 

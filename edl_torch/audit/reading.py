@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from edl_torch.audit.lines import COLUMNS, FIRST, SUFFIX, TASK, VERSION, DamagedLine, read_rows, read_spec
-from edl_torch.audit.way import Way
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
+from edl_torch.trainer.facts import Way
 
 BLOCK_BYTES = 1 << 24  # of rows, read together
 

@@ -18,8 +18,8 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import History, histories
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs
-from edl_torch.audit.way import Way
 from edl_torch.errors import AuditError
+from edl_torch.trainer.facts import Way
 
 LISTED = 20  # ranges of each kind that are named, unless the caller wants more
 
@@ -65,7 +65,7 @@ class Verdict:
     rolled_back: int  # acknowledged after a token that the job went back to; in all lineages
     trainers: int  # sessions
     lineages: int
-    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `audit.way.Way`
+    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `trainer.facts.Way`
     repeated: int  # may have been trained on once more than is counted, by who lives: the next three
     returned: int  # given back by a loop that had them, and may have trained on them
     void: int  # taken back by the master while a loop had them

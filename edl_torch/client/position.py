@@ -123,7 +123,10 @@ class Position:
 
         lineage = int(
             together(
-                lockstep.peers, Doing.RESTORE, prepare, lambda: str(session.run(self._pure.take_back_to(token)))
+                lockstep.peers,
+                Doing.RESTORE,
+                prepare,
+                lambda: str(session.run(self._pure.take_back_to(token))),
             )
         )
         follow = registrar.follow if lockstep.peers.rank == 0 else registrar.move

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edl_torch.audit.log import Audit, AuditLog
+from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
 from edl_torch.client.elastic import ElasticSession
 from edl_torch.client.iterations import Iterations, NoIterations
@@ -69,7 +69,7 @@ class Session:
         )
         self.trainer = Trainer(config, Liveness())
         self._threads = threads
-        self._audit = Audit() if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
+        self._audit = None if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
         self._changed = threads.condition()  # the one lock of the session
         self._waiting: list[Wait] = []
         self._clock: Callable[[], float] | None = None  # that of liveness, where it is ever in doubt
@@ -97,8 +97,9 @@ class Session:
         except StopIteration as end:
             result: T = end.value
             return result
-        finally:
+        except BaseException:  # Ctrl-C too, wherever it came
             self._give_up(procedure)
+            raise
 
     def _resume(self, resume: Callable[[Any], Action], answer: Any) -> Action:
         with self._changed:
@@ -134,17 +135,16 @@ class Session:
         for fact in facts:
             if isinstance(fact, Logged):
                 log.warning("%s", fact.text)
-            else:
+            elif self._audit is not None:
                 self._audit.write(fact)
 
     def _give_up(self, procedure: Procedure[T]) -> None:
-        """Let a procedure that was interrupted undo what it had begun; one that has ended is not touched."""
-        if procedure.gi_frame is not None:
-            with self._changed:
-                try:
-                    procedure.close()
-                finally:
-                    self._decided()
+        """Let a procedure that was interrupted undo what it had begun; one that has ended does nothing."""
+        with self._changed:
+            try:
+                procedure.close()
+            finally:
+                self._decided()
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -296,6 +296,7 @@ class Session:
         finally:
             if self._worker is not None:
                 self._worker.join(max(0.0, deadline - self._threads.clock()))
-            self._audit.close()
+            if self._audit is not None:
+                self.do(self._audit.close)
             if self.joined:
                 self.master.leave(self.id, self.trainer.state.fence.member)

@@ -13,11 +13,8 @@ from typing import Any, Literal, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
 from edl_torch.client.handle import DirectLink, Handle, Link, SocketLink
-from edl_torch.trainer.supply import Mode
 from edl_torch.client.service import DataShardService
-from edl_torch.trainer.tickets import Tally
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
@@ -28,6 +25,9 @@ from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.errors import BadRecord, EdlError, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads
 from edl_torch.shard import Slice
+from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
+from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.tickets import Tally
 
 Transform = Callable[[Any], Any]
 OnBadRecord = Literal["raise", "quarantine"]

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 from edl_torch.client.session import Session
-from edl_torch.trainer.tickets import Ticket, ticket_size
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
+from edl_torch.trainer.tickets import Ticket, ticket_size
 
 WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
 _AT_NO_RECORD = (

@@ -12,13 +12,13 @@ from typing import Any
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.session import Session
-from edl_torch.trainer.tickets import Ticket, ticket_size
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.loader_pass import LoaderPass, Source
 from edl_torch.data.stand_in import StandIn, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
+from edl_torch.trainer.tickets import Ticket, ticket_size
 
 PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not over
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from edl_torch.trainer.deliveries import DrawnSamples
 from edl_torch.client.handle import DirectLink
-from edl_torch.trainer.supply import Mode
 from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -19,6 +17,8 @@ from edl_torch.data.reading import Run, SampleReader
 from edl_torch.errors import AccountingError, BadRecord, InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice
+from edl_torch.trainer.deliveries import DrawnSamples
+from edl_torch.trainer.supply import Mode
 
 
 class ShardedRecords:

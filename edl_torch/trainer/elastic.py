@@ -237,9 +237,7 @@ class ElasticPasses:
         """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
         steps = self._state.steps
         attached = steps.attached
-        yield from self._settle(
-            steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN
-        )
+        yield from self._settle(steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN)
 
     def _settle(self, keep: int, way: Way) -> Procedure[None]:
         """Acknowledge all handed batches but the last `keep`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from edl_torch.core.calls import DatasetStatus, FencedCall, Fence, RestoreCall
+from edl_torch.core.calls import DatasetStatus, Fence, FencedCall, RestoreCall
 from edl_torch.errors import SessionLost, StaleLease, UnknownDataset
 from edl_torch.trainer.actions import Call, Describe, Procedure
 from edl_torch.trainer.elastic import ElasticPasses
@@ -129,9 +129,7 @@ class Position:
         """Take the dataset back. Returns the lineage that this opens."""
         self._check_seen(self._state.fence)
         self._restores += 1
-        lineage: int = yield from self._as_member(
-            "restore", RestoreCall, request=self._restores, token=token
-        )
+        lineage: int = yield from self._as_member("restore", RestoreCall, request=self._restores, token=token)
         self._state.facts.append(Restored(token=token, lineage=lineage))
         return lineage
 

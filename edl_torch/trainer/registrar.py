@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl_torch.core.calls import FencedCall, Fence, RegisterAnswer
+from edl_torch.core.calls import Fence, FencedCall, RegisterAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.rollback import went_back
 from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset

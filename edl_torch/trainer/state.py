@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from edl_torch.core.calls import FencedCall, Fence, Grant
+from edl_torch.core.calls import Fence, FencedCall, Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import StaleLease
 from edl_torch.trainer.counting import PlainPass
@@ -20,6 +20,7 @@ from edl_torch.trainer.supply import Mode, Supply
 
 C = TypeVar("C", bound=FencedCall)
 
+UNREGISTERED = Fence()
 REMEMBERED = 4  # members of before whose late answers are told to the master
 
 
@@ -42,7 +43,7 @@ class Registered:
 
     phase: Member = Member.NEW
     plan: Plan | None = None
-    fence: Fence = Fence()
+    fence: Fence = UNREGISTERED
     asked: int = 0  # the last call for leases that was answered to this member in this lineage
     reported: int = 0  # the last report
     before: dict[Fence, tuple[int, int]] = field(default_factory=dict)  # the same of the members before it
@@ -108,7 +109,12 @@ class State:
         asked, reported = self.registered.known(fence)
         config = self.config
         return kind(
-            session=config.session, dataset=config.dataset, fence=fence, asked=asked, reported=reported, **more
+            session=config.session,
+            dataset=config.dataset,
+            fence=fence,
+            asked=asked,
+            reported=reported,
+            **more,
         )
 
     @property

@@ -15,7 +15,7 @@ from sim_trainer import Trainer
 from sim_weights import Run
 
 from edl_torch.client.session import Session
-from edl_torch.client.tickets import Tally, Ticket
+from edl_torch.trainer.tickets import Tally, Ticket
 from edl_torch.core.calls import Grant
 from edl_torch.errors import EdlError
 from edl_torch.shard import Slice

@@ -25,10 +25,10 @@ from sim_cluster import Cluster
 from sim_model import BrokenPromise
 from sim_network import Weather
 
-from edl_torch.audit.way import Way
+from edl_torch.trainer.facts import Way
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.elastic_pass import ElasticPasses
-from edl_torch.client.tickets import Ticket
+from edl_torch.trainer.tickets import Ticket
 from edl_torch.core.changes import Changes, Mark
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.lease import Lease

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl_torch.audit.log import AuditLog
-from edl_torch.audit.way import Way
+from edl_torch.trainer.facts import Way
 from edl_torch.core.calls import NEW_PASS, Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token

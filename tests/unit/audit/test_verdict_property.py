@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from naive_audit import Naive
 
 from edl_torch.audit.verdict import Outcome, Verdict, audit
-from edl_torch.audit.way import Way
+from edl_torch.trainer.facts import Way
 from edl_torch.shard import DatasetSpec
 
 COUNTS = (

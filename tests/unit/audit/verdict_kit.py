@@ -8,7 +8,7 @@ from audited_job import BATCH, SPEC, grant_of
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.audit.verdict import audit
-from edl_torch.audit.way import Way
+from edl_torch.trainer.facts import Way
 from edl_torch.core.calls import Acknowledgement, GiveBack
 from edl_torch.shard import Source
 

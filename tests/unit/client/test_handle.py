@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edl_torch.client.deliveries import Deliveries
+from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.client.handle import DirectLink, Handle, LinkServer, SocketLink
 from edl_torch.client.leases import Mode
 from edl_torch.core.calls import Grant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_torch.client.steps import Steps
+from edl_torch.trainer.steps import Steps
 
 
 def test_without_optimizer_and_lookahead_nothing_is_kept() -> None:

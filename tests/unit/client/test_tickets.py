@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl_torch.client.tickets import Book, Tally, ticket_size
+from edl_torch.trainer.tickets import Book, Tally, ticket_size
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.limits import REASON_CHARS, Limits
 from edl_torch.errors import AccountingError

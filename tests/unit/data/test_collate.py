@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from edl_torch.client.tickets import Tally
+from edl_torch.trainer.tickets import Tally
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.seeding import Generators
 from edl_torch.errors import AccountingError
