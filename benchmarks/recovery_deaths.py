@@ -27,6 +27,7 @@ from serving import environment_of_children
 
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import NEW_PASS, ConfirmCall, Fence, Grant, LeaseCall, RegisterCall
+from edl_torch.testing.listening import Listening
 
 PEERS = Path(__file__).with_name("recovery_peers.py")
 SHARDS = 8  # that a trainer holds when it dies
@@ -102,7 +103,7 @@ class Heir:
         self._session = uuid.uuid4().hex
         self._missing = records
         self._fence = client.register(_register(self._session, dataset, records)).fence
-        client.attend(self._session, self._fence.member, lambda _: None)
+        client.attend(self._session, self._fence.member, Listening(self._fence.member))
         self._done_at = 0.0
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()

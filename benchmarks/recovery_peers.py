@@ -15,6 +15,7 @@ import uuid
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import NEW_PASS, LeaseCall, RegisterCall, Registration
 from edl_torch.shard import Source
+from edl_torch.testing.listening import Listening
 
 SHARD = 256
 CHUNK = 1 << 16
@@ -36,7 +37,8 @@ def hold(address: str, dataset: str, shards: int) -> None:
     answer = client.register(
         RegisterCall(session=session, worker_id="victim", batch_size=32, registration=described)
     )
-    presence = client.attend(session, answer.fence.member, lambda _: None)
+    listening = Listening(answer.fence.member)
+    client.attend(session, answer.fence.member, listening)
     # Near the end leases are short: so many suffice for all records.
     count = SHARD * shards
     call = LeaseCall(
@@ -48,7 +50,7 @@ def hold(address: str, dataset: str, shards: int) -> None:
         count=count,
     )
     held = sum(grant.slice.limit for grant in client.lease(call).grants)
-    if not presence.wait_standing(READY_S):
+    if not listening.wait_standing(READY_S):
         raise TimeoutError("the stream does not stand")
     print(held, flush=True)
     threading.Event().wait()

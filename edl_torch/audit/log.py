@@ -88,7 +88,7 @@ class AuditLog:
         return f"<AuditLog {str(self.path)!r} pending={len(self._pending)}>"
 
     def write(self, fact: AuditFact) -> None:
-        """Write down what has happened to the trainer. Facts come in the order of events, from one thread at a time."""
+        """Write down what has happened to the trainer, in the order of events and by one thread at a time."""
         match fact:
             case Granted(grant):
                 self.granted(grant)

@@ -80,7 +80,7 @@ class Description:
         return Token(identity=identity(new_spec(self.in_full(sources), self.batch_size)))
 
     def register(self, master: MasterPort, session: str, *, again: bool) -> RegisterAnswer:
-        """Register the dataset for a session: by its name alone where `again`, or where its plan is not given."""
+        """Register the dataset for a session; by its name alone where `again`, or without a plan."""
         sources = None if again else self.sources()
         if sources is None:
             try:

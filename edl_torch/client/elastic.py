@@ -42,8 +42,8 @@ class ElasticSession:
         return self._passes.is_open(number)
 
     def check_newest(self, number: int) -> None:
-        """Raise ConcurrentIteration where another pass has begun since pass `number`."""
-        if self._trainer.state.supply.current.number > number:
+        """Raise ConcurrentIteration where a later iteration has ended pass `number`."""
+        if self._passes.superseded >= number:
             raise ConcurrentIteration(
                 f"dataset {self._session.description.name!r} was iterated anew, which has ended this older "
                 f"iterator: what it had not handed out went back. Use the newest one"
@@ -66,8 +66,8 @@ class ElasticSession:
     def end_abandoned(self) -> None:
         """End the pass that lost its iterator, if there is one, as `close` would.
 
-        Never raises what a report raised: the next one does. Called before anything else that the loop asks for, and
-        for others who wait for records.
+        Never raises what a report raised: the next one does. Called before anything else that the loop asks
+        for, and for others who wait for records.
         """
         while number := self._abandoned:
             self._session.run(self._passes.end_abandoned(number))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from edl_torch.client.threads import Condition
 from edl_torch.trainer.liveness import Liveness
-
-if TYPE_CHECKING:
-    from edl_torch.client.session import Session
 
 
 def suspended_clock() -> float:
@@ -20,20 +17,15 @@ def suspended_clock() -> float:
 
 
 class LivenessFeed:
-    """The `Listener` of one session. Its methods may be called from any thread."""
+    """The `Listener` of one session. `changed` guards `liveness`; `wanted` hears that others wait."""
 
-    def __init__(self, session: Session, changed: Condition) -> None:
-        self._session = session
+    def __init__(self, liveness: Liveness, changed: Condition, wanted: Callable[[str], None]) -> None:
+        self._liveness = liveness
         self._changed = changed
-
-    @property
-    def _liveness(self) -> Liveness:
-        liveness = self._session.trainer.state.liveness
-        assert liveness is not None
-        return liveness
+        self.wanted = wanted
 
     def __repr__(self) -> str:
-        return f"<LivenessFeed {self._session.trainer.state.liveness}>"
+        return f"<LivenessFeed {self._liveness}>"
 
     @property
     def member(self) -> int:
@@ -77,9 +69,3 @@ class LivenessFeed:
         """The master does not know the session."""
         with self._changed:
             self._liveness.doubt()
-
-    def wanted(self, dataset: str) -> None:
-        """Another trainer waits for records of this dataset."""
-        if dataset == self._session.description.name:
-            self._session.elastic.end_abandoned()
-            self._session.run(self._session.trainer.wanted())

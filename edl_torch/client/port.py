@@ -98,8 +98,8 @@ class MasterPort(Protocol):
         ...
 
     def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float] | None:
-        """Keep the session alive until `leave`, and tell how that goes. Returns the clock by which it is told; None
-        where liveness is never in doubt."""
+        """Keep the session alive until `leave`, and tell how that goes. Returns the clock by which it is
+        told; None where liveness is never in doubt."""
         ...
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:

@@ -173,9 +173,17 @@ class Session:
                 self._waiting.remove(wait)
 
     def _attend(self, member: int) -> bool:
-        feed = LivenessFeed(self, self._changed)
+        liveness = self.trainer.state.liveness
+        assert liveness is not None
+        feed = LivenessFeed(liveness, self._changed, self._wanted)
         self._clock = self.master.attend(self.id, member, feed)
         return self._clock is not None
+
+    def _wanted(self, dataset: str) -> None:
+        """Another trainer waits for records of this dataset. Called from any thread."""
+        if dataset == self.description.name:
+            self.elastic.end_abandoned()
+            self.run(self.trainer.wanted())
 
     def _work(self) -> None:
         try:

@@ -1,8 +1,8 @@
 """What a procedure of the trainer wants done, as values: its shell does it and hands back what came of it.
 
-A procedure is a generator. It runs under the shell's lock from one action to the next, so what it decides is whole; the
-lock is free while an action is under way. The answer to an action is sent into the procedure; an error that ended it
-is thrown in. A procedure that is given up is closed, and what it had begun is undone.
+A procedure is a generator. It runs under the shell's lock from one action to the next, so what it decides is
+whole; the lock is free while an action is under way. The answer to an action is sent into the procedure; an
+error that ended it is thrown in. A procedure that is given up is closed, and what it had begun is undone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call to the master: the name of a method of `MasterPort`, and its argument. Its answer is the master's."""
+    """A call to the master: a method of `MasterPort` and its argument. The answer is the master's."""
 
     method: str
     request: Any
@@ -32,7 +32,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """Begin to keep the session alive, as this member. The answer is whether its liveness is ever in doubt."""
+    """Begin to keep the session alive. The answer is whether its liveness is ever in doubt."""
 
     member: int
 

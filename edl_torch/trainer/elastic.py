@@ -1,4 +1,4 @@
-"""Passes of an `ElasticDataLoader`: batches go to the loop, and come back as acknowledgements or give-backs."""
+"""Passes of an `ElasticDataLoader`: batches go to the loop, and come back as outcomes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class ElasticPasses:
         self._confirmer = confirmer
         self._plain = plain
         self.phase = Loop.IDLE
+        self.superseded = 0  # the last pass that a later iteration ended
         self.taken_out = 0  # how often the batch in hand was taken out of the loop's: it failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: tuple[tuple[Slice, int, int], ...] | None = ()  # None: a padding batch
@@ -43,14 +44,13 @@ class ElasticPasses:
     def open(self, epoch: int = NEW_PASS) -> Procedure[int]:
         """Begin a pass over `epoch`, or the one that runs. Returns its number. One that is open is ended."""
         state = self._state
-        yield from self.close(state.supply.current.number)
+        yield from self.supersede()
         yield from self._plain.finish()
         if idle := state.steps.take_idle():
             yield Warn(
-                f"of the optimizers attached for {state.config.dataset!r}, {', '.join(idle)} did not step since the "
-                f"last pass began, though others did: batches wait for a step of each. Call "
-                f"service.detach(optimizer) where "
-                f"another has taken its place"
+                f"of the optimizers attached for {state.config.dataset!r}, {', '.join(idle)} did not "
+                f"step since the last pass began, though others did: batches wait for a step of each. Call "
+                f"service.detach(optimizer) where another has taken its place"
             )
         state.steps.passed_on()
         yield from self.batch_requested()
@@ -67,6 +67,13 @@ class ElasticPasses:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         if self.end(number):
             yield from self._reporter.send()
+
+    def supersede(self) -> Procedure[None]:
+        """Another iteration begins: the pass that is open ends, and its iterator is of no use any more."""
+        number = self._state.supply.current.number
+        if self.is_open(number):
+            self.superseded = number
+            yield from self.close(number)
 
     def end_abandoned(self, number: int) -> Procedure[None]:
         """Do as `close`; what a report raises, the next one does."""
@@ -121,14 +128,14 @@ class ElasticPasses:
         yield from self._reporter.flush()
 
     def check_stuck(self) -> None:
-        """Raise AccountingError where only this trainer can finish what is left, and its loop goes on for ever."""
+        """Raise AccountingError where only this trainer can finish what is left, and does not."""
         state, current = self._state, self._state.supply.current
         if current.is_open and not current.granted and state.inflight:
             slowest = ", ".join(state.steps.slowest) or "none is attached"
             raise AccountingError(
-                f"{state.inflight.batch_records} record(s) of {state.config.dataset!r} were handed out after the last "
-                f"optimizer.step() ({slowest}) and nothing else is left: step on them at the end of an "
-                f"epoch; call service.detach(optimizer) where another has taken its place; or call "
+                f"{state.inflight.batch_records} record(s) of {state.config.dataset!r} were handed out after "
+                f"the last optimizer.step() ({slowest}) and nothing else is left: step on them at the end of "
+                f"an epoch; call service.detach(optimizer) where another has taken its place; or call "
                 f"service.report_batch_done() if they count as trained on, as after a step that a GradScaler "
                 f"may skip"
             )
@@ -257,7 +264,7 @@ class ElasticPasses:
         return completed
 
     def fail_batch(self, reason: str) -> Procedure[None]:
-        """Put the batch in hand into quarantine: it could not be trained on. A padding batch has no records."""
+        """Put the batch in hand into quarantine: it could not be trained on. Padding has no records."""
         state = self._state
         if self._in_hand is None:
             return

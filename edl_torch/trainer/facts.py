@@ -12,14 +12,14 @@ Run = tuple[int, int, int]  # task, first position, position after the last
 
 
 class Way(IntEnum):
-    """What the claim that records were trained on rests on. Of several, the highest counts: it proves the least."""
+    """What the claim that records were trained on rests on. Of several the highest counts."""
 
     STEP = 1  # an attached optimizer stepped
     NEXT = 2  # the loop asked for the next batch, or for the end
     TOKEN = 3  # a token was taken while the loop had the batch in hand
     REPORT = 4  # the loop said so, of records that came in one stream
     COUNT = 5  # the loop said so, of records of several loader workers, which were then counted
-    UNKNOWN = 6  # the log does not say
+    UNKNOWN = 6  # the log does not say: it proves the least
 
     @property
     def exact(self) -> bool:

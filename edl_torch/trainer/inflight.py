@@ -179,7 +179,7 @@ class InFlight:
         return self._give_back_all(drawn)
 
     def give_back_undrawn(self, grants: Iterable[Grant]) -> list[GiveBack]:
-        """Give back leases that no stream has begun; those of a bundle as the remainders that they were made of."""
+        """Give back leases that no stream has begun; those of a bundle were remainders, and are again."""
         held = [grant for grant in grants if grant.task in self._held]
         backs = (
             self._give_back(grant.task, grant.slice.skip, remainder=bool(grant.bundle)) for grant in held
@@ -213,8 +213,8 @@ class InFlight:
     # What is where ----------------------------------------------------------------------------------------
 
     def handed(self, newest: int | None = None, untouched: int = 0) -> Ticket:
-        """Return what the loop has and has not finished with: of the `newest` batches (of all), less `untouched`
-        that it cannot have trained on."""
+        """Return what the loop has and has not finished with: of the `newest` batches (of all), less
+        `untouched` that it cannot have trained on."""
         batches = list(self._batches)[0 if newest is None else max(0, len(self._batches) - newest) :]
         return tuple([run for ticket in batches[: max(0, len(batches) - untouched)] for run in ticket])
 

@@ -11,12 +11,12 @@ MOVING_PART = 1 / 3  # of the progress timeout: the master hears of progress onl
 class Liveness:
     """One session's liveness, in seconds of a clock that counts suspended time.
 
-    Sure while its stream stands and a recent heartbeat was answered. Whatever breaks that raises a *doubt*, which a
-    heartbeat does not remove: the leases must be presented. A call counts from when it was made, not from its
-    answer, so that a stop between the two counts in full.
+    Sure while its stream stands and a recent heartbeat was answered. Whatever breaks that raises a *doubt*,
+    which a heartbeat does not remove: the leases must be presented. A call counts from when it was made, not
+    from its answer, so that a stop between the two counts in full.
     """
 
-    def __init__(self, now: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.member = 0  # as which heartbeats are sent
         self.progress = 0  # how often the training loop has moved on; heartbeats carry it
         self.standing = False  # whether the stream stands
@@ -26,7 +26,7 @@ class Liveness:
         self._sure_for_s = 0.0
         self._sure_until = -math.inf
         self._stall_s = math.inf
-        self._moved_at = now
+        self._moved_at = math.inf  # nothing rests before the session is attended
 
     def __repr__(self) -> str:
         return f"<Liveness standing={self.standing} doubts={self.doubts - self._settled}>"
@@ -58,6 +58,10 @@ class Liveness:
         """Note that the master does not know the session, or was not asked about all that it holds."""
         self.doubts += 1
 
+    def begin(self, now: float) -> None:
+        """Note that the session is attended from now on."""
+        self._moved_at = now
+
     # What the trainer says --------------------------------------------------------------------------------
 
     def moved_on(self, now: float) -> None:
@@ -67,10 +71,10 @@ class Liveness:
         """
         if now >= self._moved_at + self._stall_s:
             self.doubts += 1
-        self._moved_at = now
+        self._moved_at = math.inf  # nothing rests before the session is attended
         self.progress += 1
 
     def confirmed(self, doubts: int, asked_at: float) -> None:
-        """Note that leases were presented at `asked_at`, with so many doubts, and the void ones are forgotten."""
+        """Note that leases were presented at `asked_at`, with so many doubts; the void ones are gone."""
         self._settled = max(doubts, self._settled)
         self.answered(asked_at)

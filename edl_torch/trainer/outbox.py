@@ -31,8 +31,8 @@ class Report:
 class Outbox:
     """The reports of one trainer, one call at a time.
 
-    A report that no master answered is kept, and sent again before the next one under the same number: it may be known.
-    When the trainer registers anew, what was not sent is void.
+    A report that no master answered is kept, and sent again before the next one under the same number: it may
+    be known. When the trainer registers anew, what was not sent is void.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """The phases of a trainer's four parts, and the table of the changes that are legal.
 
-Everything else is refused: an illegal change is a defect of this package, raises, and leaves the phase as it was.
+Everything else is refused: an illegal change is a defect of this package, raises, and leaves the phase as it
+was.
 """
 
 from __future__ import annotations

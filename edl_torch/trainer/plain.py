@@ -26,9 +26,10 @@ SILENT_PASSES = 3  # plain passes in a row that read and report nothing: the loo
 class Reading:
     """A process begins to read a plain pass.
 
-    `run` names one iteration over a plain DataLoader, and which time its workers begin, the same in all of them; it is
-    empty in a process that is none of its workers. Iterations are numbered in the order in which the trainer's
-    process began them: `number` is that of this one (0: it began elsewhere), `newest` that of the last one.
+    `run` names one iteration over a plain DataLoader, and which time its workers begin, the same in all of
+    them; it is empty in a process that is none of its workers. Iterations are numbered in the order in which
+    the trainer's process began them: `number` is that of this one (0: it began elsewhere), `newest` that of
+    the last one.
     """
 
     stream: str
@@ -61,8 +62,9 @@ class PlainPasses:
     def begin(self, reading: Reading) -> Procedure[int]:
         """Return the number of the pass in which a process that begins to read takes part.
 
-        A worker that begins after its iteration has been given up gets the number of no pass. Without a `run` the
-        trainer's own stream always begins a pass, and another process does when it begins for the second time.
+        A worker that begins after its iteration has been given up gets the number of no pass. Without a `run`
+        the trainer's own stream always begins a pass, and another process does when it begins for the second
+        time.
         """
         while self._beginning:
             yield Wait(lambda: not self._beginning)

@@ -53,8 +53,8 @@ class Position:
     def snapshot(self) -> Procedure[str]:
         """Acknowledge what the loop is done with, the batch in hand included, and take the token.
 
-        The token of data that nobody has asked for yet is their beginning, and registers nothing: a token to go back
-        to may come next, as `torch.distributed.checkpoint` asks for the state before it loads one.
+        The token of data that nobody has asked for yet is their beginning, and registers nothing: a token to
+        go back to may come next, as `torch.distributed.checkpoint` asks for the state before it loads one.
         """
         beginning = yield from self.beginning()
         if beginning:

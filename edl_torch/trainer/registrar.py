@@ -48,9 +48,10 @@ class Registrar:
                 registered.plan = Plan(answer.spec)
                 self._take_part(answer)
                 self._move(Member.MEMBER)
-                in_doubt = yield Attend(answer.fence.member)
-                if not in_doubt:
+                if not (yield Attend(answer.fence.member)):
                     self._state.liveness = None
+                elif self._state.liveness is not None:
+                    self._state.liveness.begin(self._state.now)
             finally:
                 if self._phase is Member.REGISTERING:
                     self._move(Member.NEW)

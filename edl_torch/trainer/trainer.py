@@ -22,8 +22,8 @@ from edl_torch.trainer.state import Config, State
 class Trainer:
     """What one process knows and decides of a dataset.
 
-    Its methods, and those of its parts, are procedures (see `trainer.actions`), or answer at once. The shell runs
-    them under one lock, tells the time in `state.now`, and writes down `state.facts`.
+    Its methods, and those of its parts, are procedures (see `trainer.actions`), or answer at once. The shell
+    runs them under one lock, tells the time in `state.now`, and writes down `state.facts`.
     """
 
     def __init__(self, config: Config, liveness: Liveness | None = None) -> None:
@@ -92,7 +92,7 @@ class Trainer:
         """A process begins to read a plain pass. Returns the number of the pass, and the dataset."""
         plan = yield from self.registrar.plan()
         if not self.plain.is_late(reading):
-            yield from self.elastic.close(self.state.supply.current.number)
+            yield from self.elastic.supersede()
         return (yield from self.plain.begin(reading)), plan
 
     def next_grant(self, stream: str, number: int) -> Procedure[Grant | None]:

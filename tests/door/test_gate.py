@@ -17,6 +17,7 @@ from edl_torch.rpc import elasticdl as wire
 from edl_torch.rpc import elasticdl_pb2
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType
+from edl_torch.testing.listening import Listening
 
 # Every call of every service of ours.
 METHODS = [
@@ -146,7 +147,7 @@ def test_client_with_the_token_does_everything(start, token, certificates):
     master = start(door(certificates, client_ca=certificates.ca, token=token))
     client = master.client(credentials(certificates, own=certificates.trainer, token=token))
     client.register(register())
-    client.attend("s", 1, print)
+    client.attend("s", 1, Listening(1))
     (grant,) = client.lease(lease(1)).grants
     done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=grant.slice.stop)
     assert client.report(report(1, acknowledgements=(done,))).stale == ()

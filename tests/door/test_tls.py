@@ -11,6 +11,7 @@ from door_kit import credentials, door, lease, register
 from edl_torch.client.calling import Caller
 from edl_torch.errors import AccessDenied, MasterUnavailable
 from edl_torch.rpc.credentials import Credentials
+from edl_torch.testing.listening import Listening
 from edl_torch.testing.wait import wait_until
 
 PATIENT = {"master_timeout_s": 120.0}
@@ -31,7 +32,7 @@ def test_calls_over_tls(start, certificates, host):
     master = start(door(certificates))
     client = master.client(credentials(certificates), host=host)
     client.register(register())
-    client.attend("s", 1, print)
+    client.attend("s", 1, Listening(1))
     wait_until(lambda: client._attendances["s"].attending)
     assert len(client.lease(lease(1)).grants) == 1
 

@@ -202,9 +202,9 @@ def stalled(fake: FakeMaster, session: str) -> None:
     """The loop hung for longer than the progress timeout, and heartbeats flowed."""
     for _ in range(4):
         fake.clock.advance(5.0)
-        presence = fake.presences[session]
+        presence = fake.listeners[session]
         fake._dispatcher.heartbeat(session, presence.member, fake.clock(), presence.progress)
-        fake.presences[session].answered(fake.clock())
+        fake.listeners[session].answered(fake.clock())
     assert all(item.stalled for item in fake.expire())
 
 

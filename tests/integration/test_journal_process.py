@@ -29,6 +29,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.errors import MasterUnavailable, StaleLease
 from edl_torch.shard import Source
+from edl_torch.testing.listening import Listening
 from edl_torch.testing.wait import wait_until
 
 
@@ -72,7 +73,7 @@ class Trainer(threading.Thread):
         self.error = None
         self._random = random.Random(seed)
         register(self.client, name, size)
-        self.client.attend(name, FENCES[name].member, lambda dataset: None)
+        self.client.attend(name, FENCES[name].member, Listening(FENCES[name].member))
 
     def run(self):
         try:

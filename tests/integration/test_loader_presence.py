@@ -39,9 +39,9 @@ def stalled(fake: FakeMaster, service: DataShardService) -> None:
     """The loop hung for longer than the progress timeout, and heartbeats flowed."""
     for _ in range(4):
         fake.clock.advance(5.0)
-        presence = fake.presences[service.session.id]
+        presence = fake.listeners[service.session.id]
         fake._dispatcher.heartbeat(service.session.id, presence.member, fake.clock(), presence.progress)
-        fake.presences[service.session.id].answered(fake.clock())
+        fake.listeners[service.session.id].answered(fake.clock())
     assert all(item.stalled for item in fake.expire())
 
 

@@ -27,6 +27,7 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.shard import Source
+from edl_torch.testing.listening import Listening
 from edl_torch.testing.wait import wait_until
 
 
@@ -89,7 +90,7 @@ def test_sigterm_answers_who_waits_and_ends_with_0(start_master):
     client = master.client()
     register(client, "a", 2)
     register(client, "b", 2)
-    client.attend("b", 2, print)
+    client.attend("b", 2, Listening(2))
     lease(client, "a", 1)
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(lease(client, "b", 1, 20, epoch=0)))
@@ -262,13 +263,14 @@ TRAINER = """
 import os, signal, sys, time
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import *
+from edl_torch.testing.listening import Listening
 from edl_torch.shard import Source
 
 client = MasterClient(sys.argv[1], "victim")
 registration = Registration(name="d", sources=(Source(name="", count=8),), records_per_shard=4)
 call = RegisterCall(session="victim", worker_id="victim", batch_size=2, registration=registration)
 named = {"session": "victim", "dataset": "d", "fence": client.register(call).fence}
-client.attend("victim", 1, print)
+client.attend("victim", 1, Listening(1))
 call = LeaseCall(**named, request=1, epoch=NEW_PASS, count=9)
 grants = client.lease(call).grants
 done = Acknowledgement(task=grants[0].task, attempt=1, upto=1)
@@ -316,12 +318,13 @@ FORKING = """
 import os, sys, threading, uuid
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import *
+from edl_torch.testing.listening import Listening
 from edl_torch.shard import Source
 
 client = MasterClient(sys.argv[1], "parent")
 registration = Registration(name="d", sources=(Source(name="", count=8),))
 client.register(RegisterCall(session="parent", worker_id="parent", batch_size=2, registration=registration))
-client.attend("parent", 1, print)
+client.attend("parent", 1, Listening(1))
 stop = threading.Event()
 def load():
     while not stop.is_set():

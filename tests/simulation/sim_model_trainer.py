@@ -15,10 +15,10 @@ from sim_trainer import Trainer
 from sim_weights import Run
 
 from edl_torch.client.session import Session
-from edl_torch.trainer.tickets import Tally, Ticket
 from edl_torch.core.calls import Grant
 from edl_torch.errors import EdlError
 from edl_torch.shard import Slice
+from edl_torch.trainer.tickets import Tally, Ticket
 
 LEASES = 16  # a batch is read from fewer
 RARELY = 0.01  # as often as points of loading and saving something happens after each step

@@ -19,10 +19,10 @@ from sim_network import Network, SimPort
 from edl_torch.client.description import Description
 from edl_torch.client.leases import Mode
 from edl_torch.client.session import Session
-from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, EdlError, InvalidArgument
 from edl_torch.shard import DatasetSpec, Source
+from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
 
 PREFETCH = 2  # batches of a loader worker
 

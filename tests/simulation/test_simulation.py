@@ -25,10 +25,8 @@ from sim_cluster import Cluster
 from sim_model import BrokenPromise
 from sim_network import Weather
 
-from edl_torch.trainer.facts import Way
 from edl_torch.client.confirming import Confirmer
 from edl_torch.client.elastic_pass import ElasticPasses
-from edl_torch.trainer.tickets import Ticket
 from edl_torch.core.changes import Changes, Mark
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.lease import Lease
@@ -36,6 +34,8 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.loans import Loans
 from edl_torch.errors import StaleLease
 from edl_torch.shard import Slice
+from edl_torch.trainer.facts import Way
+from edl_torch.trainer.tickets import Ticket
 
 SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "6 11").split()]
 PUSHES = 200  # on a heap: the most that an event may cost, four times of what it does

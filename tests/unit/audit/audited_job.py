@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl_torch.audit.log import AuditLog
-from edl_torch.trainer.facts import Way
 from edl_torch.core.calls import NEW_PASS, Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.errors import StaleLease
 from edl_torch.shard import DatasetSpec, Slice, Source
+from edl_torch.trainer.facts import Way
 
 BATCH = 3
 SPEC = DatasetSpec(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from edl_torch.audit.lines import read_spec
 from edl_torch.audit.log import token_digest
-from edl_torch.trainer.facts import Way
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
+from edl_torch.trainer.facts import Way
 
 Record = tuple[int, int, int]  # epoch, shard, position
 

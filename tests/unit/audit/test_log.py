@@ -15,10 +15,10 @@ from edl_torch.audit import reading
 from edl_torch.audit.lines import SUFFIX, read_spec, write_spec
 from edl_torch.audit.log import Audit, AuditLog
 from edl_torch.audit.reading import Answer, Kind, read_logs
-from edl_torch.trainer.facts import Way
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+from edl_torch.trainer.facts import Way
 
 
 class Clock:

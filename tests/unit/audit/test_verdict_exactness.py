@@ -9,8 +9,8 @@ from audited_job import BATCH, Job
 from verdict_kit import SMALL, Writer, by, findings, one
 
 from edl_torch.audit.verdict import Outcome
-from edl_torch.trainer.facts import Way
 from edl_torch.cli import main
+from edl_torch.trainer.facts import Way
 
 # Outcomes -----------------------------------------------------------------------------------------------
 

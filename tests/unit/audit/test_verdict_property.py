@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from naive_audit import Naive
 
 from edl_torch.audit.verdict import Outcome, Verdict, audit
-from edl_torch.trainer.facts import Way
 from edl_torch.shard import DatasetSpec
+from edl_torch.trainer.facts import Way
 
 COUNTS = (
     *("acknowledged", "quarantined", "dropped", "lost", "doubled", "refused", "rolled_back"),

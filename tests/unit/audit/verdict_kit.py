@@ -8,9 +8,9 @@ from audited_job import BATCH, SPEC, grant_of
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.audit.verdict import audit
-from edl_torch.trainer.facts import Way
 from edl_torch.core.calls import Acknowledgement, GiveBack
 from edl_torch.shard import Source
+from edl_torch.trainer.facts import Way
 
 SMALL = replace(SPEC, sources=(Source(name="a.csv", start=100, count=16),))
 

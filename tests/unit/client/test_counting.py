@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl_torch.trainer.counting import StreamCounts
-from edl_torch.trainer.deliveries import DeliveredBatches
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Slice
+from edl_torch.trainer.counting import StreamCounts
+from edl_torch.trainer.deliveries import DeliveredBatches
 
 
 def lease(task: int, records: int, skip: int = 0) -> Grant:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.client.handle import DirectLink, Handle, LinkServer, SocketLink
 from edl_torch.client.leases import Mode
 from edl_torch.core.calls import Grant
@@ -22,6 +21,7 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import BadRecord, EdlError, MasterUnavailable, ServiceClosed
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.testing import wait_until
+from edl_torch.trainer.deliveries import Deliveries
 
 SPEC = DatasetSpec(
     name="training",

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl_torch.trainer.tickets import Book, Tally, ticket_size
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.limits import REASON_CHARS, Limits
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
+from edl_torch.trainer.tickets import Book, Tally, ticket_size
 
 
 def lease(task: int, start: int = 0, stop: int = 10, *, attempt: int = 1, bundle: int = 0) -> Grant:

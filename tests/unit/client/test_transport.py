@@ -20,6 +20,7 @@ from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import ConfirmCall, Fence
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.rpc.address import HostPort
+from edl_torch.testing.listening import Listening
 from edl_torch.testing.wait import wait_until
 
 
@@ -116,7 +117,7 @@ def test_close_ends_a_call_that_waits(address, request):
 
 def test_close_leaves_no_thread_of_a_stream_that_never_stood(nobody):
     client = MasterClient(nobody)
-    client.attend("s", 1, print)
+    client.attend("s", 1, Listening(1))
     client.close()
     client.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("edl-")]
@@ -124,7 +125,7 @@ def test_close_leaves_no_thread_of_a_stream_that_never_stood(nobody):
 
 def test_goodbye_to_a_master_that_is_gone_is_not_insisted_on(nobody):
     with MasterClient(nobody) as client:
-        client.attend("s", 1, print)
+        client.attend("s", 1, Listening(1))
         began = time.monotonic()
         client.leave("s", 1)
         assert time.monotonic() - began < 60  # not for the 600 s that other calls take
@@ -134,8 +135,9 @@ def test_ctrl_c_ends_a_call_that_waits(nobody):
     code = (
         "import os, signal, threading, sys\n"
         "from edl_torch.client.transport import MasterClient\n"
+        "from edl_torch.testing.listening import Listening\n"
         f"client = MasterClient({nobody!r})\n"
-        "client.attend('s', 1, print)\n"
+        "client.attend('s', 1, Listening(1))\n"
         "interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))\n"
         "try:\n    interrupt.start()\n    client.status()\nexcept KeyboardInterrupt:\n    sys.exit(7)\n"
     )
@@ -146,8 +148,9 @@ def test_ctrl_c_ends_a_call_that_waits(nobody):
 def test_exit_without_close_does_not_hang(nobody):
     code = (
         "from edl_torch.client.transport import MasterClient\n"
+        "from edl_torch.testing.listening import Listening\n"
         f"client = MasterClient({nobody!r})\n"
-        "client.attend('s', 1, print)\n"
+        "client.attend('s', 1, Listening(1))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=20, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -192,16 +195,17 @@ def test_pauses_grow_to_a_second_and_are_never_alike():
 
 def test_leases_are_not_presented_without_a_stream(nobody):
     with MasterClient(nobody, master_timeout_s=0.1) as client:
-        presence = client.attend("s", 1, print)
-        assert client.attend("s", 1, print) is presence
+        listening = Listening(1)
+        client.attend("s", 1, listening)
+        client.attend("s", 1, Listening(1))
         with pytest.raises(MasterUnavailable, match=f"{nobody} within 0.1 s.*stream did not stand"):
             client.confirm(ConfirmCall(session="s", dataset="d", fence=Fence()))
-        assert not presence.sure
+        assert not listening.standing
 
 
 def test_close_ends_the_wait_for_a_stream(silent):
     client = MasterClient(silent, master_timeout_s=600)
-    client.attend("s", 1, print)
+    client.attend("s", 1, Listening(1))
     caught = []
 
     def call():

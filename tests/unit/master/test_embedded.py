@@ -12,6 +12,7 @@ from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import InvalidArgument, ServiceClosed, UnknownDataset
 from edl_torch.master.embedded import LocalMaster
+from edl_torch.testing.listening import Listening
 from edl_torch.testing.wait import wait_until
 
 
@@ -51,7 +52,7 @@ def test_waiting_lease_wakes_when_records_come_back(calls):
         master.register(calls.register(session, size=2))
     (grant,) = master.lease(calls.lease(1, "a")).grants
     wanted = threading.Event()
-    master.attend("a", 1, lambda dataset: wanted.set())
+    master.attend("a", 1, Listening(1, lambda dataset: wanted.set()))
     answers = []
     waiting = threading.Thread(
         target=lambda: answers.append(master.lease(calls.lease(1, "b", epoch=0), wait_s=20))

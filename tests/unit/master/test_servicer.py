@@ -13,6 +13,7 @@ from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, UnknownDataset
 from edl_torch.master import host
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.testing.listening import Listening
 from edl_torch.testing.wait import wait_until
 
 
@@ -90,7 +91,7 @@ def test_wanted_event_reaches_the_other_trainer(server, calls):
     a.register(calls.register("a", size=2))
     b.register(calls.register("b", size=2))
     wanted = []
-    a.attend("a", 1, wanted.append)
+    a.attend("a", 1, Listening(1, wanted.append))
     wait_until(lambda: a._attendances["a"].attending)
     a.lease(calls.lease(1, "a"))
     b.lease(calls.lease(1, "b", epoch=0), 0.01)
@@ -103,7 +104,7 @@ def test_heartbeats_keep_a_session_that_says_nothing_else(start_server, calls):
     client.register(calls.register())
     member = server.dispatcher.members.get("s")
     member.timeout_s = 60.0  # this machine may sleep for longer than the timeout that the client is told
-    client.attend("s", 1, print)
+    client.attend("s", 1, Listening(1))
     heard = set()
     wait_until(lambda: heard.add(member.seen) or len(heard) > 5)
     assert server.dispatcher.sessions_of("d") == {"s"}
@@ -127,7 +128,7 @@ def test_silent_session_without_a_stream_is_given_up(start_server, calls):
 def test_stream_is_opened_again_after_it_ended(server, calls):
     client = server.client()
     client.register(calls.register())
-    client.attend("s", 1, print)
+    client.attend("s", 1, Listening(1))
     attendance = client._attendances["s"]
     first = wait_until(lambda: attendance.attending and attendance._stream)
     first.cancel()
@@ -138,7 +139,7 @@ def test_stream_is_opened_again_after_it_ended(server, calls):
 def test_leaving_frees_everything_at_once(server, calls):
     client = server.client()
     client.register(calls.register())
-    client.attend("s", 1, print)
+    client.attend("s", 1, Listening(1))
     client.lease(calls.lease(1))
     client.leave("s", 1)
     assert client.dataset_status("d").todo == 8
