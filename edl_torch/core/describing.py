@@ -21,7 +21,7 @@ def describe(ledger: ShardLedger, ledger_id: str, quarantine: tuple[QuarantinedR
         shards_left=ledger.shards_left,
         todo=ledger.todo,
         leased=ledger.leased_records,
-        leases=ledger.leases,
+        leases=len(ledger.leases),
         acknowledged=ledger.acknowledged,
         quarantined=len(ledger.quarantine),
         dropped=ledger.dropped,

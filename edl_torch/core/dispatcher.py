@@ -29,12 +29,11 @@ from edl_torch.core.calls import (
     RestoreCall,
     TrainerStatus,
 )
-from edl_torch.core.changes import Changes, unrecorded
+from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.describing import describe
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
-from edl_torch.core.news import News
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
 from edl_torch.core.rollback import evidence, went_back
@@ -44,7 +43,7 @@ from edl_torch.shard import DatasetSpec, Slice
 
 SHOWN = 20  # records in quarantine of a status that trainers ask for
 LINEAGES = 1 << 20  # how far apart the numbers may be of lineages that follow each other
-HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
+WAITER_S = 3.0  # a trainer that waits asks again well within this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +81,16 @@ class Dispatcher:
         self.limits = limits or Limits()
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
-        self._news = News()
+        self._version = Version()
         self._ledgers: dict[str, ShardLedger] = {}
-        self._hungry: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
+        self._waiters: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
         self.suspended: dict[str, str] = {}  # dataset -> why nothing of it is lent before it is restored
         self._nonce = 0
 
     @property
     def version(self) -> int:
         """Grows when calls that wait may find something: then they look again."""
-        return self._news.count
+        return self._version.count
 
     # Taking part ----------------------------------------------------------------------------------------
 
@@ -114,7 +113,7 @@ class Dispatcher:
     def add(self, spec: DatasetSpec) -> ShardLedger:
         """A new dataset, all its records ahead."""
         mark = unrecorded if self._changes is None else self._changes.of(spec.name)
-        ledger = self._ledgers[spec.name] = ShardLedger(spec, mark, self._news)
+        ledger = self._ledgers[spec.name] = ShardLedger(spec, mark, self._version)
         mark("dataset")
         mark("head")
         return ledger
@@ -210,7 +209,7 @@ class Dispatcher:
         for dataset in sorted(member.datasets):
             self._mark("answer", dataset, member.session)
             self._mark("report", dataset, member.session)
-            self._hungry.get(dataset, {}).pop(member.session, None)
+            self._waiters.get(dataset, {}).pop(member.session, None)
             slices = self._ledgers[dataset].release(member.session)
             lost.append(
                 Released(session=member.session, worker_id=member.worker_id, dataset=dataset, slices=slices)
@@ -289,19 +288,19 @@ class Dispatcher:
         epoch, state, grants = ledger.lease(
             call.session, epoch=call.epoch, count=call.count, drained=call.drained, ahead=call.ahead
         )
-        hungry = self._hungry.setdefault(call.dataset, {})
-        hungry.pop(call.session, None)
+        waiters = self._waiters.setdefault(call.dataset, {})
+        waiters.pop(call.session, None)
         if not grants and state is PassState.OPEN and not ledger.waiting_in(epoch):
-            hungry[call.session] = now
+            waiters[call.session] = now
         return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants)
 
     def wanted(self, dataset: str, session: str, now: float) -> bool:
         """Whether another trainer was sent away empty a moment ago, and so waits for records."""
-        hungry = self._hungry.get(dataset)
-        if not hungry:
+        waiters = self._waiters.get(dataset)
+        if not waiters:
             return False
-        for other, since in reversed(hungry.items()):  # the last to ask comes first
-            if now - since > HUNGRY_S:
+        for other, since in reversed(waiters.items()):  # the last to ask comes first
+            if now - since > WAITER_S:
                 return False
             if other != session:
                 return True
@@ -331,7 +330,7 @@ class Dispatcher:
         ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
         if takes_part and call.request > member.reports.get(call.dataset, 0):
-            ledger.confirm(call.session)
+            ledger.forget_ended(call.session)
             member.reports[call.dataset] = call.request
             self._mark("report", call.dataset, call.session)
         if call.acknowledgements or call.failures:
@@ -453,7 +452,7 @@ class Dispatcher:
         for number in self.members.unheard:
             self._mark("unheard", number)
         self.members.unheard.clear()
-        self._news.add()
+        self._version.grow()
 
     # Tokens and status ----------------------------------------------------------------------------------
 
@@ -499,7 +498,7 @@ class Dispatcher:
     ) -> None:
         ledger.restore(position, opened_by, step=1 + self._nonce % LINEAGES)
         dataset = ledger.spec.name
-        self._hungry.pop(dataset, None)
+        self._waiters.pop(dataset, None)
         for number, datasets in self.members.unheard.items():
             if datasets.pop(dataset, None) is not None:
                 self._mark("unheard", number)

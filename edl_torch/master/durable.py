@@ -80,7 +80,7 @@ class DurableState:
         log.info(
             "%s dir=%s ledger=%s datasets=%d leases=%d sessions=%d",
             *("resumed" if ledgers else "new journal", folder, self.dispatcher.ledger_id),
-            *(len(ledgers), sum(ledger.leases for ledger in ledgers), len(self.dispatcher.members)),
+            *(len(ledgers), sum(len(ledger.leases) for ledger in ledgers), len(self.dispatcher.members)),
         )
 
     def group_commit(self) -> GroupCommit:
