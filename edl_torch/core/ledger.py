@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
+    DatasetStatus,
     Failure,
     GiveBack,
     Grant,
@@ -385,6 +386,30 @@ class ShardLedger:
         self.opened_by = opened_by
         self._version.grow()
         self._close_epochs()
+
+    def status(self, ledger_id: str, quarantine: tuple[QuarantinedRecord, ...]) -> DatasetStatus:
+        """Return the state for people, with what is to be shown of the quarantine."""
+        return DatasetStatus(
+            dataset=self.spec.name,
+            ledger=ledger_id,
+            lineage=self.lineage,
+            task_type=self.spec.task_type,
+            epoch=self.epoch,
+            num_epochs=self.spec.num_epochs,
+            size=self.plan.size,
+            shards=self.plan.num_shards,
+            shards_left=self.shards_left,
+            todo=self.todo,
+            leased=self.leased_records,
+            leases=len(self.leases),
+            acknowledged=self.acknowledged,
+            quarantined=len(self.quarantine),
+            dropped=self.dropped,
+            finished=self.finished,
+            trainers=self.trainers,
+            failure=self.failure,
+            quarantine=quarantine,
+        )
 
     # As rows of a journal -------------------------------------------------------------------------------
 
