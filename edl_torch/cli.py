@@ -299,7 +299,7 @@ def run_master(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableState | None) -> None:
     from edl_torch.cli_data import described
-    from edl_torch.master.elasticdl_desk import DeskOptions
+    from edl_torch.master.elasticdl_adapter import ElasticDLOptions
     from edl_torch.master.server import allow_connections, serve, write_address_file
     from edl_torch.rpc.address import HostPort
 
@@ -327,7 +327,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             make_commits=make_commits,
             health_address=options.health_addr,
             with_process=options.with_process,
-            elasticdl=DeskOptions(
+            elasticdl=ElasticDLOptions(
                 task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
             ),
         )

@@ -40,5 +40,5 @@ def _settled(ledger: ShardLedger) -> Iterator[tuple[tuple[int, int], int]]:
         if lease is not None:
             yield (task, lease.attempt), lease.done
     for session in ledger.participants.sessions:
-        for task, attempt in ledger.loans.ended(session).items():
+        for task, attempt in ledger.leases.ended(session).items():
             yield (task, attempt), ledger.spec.records_per_shard  # to wherever it ended

@@ -15,7 +15,7 @@ from edl_torch.checking.findings import Finding, Kind, found, joined
 from edl_torch.checking.spans import Span
 from edl_torch.errors import BadRecord, SourceChanged
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.blame import blames_source, name_record
+from edl_torch.readers.error_classification import is_source_error, name_record
 from edl_torch.shard import Shard, Task, TaskType
 
 _TELL_EVERY_S = 0.2
@@ -55,7 +55,7 @@ class SpanReader:
                 self._found.append(replace(lost, end=span.end))
                 break
             except Exception as exc:
-                if blames_source(exc):
+                if is_source_error(exc):
                     raise name_record(exc, span.name, at) from exc
                 self._found.append(found(kind_of(exc), span.name, at, reason_of(exc)))
             else:

@@ -142,14 +142,14 @@ class ElasticDLMasterClient:
         # stepped on, must not wait for itself: the next pass serves what else there is.
         if call.epoch == NEW_PASS:
             return LeaseAnswer(request=call.request, epoch=NEW_PASS, state=PassState.OPEN)
-        over = call.drained and dataset.holdings.holds
+        over = call.drained and dataset.ledger.holds
         return _answer(call, PassState.EPOCH_OVER if over else PassState.OPEN)
 
     def _at_hand(self, dataset: ForeignDataset, call: LeaseCall) -> LeaseAnswer | None:
         with self._lock:
-            if dataset.holdings.failure:
-                raise TooManyBadRecords(dataset.holdings.failure)
-            grants = dataset.holdings.lend(dataset.batch_size)
+            if dataset.ledger.failure:
+                raise TooManyBadRecords(dataset.ledger.failure)
+            grants = dataset.ledger.lend(dataset.batch_size)
             if grants:
                 return LeaseAnswer(request=call.request, epoch=EPOCH, state=PassState.OPEN, grants=grants)
         return _answer(call, PassState.FINISHED) if dataset.ended else None
@@ -171,8 +171,8 @@ class ElasticDLMasterClient:
                 f"{task.type.name}: use ElasticDL's own worker for it"
             )
         with self._lock:
-            if dataset.holdings.holds_remainders_only:
-                dataset.holdings.drop_remainders()
+            if dataset.ledger.holds_remainders_only:
+                dataset.ledger.drop_remainders()
             dataset.ended = task.is_end
         self._tell(dataset)
         return self._at_hand(dataset, call)
@@ -185,7 +185,7 @@ class ElasticDLMasterClient:
         """Apply outcomes here; each task whose last record has got one is told to the master."""
         dataset = self._dataset(call.dataset)
         with self._lock:
-            dataset.holdings.report(call)
+            dataset.ledger.report(call)
         self._tell(dataset)
         return ReportAnswer(request=call.request)
 
@@ -193,11 +193,11 @@ class ElasticDLMasterClient:
         """What no master answers is kept and told again with the next report."""
         with self._telling:
             with self._lock:
-                results = dataset.holdings.results()
+                results = dataset.ledger.results()
             for result in results:
                 self._call(self._report, wire.result_to_wire(result))
                 with self._lock:
-                    dataset.holdings.told(result)
+                    dataset.ledger.told(result)
 
     def _call(self, rpc: Callable[..., Any], request: bytes) -> bytes:
         answer: bytes = self._caller.call(rpc, request, attempt_s=ATTEMPT_S)
@@ -232,7 +232,7 @@ class ElasticDLMasterClient:
         """What this trainer did; `finished` is the master's word, and that nothing is left to be told."""
         found = self._dataset(dataset)
         with self._lock:
-            return found.holdings.status(ended=found.ended)
+            return found.ledger.status(ended=found.ended)
 
     # The end ------------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class ElasticDLMasterClient:
         with self._lock:
             left = [found for found in self._datasets.values() if found.leave(session)]
             why = f"worker {self._worker} leaves before it has trained on all of it"
-            results = [r for f in left for r in (*f.holdings.results(), *f.holdings.give_up(why))]
+            results = [r for f in left for r in (*f.ledger.results(), *f.ledger.give_up(why))]
         give_up_at = time.monotonic() + LEAVE_S
         try:
             for result in results:

@@ -5,8 +5,8 @@ It says what such a master is told and what cannot be said to it; it calls nobod
 
 from __future__ import annotations
 
-from edl_torch.client.elasticdl_holdings import Holdings
 from edl_torch.client.elasticdl_sources import SourceMap
+from edl_torch.client.elasticdl_tasks import TaskLedger
 from edl_torch.core.calls import RegisterCall
 from edl_torch.core.elasticdl import MAX_INT32, ForeignTask, TrainingParams
 from edl_torch.core.plan import Plan
@@ -45,17 +45,17 @@ class ForeignDataset:
         )
         self.plan = Plan(spec)
         self.params = _params(call, self.plan.size) if self.kind is TaskType.TRAINING else None
-        self.holdings = Holdings(self.plan)
+        self.ledger = TaskLedger(self.plan)
         self._map = SourceMap(spec, shuffle=bool(registration.shuffle_in_shard))
         self._longest = 1
 
     def __repr__(self) -> str:
-        return f"<ForeignDataset {self.plan.spec.name!r} {self.holdings}>"
+        return f"<ForeignDataset {self.plan.spec.name!r} {self.ledger}>"
 
     def take(self, task: ForeignTask) -> None:
         """A task arrived. Raises DatasetConflict for records that are not of this dataset."""
         self._longest = max(self._longest, task.end - task.start)
-        self.holdings.take(task, self._map.slices(task, self._epoch_of(task)))
+        self.ledger.take(task, self._map.slices(task, self._epoch_of(task)))
 
     def _epoch_of(self, task: ForeignTask) -> int:
         """For random augmentation, which differs from epoch to epoch: ElasticDL's ids count tasks from 1, and

@@ -1,4 +1,4 @@
-"""Which parts of the state may differ from what was last written down.
+"""What has changed: parts of the state, for the journal, and a version, for calls that wait.
 
 A part is named by a key: its kind and what tells it from others of that kind. What a part looks like is
 `core.persistence`'s business; nothing here keeps a value, so a mark too many costs a little and does no harm.
@@ -51,3 +51,19 @@ class Changes:
 
     def __repr__(self) -> str:
         return f"<Changes n={len(self._keys)}>"
+
+
+class Version:
+    """Version counter that wakes long polls."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def grow(self) -> None:
+        """Make every call that waits look again: records came back, or a pass may be over."""
+        self.count += 1
+
+    def __repr__(self) -> str:
+        return f"<Version {self.count}>"

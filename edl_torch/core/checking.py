@@ -1,7 +1,6 @@
-"""Whether a report can be applied as a whole: what each part would meet once those before it are applied.
+"""Check that a report can be applied as a whole: each part, as if those before it were applied already.
 
-Changes nothing. Leases that are not the session's are no error here: they are told as stale when it is
-applied.
+Nothing is changed. Leases that are not the session's are no error here: the answer lists them as stale.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from collections.abc import Iterable
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.lease import Lease
-from edl_torch.core.loans import Loans
+from edl_torch.core.leases import Leases
 from edl_torch.core.span import pass_over
 
 
 def check_report(
-    loans: Loans,
+    leases: Leases,
     session: str,
     failures: Iterable[Failure],
     acknowledgements: Iterable[Acknowledgement],
@@ -25,17 +24,17 @@ def check_report(
     ahead: dict[int, int] = {}  # task -> where the acknowledged prefix will end
     bad: dict[int, set[int]] = {}
     for failure in failures:
-        lease = loans.live(session, failure.task, failure.attempt)
+        lease = leases.live(session, failure.task, failure.attempt)
         if lease is not None:
             lease.check_failure(failure.position)
             bad.setdefault(failure.task, set()).add(failure.position)
     for done in acknowledgements:
-        lease = loans.live(session, done.task, done.attempt)
+        lease = leases.live(session, done.task, done.attempt)
         if lease is not None:
             lease.check_acknowledgement(done.upto)
             ahead[done.task] = max(done.upto, ahead.get(done.task, lease.done))
     for back in give_backs:
-        lease = loans.live(session, back.task, back.attempt)
+        lease = leases.live(session, back.task, back.attempt)
         if lease is not None:
             holes = lease.holes | bad.get(back.task, set())
             reached = pass_over(ahead.get(back.task, lease.done), holes)
@@ -43,11 +42,13 @@ def check_report(
                 lease.check_give_back(back.start, reached)
 
 
-def new_failures(loans: Loans, session: str, failures: Iterable[Failure]) -> Iterable[tuple[Lease, int, str]]:
-    """Lease, position and reason of each record that these would put into quarantine, where it is not yet."""
+def new_failures(
+    leases: Leases, session: str, failures: Iterable[Failure]
+) -> Iterable[tuple[Lease, int, str]]:
+    """Return lease, position and reason of each record that these would put into quarantine anew."""
     new: dict[tuple[int, int], tuple[Lease, int, str]] = {}
     for failure in failures:
-        lease = loans.live(session, failure.task, failure.attempt)
+        lease = leases.live(session, failure.task, failure.attempt)
         if lease is not None and lease.is_open(failure.position):
             new.setdefault((failure.task, failure.position), (lease, failure.position, failure.reason))
     return new.values()

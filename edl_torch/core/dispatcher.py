@@ -6,7 +6,6 @@ journal has to write. Locks, long polls, streams and the journal belong to the s
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -29,22 +28,19 @@ from edl_torch.core.calls import (
     RestoreCall,
     TrainerStatus,
 )
-from edl_torch.core.changes import Changes, unrecorded
-from edl_torch.core.describing import describe
+from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
-from edl_torch.core.news import News
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
-from edl_torch.core.rollback import evidence, went_back
+from edl_torch.core.rollback import Rollback
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, JournalWentBack, StaleLease, UnknownDataset
+from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
 SHOWN = 20  # records in quarantine of a status that trainers ask for
-LINEAGES = 1 << 20  # how far apart the numbers may be of lineages that follow each other
-HUNGRY_S = 3.0  # a trainer that waits asks again well within this time
+WAITER_S = 3.0  # a trainer that waits asks again well within this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +78,16 @@ class Dispatcher:
         self.limits = limits or Limits()
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
-        self._news = News()
+        self._version = Version()
         self._ledgers: dict[str, ShardLedger] = {}
-        self._hungry: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
+        self._waiters: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
         self.suspended: dict[str, str] = {}  # dataset -> why nothing of it is lent before it is restored
-        self._nonce = 0
+        self.rollback = Rollback(self, self._mark)
 
     @property
     def version(self) -> int:
         """Grows when calls that wait may find something: then they look again."""
-        return self._news.count
+        return self._version.count
 
     # Taking part ----------------------------------------------------------------------------------------
 
@@ -114,7 +110,7 @@ class Dispatcher:
     def add(self, spec: DatasetSpec) -> ShardLedger:
         """A new dataset, all its records ahead."""
         mark = unrecorded if self._changes is None else self._changes.of(spec.name)
-        ledger = self._ledgers[spec.name] = ShardLedger(spec, mark, self._news)
+        ledger = self._ledgers[spec.name] = ShardLedger(spec, mark, self._version)
         mark("dataset")
         mark("head")
         return ledger
@@ -176,16 +172,26 @@ class Dispatcher:
     def leave(self, session: str, member: int) -> tuple[Released, ...]:
         """The session says goodbye as that `member`; what it did not train on waits again."""
         known = self.members.get(session)
-        return () if known is None or known.number != member else self._give_up(known)
+        return () if known is None or known.number != member else self.give_up(known)
 
-    def _give_up(self, member: Member) -> tuple[Released, ...]:
+    def give_up(self, member: Member) -> tuple[Released, ...]:
+        """End a session; all that it held waits again."""
         self.members.leave(member.session)
         self._mark("unheard", member.number)
         return tuple(self._release(member))
 
+    def void_members(self) -> None:
+        """End all sessions, and forget those that ended before: their calls are of another ledger."""
+        for member in self.members:
+            self.give_up(member)
+        for number in self.members.unheard:
+            self._mark("unheard", number)
+        self.members.unheard.clear()
+        self._version.grow()
+
     def expire(self, now: float) -> tuple[Released, ...]:
         """Give up every session whose time is up, and take the leases of those that are stalled."""
-        dead = [released for member in self.members.dead(now) for released in self._give_up(member)]
+        dead = [released for member in self.members.dead(now) for released in self.give_up(member)]
         stalled = [m for m in self.members if self.members.progress_deadline(m) <= now and self._holds(m)]
         return (*dead, *(released for member in stalled for released in self._take_back(member, now)))
 
@@ -210,7 +216,7 @@ class Dispatcher:
         for dataset in sorted(member.datasets):
             self._mark("answer", dataset, member.session)
             self._mark("report", dataset, member.session)
-            self._hungry.get(dataset, {}).pop(member.session, None)
+            self._waiters.get(dataset, {}).pop(member.session, None)
             slices = self._ledgers[dataset].release(member.session)
             lost.append(
                 Released(session=member.session, worker_id=member.worker_id, dataset=dataset, slices=slices)
@@ -289,19 +295,19 @@ class Dispatcher:
         epoch, state, grants = ledger.lease(
             call.session, epoch=call.epoch, count=call.count, drained=call.drained, ahead=call.ahead
         )
-        hungry = self._hungry.setdefault(call.dataset, {})
-        hungry.pop(call.session, None)
+        waiters = self._waiters.setdefault(call.dataset, {})
+        waiters.pop(call.session, None)
         if not grants and state is PassState.OPEN and not ledger.waiting_in(epoch):
-            hungry[call.session] = now
+            waiters[call.session] = now
         return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants)
 
     def wanted(self, dataset: str, session: str, now: float) -> bool:
         """Whether another trainer was sent away empty a moment ago, and so waits for records."""
-        hungry = self._hungry.get(dataset)
-        if not hungry:
+        waiters = self._waiters.get(dataset)
+        if not waiters:
             return False
-        for other, since in reversed(hungry.items()):  # the last to ask comes first
-            if now - since > HUNGRY_S:
+        for other, since in reversed(waiters.items()):  # the last to ask comes first
+            if now - since > WAITER_S:
                 return False
             if other != session:
                 return True
@@ -331,7 +337,7 @@ class Dispatcher:
         ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
         if takes_part and call.request > member.reports.get(call.dataset, 0):
-            ledger.confirm(call.session)
+            ledger.forget_ended(call.session)
             member.reports[call.dataset] = call.request
             self._mark("report", call.dataset, call.session)
         if call.acknowledgements or call.failures:
@@ -368,15 +374,15 @@ class Dispatcher:
         return ConfirmAnswer(void=self._fenced(call).void_of(call.session, call.leases))
 
     def heard(self, call: FencedCall, now: float) -> Member:
-        """A call of a session arrived. Raises JournalWentBack, and SessionLost like `Members.find`."""
-        self._check_rollback(call)
+        """Note that a session called. Raises JournalWentBack, and SessionLost like `Members.find`."""
+        self.rollback.check(call)
         member = self.members.heard(call.session, call.fence.member, now)
         member.called = True
         return member
 
     def _known(self, call: FencedCall) -> Member:
         """The member that calls, as `heard`; a call that waits is not heard again."""
-        self._check_rollback(call)
+        self.rollback.check(call)
         return self.members.find(call.session, call.fence.member)
 
     def _fenced(self, call: FencedCall) -> ShardLedger:
@@ -401,59 +407,6 @@ class Dispatcher:
                 f"the master has no dataset {dataset!r}: register it with a reader or a size"
             )
         return ledger
-
-    # A journal that went back ---------------------------------------------------------------------------
-
-    def begin_again(self, nonce: int) -> None:
-        """The master starts on a state of before, which may have had a future that is lost.
-
-        What that future named is not named again: `nonce` is a large random number, of this start alone.
-        """
-        self._nonce = nonce
-        self.members.skip(nonce)
-        self._mark("next", "member")
-        self._mark("next", "gaps")
-
-    def _check_rollback(self, call: FencedCall) -> None:
-        """Raise JournalWentBack if this state is older than what the caller was told, or known to be."""
-        why = self.suspended.get(call.dataset)
-        if why is not None and not (isinstance(call, RestoreCall) and call.fence.ledger == self.ledger_id):
-            raise JournalWentBack(why)
-        if self.durable and call.fence.ledger == self.ledger_id:
-            found = evidence(call, self.members, self._ledgers.get(call.dataset))
-            if found:
-                raise JournalWentBack(self.suspend(f"a call of session {call.session!r} names {found}"))
-
-    def suspend(self, why: str) -> str:
-        """The state is older than what trainers were told: lend nothing of any dataset until it is restored.
-
-        All leases and members are void at once: from now on this is another ledger. Returns what to tell
-        them.
-        """
-        self._become_another_ledger(why)
-        reason = went_back(why)
-        for name in self._ledgers:
-            self.suspended[name] = reason
-            self._mark("suspended", name)
-        return reason
-
-    def accept_older(self) -> None:
-        """Go on from this state though it may be older than what trainers were told: a new lineage of each
-        dataset, in another ledger. What the state has forgotten is lent again."""
-        self._become_another_ledger("accepted")
-        for ledger in self._ledgers.values():
-            self._open_lineage(ledger, ledger.snapshot())
-
-    def _become_another_ledger(self, why: str) -> None:
-        text = f"{self.ledger_id} {self._nonce} {why}"
-        self.ledger_id = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
-        self._mark("ledger", "id")
-        for member in self.members:
-            self._give_up(member)
-        for number in self.members.unheard:
-            self._mark("unheard", number)
-        self.members.unheard.clear()
-        self._news.add()
 
     # Tokens and status ----------------------------------------------------------------------------------
 
@@ -491,15 +444,16 @@ class Dispatcher:
         """
         ledger = self._ledger(dataset)
         position = None if token is None else self._position(dataset, token)
-        self._open_lineage(ledger, position, opened_by)
+        self.open_lineage(ledger, position, opened_by)
         return ledger.lineage
 
-    def _open_lineage(
+    def open_lineage(
         self, ledger: ShardLedger, position: Token | None, opened_by: tuple[int, int] = (0, 0)
     ) -> None:
-        ledger.restore(position, opened_by, step=1 + self._nonce % LINEAGES)
+        """Take a ledger to a position (None: the beginning) in a new lineage; forget calls of the old one."""
+        ledger.restore(position, opened_by, step=self.rollback.lineage_step)
         dataset = ledger.spec.name
-        self._hungry.pop(dataset, None)
+        self._waiters.pop(dataset, None)
         for number, datasets in self.members.unheard.items():
             if datasets.pop(dataset, None) is not None:
                 self._mark("unheard", number)
@@ -539,7 +493,7 @@ class Dispatcher:
 
     def _status_of(self, ledger: ShardLedger) -> DatasetStatus:
         """Of its quarantine the first few alone: trainers ask often."""
-        return describe(ledger, self.ledger_id, ledger.quarantine.first(SHOWN))
+        return ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
 
     def status(self, now: float) -> MasterStatus:
         """Everything that there is to see; of quarantines together as much as one may have."""
@@ -547,7 +501,7 @@ class Dispatcher:
         for ledger in self._ledgers.values():
             shown = ledger.quarantine.within(left)
             left -= token_bytes(shown)
-            datasets.append(describe(ledger, self.ledger_id, shown))
+            datasets.append(ledger.status(self.ledger_id, shown))
         return MasterStatus(
             ledger=self.ledger_id,
             durable=self.durable,

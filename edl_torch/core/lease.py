@@ -1,4 +1,4 @@
-"""One lease: a slice on loan to a session, and how far that session has come with it."""
+"""One lease: a slice lent to a session, and how far that session has come with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl_torch.shard import Slice
 
 @dataclass(slots=True, kw_only=True)
 class Lease(Span):
-    """Slice of a shard on loan to a session; the `holes` are in quarantine.
+    """Slice of a shard lent to a session; the `holes` are in quarantine.
 
     `end` is where the lease ended when it was granted; what was given back lies between `stop` and `end`.
     `handed` says that all its batches are with the training loop.

@@ -1,18 +1,18 @@
-"""The ledger of one dataset: which records wait, which are lent, which have an outcome.
+"""Ledger of one dataset: which records wait, which are lent, which have an outcome.
 
-Pure state: no clock, no I/O, no transport. What has an outcome is what remains, so the state is as small
-as what is in flight. It decides what happens to `todo`, `loans` and `participants`, which only keep. It must
-not know sessions' liveness; it is told who joins and who is released.
+Pure state: no clock, no I/O, no transport. Records with an outcome are all that are neither waiting nor lent,
+so the state is as small as what is in flight. The ledger decides; `todo`, `leases` and `participants` only
+keep. It does not know which sessions are alive; the dispatcher tells it which join and which are released.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from edl_torch.core.begun import BegunShards
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
+    DatasetStatus,
     Failure,
     GiveBack,
     Grant,
@@ -20,14 +20,14 @@ from edl_torch.core.calls import (
     PassState,
     QuarantinedRecord,
 )
-from edl_torch.core.changes import Mark, unrecorded
+from edl_torch.core.changes import Mark, Version, unrecorded
 from edl_torch.core.checking import check_report, new_failures
 from edl_torch.core.head import Head
 from edl_torch.core.identity import identity
+from edl_torch.core.in_progress import ShardsInProgress
 from edl_torch.core.lease import Lease
-from edl_torch.core.lending import Lending, Wish
-from edl_torch.core.loans import Loans
-from edl_torch.core.news import News
+from edl_torch.core.leases import Leases
+from edl_torch.core.lending import LeaseRequest, Lending
 from edl_torch.core.participants import Participants
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine
@@ -38,33 +38,33 @@ from edl_torch.shard import DatasetSpec, Slice
 
 
 class ShardLedger:
-    """One dataset's records: `todo` waits, `loans` are with trainers, what has an outcome is the rest.
+    """Records of one dataset: those that wait, those that are lent, and counts of the rest.
 
-    `loans` and `participants` are for others to look at. `mark` is told the key of each part that changes,
-    for who writes the state down. `news` is told when a trainer that waits may find something: records that
-    came back, or a pass that may be over.
+    Others may look at `leases` and `participants`. `mark` is called with the key of each part that changes,
+    for the journal. `version` grows when a trainer that waits may find something: records that came back, or
+    a pass that may be over.
     """
 
-    def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded, news: News | None = None) -> None:
+    def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded, version: Version | None = None) -> None:
         self.plan = Plan(spec)
-        self._news = news or News()
+        self._version = version or Version()
         self._mark = mark
         self.lineage = 1
         self.opened_by = (0, 0)  # the member that opened the lineage by a restore, and its request's number
         self.quarantine = Quarantine(mark)
         self.acknowledged = 0
         self.dropped = 0
-        self._begun = BegunShards()
-        self._todo = Todo(self.plan, self._begun, mark)
+        self._in_progress = ShardsInProgress()
+        self._todo = Todo(self.plan, self._in_progress, mark)
         self.participants = Participants(mark)
-        self.loans = Loans(self._begun, mark, self._news)
-        self._lending = Lending(self._todo, self.loans, self.participants)
+        self.leases = Leases(self._in_progress, mark, self._version)
+        self._lending = Lending(self._todo, self.leases, self.participants)
 
     # What it is -----------------------------------------------------------------------------------------
 
     @property
     def spec(self) -> DatasetSpec:
-        """The dataset as registered."""
+        """Dataset as registered."""
         return self.plan.spec
 
     def respecify(self, spec: DatasetSpec) -> None:
@@ -80,24 +80,24 @@ class ShardLedger:
                 f"back to a checkpoint, or to the beginning with load_state_dict(None)"
             )
         self.plan = Plan(spec)
-        self._news.add()
+        self._version.grow()
         self._mark("dataset")
-        self._todo.follow(self.plan)
-        self._settle()
+        self._todo.replan(self.plan)
+        self._close_epochs()
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next pass reads: the oldest with waiting records, else the cursor's."""
+        """Epoch that the next pass reads: the oldest with waiting records, else that of the cursor."""
         return self._todo.oldest
 
     @property
     def finished(self) -> bool:
         """Whether every record of every epoch has an outcome."""
-        return not self.loans and self._todo.empty
+        return not self.leases and self._todo.empty
 
     @property
     def failure(self) -> str:
-        """Why the job has failed; '' while it has not."""
+        """Reason why the job has failed; '' while it has not."""
         allowed = self.spec.max_bad_records
         if len(self.quarantine) <= allowed:
             return ""
@@ -114,24 +114,19 @@ class ShardLedger:
         return self._todo.records
 
     def waiting_in(self, epoch: int) -> bool:
-        """Whether there is something to be lent to a pass over `epoch`, remainders apart."""
+        """Return whether there is something to lend to a pass over `epoch`, apart from remainders."""
         return self._todo.waiting(epoch) > 0
 
     @property
     def leased_records(self) -> int:
-        """Records on loan that have no outcome yet: those before the cursor that are nowhere else."""
+        """Lent records that have no outcome yet: those before the cursor that are nowhere else."""
         outcomes = self.acknowledged + self.dropped + len(self.quarantine)
         return self._todo.passed - self._todo.behind - outcomes
 
     @property
-    def leases(self) -> int:
-        """Live leases."""
-        return len(self.loans)
-
-    @property
     def shards_left(self) -> int:
-        """Shards of the epochs begun with records that wait or are on loan."""
-        return self._todo.shards_ahead + len(self._begun) - (self._todo.cut in self._begun)
+        """Shards of the epochs begun with records that wait or are lent."""
+        return self._todo.shards_ahead + len(self._in_progress) - (self._todo.cut in self._in_progress)
 
     @property
     def trainers(self) -> int:
@@ -139,12 +134,12 @@ class ShardLedger:
         return len(self.participants)
 
     def holds(self, session: str) -> bool:
-        """Whether `session` has a live lease."""
-        return self.loans.holds(session)
+        """Return whether `session` has a live lease."""
+        return self.leases.holds(session)
 
     def held_by(self, session: str) -> int:
-        """Records without outcome on loan to `session`."""
-        return sum(lease.open_records for lease in self.loans.of(session))
+        """Return how many records without outcome `session` holds."""
+        return sum(lease.open_records for lease in self.leases.of(session))
 
     def __repr__(self) -> str:
         return (
@@ -155,39 +150,39 @@ class ShardLedger:
     # Who takes part -------------------------------------------------------------------------------------
 
     def join(self, session: str, batch_size: int) -> None:
-        """A session begins to use the dataset; joining again may change its batch size."""
+        """Add a session; joining again may change its batch size."""
         self.participants.enter(session, batch_size)
-        self._news.add()
+        self._version.grow()
 
     def release(self, session: str) -> tuple[Slice, ...]:
-        """A session is gone: the rest of all it held waits again. Returns those slices."""
+        """Remove a session; the rest of all that it held waits again. Returns those slices."""
         self.participants.leave(session)
-        self.loans.forget_ended(session)
+        self.leases.forget_ended(session)
         return self.take_back(session)
 
     def take_back(self, session: str) -> tuple[Slice, ...]:
-        """The rest of all that a session holds waits again; the session stays. Returns those slices."""
+        """Let the rest of all that a session holds wait again; the session stays. Returns those slices."""
         self.participants.served(session)
-        self._news.add()
+        self._version.grow()
         lost: list[Slice] = []
-        for lease in self.loans.take_back(session):
+        for lease in self.leases.take_back(session):
             for item in lease.slices():
                 self._todo.put_back(item, lease.attempt + 1)
                 lost.append(item)
-        self._settle()
+        self._close_epochs()
         return tuple(lost)
 
     def void_of(self, session: str, leases: Iterable[LeaseId]) -> tuple[int, ...]:
-        """Those tasks of `leases` that are not the session's any more; the others are, as a whole."""
+        """Return the tasks of `leases` that are not the session's any more; the others are, as a whole."""
         return tuple(task for task, attempt in leases if not self._is_known(session, task, attempt))
 
     def _is_known(self, session: str, task: int, attempt: int) -> bool:
-        live = self.loans.live(session, task, attempt) is not None
-        return live or self.loans.has_ended(session, task, attempt)
+        live = self.leases.live(session, task, attempt) is not None
+        return live or self.leases.has_ended(session, task, attempt)
 
-    def confirm(self, session: str) -> None:
-        """A newer report arrived: the answers to the ones before it are known to the session."""
-        self.loans.forget_ended(session)
+    def forget_ended(self, session: str) -> None:
+        """Forget which leases a session has ended: a newer report shows that it knows."""
+        self.leases.forget_ended(session)
 
     # Lending --------------------------------------------------------------------------------------------
 
@@ -208,16 +203,16 @@ class ShardLedger:
             )
         self.participants.look(session)
         if drained:  # it has handed all that it holds to its loop: no more batches come of it
-            self.loans.hand_over(session)
-        self._settle()
+            self.leases.hand_over(session)
+        self._close_epochs()
         if epoch == NEW_PASS:
             epoch = self._lending.open_pass(batch_size)
         if epoch == NEW_PASS:
             return epoch, PassState.FINISHED if self.finished else PassState.OPEN, ()
-        wish = Wish(session, epoch, count, batch_size, ahead and not drained)
-        grants = tuple(self._lending.grants(wish, self.leased_records))
+        request = LeaseRequest(session, epoch, count, batch_size, ahead and not drained)
+        grants = tuple(self._lending.grants(request, self.leased_records))
         if grants:
-            self.loans.lent(session, grants[0].task)
+            self.leases.lent(session, grants[0].task)
             self._mark("head")
         state = PassState.OPEN if grants else self._pass_state(epoch)
         if grants or state is not PassState.OPEN:
@@ -248,10 +243,10 @@ class ShardLedger:
         give_backs: Iterable[GiveBack],
     ) -> None:
         """Raise InvalidArgument if one of these, applied in this order, would; nothing is changed."""
-        check_report(self.loans, session, failures, acknowledgements, give_backs)
+        check_report(self.leases, session, failures, acknowledgements, give_backs)
 
     def acknowledge(self, session: str, task: int, attempt: int, upto: int) -> None:
-        """Records of the lease below position `upto` were trained on. Monotone; may be repeated.
+        """Count the records of the lease below position `upto` as trained on. Monotone; may be repeated.
 
         Raises StaleLease for a lease that is not this session's any more, InvalidArgument for a position
         outside of it; both leave the state as it was.
@@ -260,7 +255,7 @@ class ShardLedger:
         if lease is None or upto <= lease.done:
             return
         lease.check_acknowledgement(upto)
-        self.participants.paces.trained(session, upto - lease.done)
+        self.participants.throughput.trained(session, upto - lease.done)
         self.acknowledged += lease.advance(upto)
         self._mark("head")
         self._changed(lease)
@@ -276,12 +271,12 @@ class ShardLedger:
         self.quarantine.add(self._bad(lease, position, reason))
         lease.punch(position)
         if self.failure:
-            self._news.add()
+            self._version.grow()
         self._changed(lease)
 
     def unreadable(self, session: str, failures: Iterable[Failure]) -> list[QuarantinedRecord]:
-        """The records that these would put into quarantine; nothing is changed."""
-        return [self._bad(*new) for new in new_failures(self.loans, session, failures)]
+        """Return the records that these would put into quarantine; nothing is changed."""
+        return [self._bad(*new) for new in new_failures(self.leases, session, failures)]
 
     def _bad(self, lease: Lease, position: int, reason: str) -> QuarantinedRecord:
         name, index = self.plan.locate(lease.epoch, lease.shard, position)
@@ -301,33 +296,33 @@ class ShardLedger:
         for item in lease.slices(start):
             put(item, lease.attempt)
         lease.cut(start)
-        # Remainders that are too few for all who wait are no news: each trainer has some at an epoch's end.
+        # Remainders too few for all that wait do not wake them: each trainer has some at an epoch's end.
         if not remainder or self.participants.can_use(self._todo.remainder_records(lease.epoch)):
-            self._news.add()
+            self._version.grow()
         self._changed(lease)
 
     def _find(self, session: str, task: int, attempt: int) -> Lease | None:
-        """The live lease, or None when this session has closed it already."""
-        lease = self.loans.live(session, task, attempt)
+        """Return the live lease, or None when this session has ended it already."""
+        lease = self.leases.live(session, task, attempt)
         if lease is not None:
             return lease
-        if self.loans.has_ended(session, task, attempt):
+        if self.leases.has_ended(session, task, attempt):
             return None
         raise StaleLease(
             f"task {task}, attempt {attempt} of dataset {self.spec.name!r} is not a lease of this session"
         )
 
     def _changed(self, lease: Lease) -> None:
-        """The lease is another one than it was: it ends, or it lives on."""
+        """End a lease that has changed when it is done; else mark it."""
         if lease.is_done:
-            self.loans.end(lease)
-            self._settle()
+            self.leases.end(lease)
+            self._close_epochs()
         else:
-            self.loans.changed(lease)
+            self.leases.changed(lease)
 
     # Epochs ---------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _close_epochs(self) -> None:
         """Move the cursor into the next epoch when this one's pass is over, and drop what fills no batch."""
         todo = self._todo
         if todo.ahead and not todo.has_remainders:
@@ -335,32 +330,32 @@ class ShardLedger:
         if self.spec.epoch_barrier:
             while not todo.past_end and self._is_over(todo.cursor_epoch):
                 todo.next_epoch()
-                self._news.add()
+                self._version.grow()
         for epoch in todo.remainder_epochs:
             if self._is_over(epoch) and not self._is_lent(epoch):
                 self.dropped += todo.drop_remainders(epoch)
-                self._news.add()
+                self._version.grow()
                 self._mark("head")
 
     def _is_over(self, epoch: int) -> bool:
-        """Whether a pass over the epoch has nothing to wait for but the death of a drained trainer."""
+        """Return whether a pass over the epoch waits for nothing but the death of a drained trainer."""
         if self._todo.waiting(epoch):
             return False
-        if self.loans.unhanded(epoch if self.spec.epoch_barrier else None):
+        if self.leases.unhanded(epoch if self.spec.epoch_barrier else None):
             return False
         return not self.participants.can_use(self._todo.remainder_records(epoch))
 
     def _is_lent(self, epoch: int) -> bool:
         if not self.spec.epoch_barrier:
-            return bool(self.loans)
-        return any(lease.epoch == epoch for lease in self.loans)
+            return bool(self.leases)
+        return any(lease.epoch == epoch for lease in self.leases)
 
     # Tokens ---------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Token:
-        """The whole position: cursor, every slice without outcome, remainders, quarantine, counts."""
+        """Return the whole position: cursor, slices without outcome, remainders, quarantine, counts."""
         epoch, position, offset = self._todo.cursor
-        lent = [item for lease in self.loans for item in lease.slices()]
+        lent = [item for lease in self.leases for item in lease.slices()]
         return Token(
             identity=identity(self.spec),
             epoch=epoch,
@@ -382,47 +377,71 @@ class ShardLedger:
         token = token or Token(identity=identity(self.spec))
         token.check(self.spec)
         token.check_within(self.plan)
-        self.loans.clear()
+        self.leases.clear()
         self.participants.nobody_waits()
         self._todo.restore(token)
         self.quarantine.replace(token.quarantine)
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += step
         self.opened_by = opened_by
-        self._news.add()
-        self._settle()
+        self._version.grow()
+        self._close_epochs()
+
+    def status(self, ledger_id: str, quarantine: tuple[QuarantinedRecord, ...]) -> DatasetStatus:
+        """Return the state for people, with what is to be shown of the quarantine."""
+        return DatasetStatus(
+            dataset=self.spec.name,
+            ledger=ledger_id,
+            lineage=self.lineage,
+            task_type=self.spec.task_type,
+            epoch=self.epoch,
+            num_epochs=self.spec.num_epochs,
+            size=self.plan.size,
+            shards=self.plan.num_shards,
+            shards_left=self.shards_left,
+            todo=self.todo,
+            leased=self.leased_records,
+            leases=len(self.leases),
+            acknowledged=self.acknowledged,
+            quarantined=len(self.quarantine),
+            dropped=self.dropped,
+            finished=self.finished,
+            trainers=self.trainers,
+            failure=self.failure,
+            quarantine=quarantine,
+        )
 
     # As rows of a journal -------------------------------------------------------------------------------
 
     @property
     def head(self) -> Head:
-        """The ledger's numbers."""
+        """Numbers of the ledger."""
         return Head(
             lineage=self.lineage,
             opened_by=self.opened_by,
             cursor=self._todo.cursor,
             acknowledged=self.acknowledged,
             dropped=self.dropped,
-            next_task=self.loans.next_task,
+            next_task=self.leases.next_task,
             next_bundle=self._lending.next_bundle,
         )
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """The tasks on loan."""
-        return tuple(lease.task for lease in self.loans)
+        """Tasks with a live lease."""
+        return tuple(lease.task for lease in self.leases)
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The numbers of the slices that wait, remainders included."""
+        """Numbers of the slices that wait, remainders included."""
         return tuple(self._todo.numbers())
 
     def lease_of(self, task: int) -> Lease | None:
-        """The live lease of this task."""
-        return self.loans.find(task)
+        """Return the live lease of this task, or None."""
+        return self.leases.find(task)
 
     def waiting_slice(self, number: int) -> tuple[bool, Waiting] | None:
-        """Whether the slice of this number is a remainder, and the slice; None when it does not wait."""
+        """Return whether the slice of this number is a remainder, and the slice; None: it does not wait."""
         return self._todo.find(number)
 
     def resume(
@@ -435,9 +454,9 @@ class ShardLedger:
         batch_sizes: Mapping[str, int],
         closed: Mapping[str, dict[int, int]],
     ) -> None:
-        """Become what the properties and methods above said of another ledger; for a new one.
+        """Take over what the properties and methods above said of another ledger; for a new one.
 
-        Which sessions wait is not remembered: those that still do will ask again.
+        Sessions that wait are not among it: they will ask again.
         """
         self.lineage, self.acknowledged, self.dropped = head.lineage, head.acknowledged, head.dropped
         self.opened_by = head.opened_by
@@ -446,4 +465,4 @@ class ShardLedger:
         self.quarantine.replace(quarantine)
         for session, batch_size in batch_sizes.items():
             self.participants.enter(session, batch_size)
-        self.loans.resume(head.next_task, leases, closed)
+        self.leases.resume(head.next_task, leases, closed)

@@ -1,7 +1,7 @@
-"""What a session is lent next: slices that came back, then the cursor's, ever smaller ones towards the end.
+"""Choice of the next leases: slices that came back, then those at the cursor, smaller ones towards the end.
 
-Towards the end it looks at paces: for batches that a slow trainer has read ahead all others would wait. It
-decides about sizes and order alone. Whether a session may be lent anything is the ledger's business.
+Towards the end throughput decides: all trainers would wait for the batches that a slow one has read ahead.
+Only sizes and order are decided here; the ledger decides whether a session may be lent anything.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edl_torch.core.calls import NEW_PASS, Grant
-from edl_torch.core.loans import Loans
+from edl_torch.core.leases import Leases
 from edl_torch.core.participants import Participants
 from edl_torch.core.todo import Todo, Waiting
 
-FAR = 64  # shards: who has more than so many to come is lent whole ones
+FAR = 64  # shards: a session with a larger share to come is lent whole ones
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A session asks for up to `count` slices of a pass over `epoch`; `ahead` of its need, or not."""
+class LeaseRequest:
+    """Request of a session for up to `count` slices of a pass over `epoch`; `ahead` of its need, or not."""
 
     session: str
     epoch: int
@@ -29,56 +29,57 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Room:
-    """What else a session may have when the end is near, so that all come to it together.
+class Quota:
+    """Limit on the records of a session when the end is near, so that all sessions finish together.
 
-    `share` is what it would train on of all that has no outcome, at the pace that it has shown, were all
-    trainers at it; `share_now`, were those alone at it that hold records: others may not come for long.
+    `share` is the part of all records without outcome that the session would train on at its throughput if
+    all trainers took part; `share_now`, if only those did that hold records: others may not come for long.
+    `held` are the records that it holds, `shown` those that it has trained on so far.
     """
 
     share: float
     share_now: float
     held: int
     shown: int
-    wish: Wish
+    request: LeaseRequest
     sessions: int
 
     def limit(self, waiting: int) -> int:
-        """Records of its next lease, in whole batches; 0 for who asks ahead of its need and has its share."""
-        size = self.wish.batch_size
-        if self.wish.ahead and self.held and self.held + size / 2 > self.share_now:
+        """Return the size of the next lease, in whole batches; 0 where it reads ahead and has its share."""
+        size = self.request.batch_size
+        if self.request.ahead and self.held and self.held + size / 2 > self.share_now:
             return 0
-        # Half of what is left of its share, for paces change; and no more than twice what it has shown, for
-        # at first nobody knows who is slow.
+        # Half of what is left of its share, because throughput changes; and no more than twice what it has
+        # shown, because at first nobody knows which trainer is slow.
         most = min((self.share - self.held) / 2, 2 * self.shown - self.held, waiting / (2 * self.sessions))
         return max(1, int(most / size)) * size
 
 
 class Lending:
-    """Moves slices from `todo` to `loans`. Remainders go together, in bundles that make whole batches."""
+    """Moves slices from `todo` to `leases`; remainders in bundles that make whole batches."""
 
-    def __init__(self, todo: Todo, loans: Loans, participants: Participants) -> None:
+    def __init__(self, todo: Todo, leases: Leases, participants: Participants) -> None:
         self.next_bundle = 1
         self._todo = todo
-        self._loans = loans
+        self._leases = leases
         self._participants = participants
 
     def open_pass(self, batch_size: int) -> int:
-        """The oldest epoch that has something for a trainer with this batch size; NEW_PASS for none."""
+        """Return the oldest epoch with something for a trainer of this batch size; NEW_PASS for none."""
         todo = self._todo
         epochs = [] if todo.past_end and not todo.returned_records else [todo.oldest]
         epochs += [epoch for epoch in todo.remainder_epochs if todo.remainder_records(epoch) >= batch_size]
         return min(epochs, default=NEW_PASS)
 
-    def grants(self, wish: Wish, leased: int) -> Iterator[Grant]:
+    def grants(self, request: LeaseRequest, leased: int) -> Iterator[Grant]:
         """Lend what is asked for; where slices run out, a bundle of remainders. `leased` records are lent."""
-        session, epoch, batch_size = wish.session, wish.epoch, wish.batch_size
+        session, epoch, batch_size = request.session, request.epoch, request.batch_size
         barrier = self._todo.plan.spec.epoch_barrier
         if not barrier:  # endless epochs would pile them up
             yield from self._remainder_bundle(session, epoch, batch_size)
-        room = self._room(wish, leased)
-        for _ in range(wish.count):
-            limit = self._limit(epoch, batch_size) if room is None else room.limit(self._todo.waiting(epoch))
+        quota = self._quota(request, leased)
+        for _ in range(request.count):
+            limit = quota.limit(self._todo.waiting(epoch)) if quota else self._limit(epoch, batch_size)
             if not limit:
                 return
             taken = self._todo.take(epoch, limit)
@@ -86,29 +87,29 @@ class Lending:
                 if barrier:
                     yield from self._remainder_bundle(session, epoch, batch_size)
                 return
-            if room is not None:
-                room.held += taken.slice.limit
+            if quota is not None:
+                quota.held += taken.slice.limit
             yield self._lend(session, taken, 0)
 
-    def _room(self, wish: Wish, leased: int) -> Room | None:
-        """None while the end is far off, or for who is alone."""
+    def _quota(self, request: LeaseRequest, leased: int) -> Quota | None:
+        """Return None while the end is far off, and for the only trainer."""
         if not self._tail_applies or len(self._participants) == 1:
             return None
-        paces = self._participants.paces
-        share = paces.share(wish.session, self._todo.waiting(wish.epoch) + leased)
+        throughput = self._participants.throughput
+        share = throughput.share(request.session, self._todo.waiting(request.epoch) + leased)
         if share > FAR * self._todo.plan.spec.records_per_shard:
             return None
-        return Room(
+        return Quota(
             share=share,
-            share_now=share * len(self._participants) / max(1, self._loans.holders),
-            held=sum(lease.open_records for lease in self._loans.of(wish.session)),
-            shown=paces.shown(wish.session),
-            wish=wish,
+            share_now=share * len(self._participants) / max(1, self._leases.holders),
+            held=sum(lease.open_records for lease in self._leases.of(request.session)),
+            shown=throughput.shown(request.session),
+            request=request,
             sessions=len(self._participants),
         )
 
     def _limit(self, epoch: int, batch_size: int) -> int:
-        """Guided tail: the waiting records over twice the trainers, in whole batches, at least one."""
+        """Guided self-scheduling: the waiting records over twice the trainers, in whole batches."""
         if not self._tail_applies:
             return max(batch_size, self._todo.plan.spec.records_per_shard)
         return self._share(self._todo.waiting(epoch), batch_size)
@@ -123,7 +124,7 @@ class Lending:
         return max(batch_size, share - share % batch_size)
 
     def _lend(self, session: str, item: Waiting, bundle: int) -> Grant:
-        task = self._loans.lend(session, item)
+        task = self._leases.lend(session, item)
         return Grant(task=task, attempt=item.attempt, slice=item.slice, bundle=bundle)
 
     def _remainder_bundle(self, session: str, epoch: int, batch_size: int) -> Iterator[Grant]:
@@ -132,9 +133,9 @@ class Lending:
             return
         bundle = self.next_bundle
         self.next_bundle += 1
-        # Not all to who asks first: remainders of ten thousand trainers are thousands of batches.
+        # Not all to the first that asks: remainders of ten thousand trainers are thousands of batches.
         for item in self._todo.take_remainders(epoch, self._share(records, batch_size)):
             yield self._lend(session, item, bundle)
 
     def __repr__(self) -> str:
-        return f"<Lending {self._todo!r} {self._loans!r}>"
+        return f"<Lending {self._todo!r} {self._leases!r}>"

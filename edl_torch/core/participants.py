@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from edl_torch.core.changes import Mark, unrecorded
-from edl_torch.core.paces import Paces
+from edl_torch.core.throughput import Throughput
 
 LOOKS = 8  # a trainer that let the others ask so often each has stopped waiting
 
@@ -18,7 +18,7 @@ class Participants:
 
     def __init__(self, mark: Mark = unrecorded) -> None:
         self._mark = mark
-        self.paces = Paces()
+        self.throughput = Throughput()
         self._batch_sizes: dict[str, int] = {}
         self._sizes: Counter[int] = Counter()  # batch size -> how many take part with it
         # Of those sent away empty: batch size -> session -> its last look; the last entry is the latest.
@@ -42,13 +42,13 @@ class Participants:
         self._forget(session)
         self._batch_sizes[session] = batch_size
         self._sizes[batch_size] += 1
-        self.paces.enter(session, batch_size)
+        self.throughput.enter(session, batch_size)
         self._mark("member", session)
 
     def leave(self, session: str) -> None:
         """A session is gone."""
         self._forget(session)
-        self.paces.leave(session)
+        self.throughput.leave(session)
         self._mark("member", session)
 
     def _forget(self, session: str) -> None:

@@ -2,7 +2,7 @@
 
 Rows are JSON-able and say what is, never what was asked for: an upgrade reads them without deciding anything
 again. Deadlines are not among them, nor who waits at this moment. Where rows are kept is not known here.
-A page has the leases of one session among `loans.PAGE` tasks: a hundred leases of a call are seven rows.
+A page has the leases of one session among `leases.PAGE` tasks: a hundred leases of a call are seven rows.
 
 | key | row |
 | --- | --- |
@@ -73,7 +73,7 @@ def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
         yield "dataset", name
         yield "head", name
         yield from (("waiting", name, number) for number in ledger.waiting)
-        yield from (("leases", name, session, page) for session, page in ledger.loans.pages())
+        yield from (("leases", name, session, page) for session, page in ledger.leases.pages())
         yield from (("bad", name, number) for number in range(len(ledger.quarantine)))
         yield from ((kind, name, m.session) for m in members for kind in ("member", "answer", "report"))
 
@@ -124,7 +124,7 @@ def _waiting(ledger: ShardLedger, number: int) -> Row | None:
 
 
 def _leases(ledger: ShardLedger, session: str, page: int) -> Row | None:
-    leases = ledger.loans.on(session, page)
+    leases = ledger.leases.on(session, page)
     return tuple([_lease_row(lease) for lease in leases]) if leases else None
 
 
@@ -186,7 +186,7 @@ def _grant_row(grant: Grant) -> Row:
 def _report(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     member, ledger = dispatcher.members.get(session), dispatcher.find_ledger(dataset)
     number = 0 if member is None else member.reports.get(dataset, 0)
-    closed = {} if ledger is None else ledger.loans.ended(session)
+    closed = {} if ledger is None else ledger.leases.ended(session)
     return (number, tuple(closed.items())) if number or closed else None
 
 

@@ -1,22 +1,99 @@
-"""Whether a call proves that this state is older than what its caller was told: the journal went back.
+"""Journal that went back in time: what proves it, and how a dispatcher then suspends its datasets.
 
 A trainer names the last numbers that it was given and answered, and a state knows every one that it gave and
-answered. So one that it does not know comes from a later state, which is lost. It must not know what is done
-then.
+answered. So a number that it does not know comes from a later state, which is lost.
 """
 
 from __future__ import annotations
 
-from edl_torch.core.calls import FencedCall
+import hashlib
+from typing import TYPE_CHECKING
+
+from edl_torch.core.calls import FencedCall, RestoreCall
+from edl_torch.core.changes import Mark
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Members
+from edl_torch.errors import JournalWentBack
+
+if TYPE_CHECKING:
+    from edl_torch.core.dispatcher import Dispatcher
+
+LINEAGES = 1 << 20  # how far apart the numbers of lineages may be that follow each other
+
+
+class Rollback:
+    """Check of a dispatcher's calls for a rollback of its journal, and suspension of all datasets then."""
+
+    def __init__(self, dispatcher: Dispatcher, mark: Mark) -> None:
+        self._dispatcher = dispatcher
+        self._mark = mark
+        self._nonce = 0
+
+    @property
+    def lineage_step(self) -> int:
+        """Distance of the number of a new lineage from that of the lineage before."""
+        return 1 + self._nonce % LINEAGES
+
+    def begin_again(self, nonce: int) -> None:
+        """Start on a state of before, which may have had a future that is lost.
+
+        What that future named is not named again: `nonce` is a large random number, of this start alone.
+        """
+        self._nonce = nonce
+        self._dispatcher.members.skip(nonce)
+        self._mark("next", "member")
+        self._mark("next", "gaps")
+
+    def check(self, call: FencedCall) -> None:
+        """Raise JournalWentBack if this state is older than what the caller was told, or known to be."""
+        dispatcher = self._dispatcher
+        own = call.fence.ledger == dispatcher.ledger_id
+        why = dispatcher.suspended.get(call.dataset)
+        if why is not None and not (isinstance(call, RestoreCall) and own):
+            raise JournalWentBack(why)
+        if dispatcher.durable and own:
+            found = evidence(call, dispatcher.members, dispatcher.find_ledger(call.dataset))
+            if found:
+                raise JournalWentBack(self.suspend(f"a call of session {call.session!r} names {found}"))
+
+    def suspend(self, why: str) -> str:
+        """Lend nothing of any dataset until it is restored: the state is older than what trainers were told.
+
+        All leases and members are void at once: from now on this is another ledger. Returns the message for
+        trainers.
+        """
+        self._become_another_ledger(why)
+        reason = went_back(why)
+        for ledger in self._dispatcher.ledgers:
+            self._dispatcher.suspended[ledger.spec.name] = reason
+            self._mark("suspended", ledger.spec.name)
+        return reason
+
+    def accept_older(self) -> None:
+        """Go on from this state though it may be older than what trainers were told.
+
+        Each dataset gets a new lineage, in another ledger. What the state has forgotten is lent again.
+        """
+        self._become_another_ledger("accepted")
+        for ledger in self._dispatcher.ledgers:
+            self._dispatcher.open_lineage(ledger, ledger.snapshot())
+
+    def _become_another_ledger(self, why: str) -> None:
+        dispatcher = self._dispatcher
+        text = f"{dispatcher.ledger_id} {self._nonce} {why}"
+        dispatcher.ledger_id = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+        self._mark("ledger", "id")
+        dispatcher.void_members()
+
+    def __repr__(self) -> str:
+        return f"<Rollback suspended={len(self._dispatcher.suspended)}>"
 
 
 def evidence(call: FencedCall, members: Members, ledger: ShardLedger | None) -> str:
-    """Both numbers, in words, where the call names one that was never given; '' where it proves nothing.
+    """Return the number in the call that was never given, and the known one, in words; '' for none.
 
-    The call is of this master's ledger. `ledger` is its dataset's, None where there is none of the name. What
-    is of an older lineage proves nothing: a restore has made it void, whatever was lost before.
+    The call is of this master's ledger. `ledger` is that of its dataset, None where there is none of
+    the name. A call of an older lineage proves nothing: a restore has made it void, whatever was lost before.
     """
     fence = call.fence
     if ledger is not None and fence.lineage != ledger.lineage:
@@ -43,7 +120,7 @@ def _beyond(what: str, named: int, known: int) -> str:
 
 
 def went_back(why: str) -> str:
-    """What trainers and people are told."""
+    """Return the message for trainers and people."""
     return (
         f"the master's journal is older than what its trainers were told: {why}. Nothing is lent until the "
         f"dataset is restored: start all trainers again from one checkpoint (load_state_dict, "

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from edl_torch.core.begun import BegunShards
 from edl_torch.core.changes import Mark, unrecorded
+from edl_torch.core.in_progress import ShardsInProgress
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
@@ -30,19 +30,19 @@ class Waiting(NamedTuple):
 class SliceQueue:
     """Slices by the number under which they came back, and how many records they have together."""
 
-    __slots__ = ("_begun", "_items", "_mark", "records")
+    __slots__ = ("_in_progress", "_items", "_mark", "records")
 
-    def __init__(self, mark: Mark, begun: BegunShards) -> None:
+    def __init__(self, mark: Mark, in_progress: ShardsInProgress) -> None:
         self.records = 0
         self._mark = mark
-        self._begun = begun
+        self._in_progress = in_progress
         self._items: OrderedDict[int, Waiting] = OrderedDict()
 
     def put(self, number: int, item: Waiting) -> None:
         """Add a slice at the end."""
         self._items[number] = item
         self.records += item.slice.limit
-        self._begun.enter(item.slice.epoch, item.slice.shard)
+        self._in_progress.enter(item.slice.epoch, item.slice.shard)
         self._mark("waiting", number)
 
     def take(self, limit: int) -> Waiting:
@@ -51,7 +51,7 @@ class SliceQueue:
         item = self._items[number]
         if item.slice.limit <= limit:
             del self._items[number]
-            self._begun.leave(item.slice.epoch, item.slice.shard)
+            self._in_progress.leave(item.slice.epoch, item.slice.shard)
         else:
             head, tail = split(item.slice, limit)
             item, self._items[number] = Waiting(head, item.attempt), Waiting(tail, item.attempt)
@@ -62,7 +62,7 @@ class SliceQueue:
     def clear(self) -> None:
         """Forget all slices."""
         for number, item in self._items.items():
-            self._begun.leave(item.slice.epoch, item.slice.shard)
+            self._in_progress.leave(item.slice.epoch, item.slice.shard)
             self._mark("waiting", number)
         self._items.clear()
         self.records = 0
@@ -89,9 +89,9 @@ class Todo:
     oldest. `cursor_epoch` is the epoch that the cursor is in, and `num_epochs` at the end of the last.
     """
 
-    def __init__(self, plan: Plan, begun: BegunShards, mark: Mark = unrecorded) -> None:
+    def __init__(self, plan: Plan, in_progress: ShardsInProgress, mark: Mark = unrecorded) -> None:
         self._mark = mark
-        self._begun = begun
+        self._in_progress = in_progress
         self.cursor_epoch = 0
         self._position = 0  # of the next shard in the epoch's order
         self._offset = 0  # of the next record in that shard
@@ -100,9 +100,9 @@ class Todo:
         self._returned: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._remainders: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._next_number = 1  # of a slice that comes back
-        self.follow(plan)
+        self.replan(plan)
 
-    def follow(self, plan: Plan) -> None:
+    def replan(self, plan: Plan) -> None:
         """Take a plan with the same order and maybe other options."""
         self.plan = plan
         self._barrier = plan.spec.epoch_barrier
@@ -216,7 +216,7 @@ class Todo:
 
     def _put(self, where: dict[int, SliceQueue], item: Slice, attempt: int) -> None:
         if item.epoch not in where:
-            where[item.epoch] = SliceQueue(self._mark, self._begun)
+            where[item.epoch] = SliceQueue(self._mark, self._in_progress)
         where[item.epoch].put(self._next_number, Waiting(item, attempt))
         self._next_number += 1
 

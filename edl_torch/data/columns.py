@@ -16,7 +16,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading import OnBad, announce
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.blame import blames_source, name_record
+from edl_torch.readers.error_classification import is_source_error, name_record
 from edl_torch.shard import IndexArray, Indices
 
 Runs = list[tuple[int, int]]  # (first position, position after)
@@ -54,7 +54,7 @@ def _read(
     try:
         batch = reader.read_batch(name, numbers)
     except Exception as exc:
-        if blames_source(exc):  # to try its records one by one would be no better
+        if is_source_error(exc):  # to try its records one by one would be no better
             raise name_record(exc, name, int(numbers[0])) from exc
         good = _readable(reader, name, numbers, position, on_bad)
         if good.any():

@@ -15,7 +15,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import AbstractDataReader, has_random_access
-from edl_torch.readers.blame import blames_source, name_record
+from edl_torch.readers.error_classification import is_source_error, name_record
 from edl_torch.shard import Shard, Shuffle, Slice, Task
 
 Run = list[int]  # of `Tally.start`: its last item is the next position to read
@@ -170,7 +170,7 @@ class SampleReader:
                     index += 1
             except Exception as exc:  # noqa: BLE001  as above
                 kept[index] = _Unreadable(exc)
-                if blames_source(exc):  # the records after it would fail in the same way, each in its time
+                if is_source_error(exc):  # the records after it would fail in the same way, each in its time
                     return kept | dict.fromkeys(range(index, shard.end), kept[index])
             else:
                 if index < shard.end:

@@ -63,15 +63,15 @@ class DurableState:
 
     def _begin_again(self, accept_older: bool) -> None:
         """What an earlier master wrote may be older than what it said."""
-        self.dispatcher.begin_again(secrets.randbelow(NAMES) + 1)
+        self.dispatcher.rollback.begin_again(secrets.randbelow(NAMES) + 1)
         if accept_older:
-            self.dispatcher.accept_older()
+            self.dispatcher.rollback.accept_older()
             log.warning(
                 "--accept-older-journal: goes on from the journal as ledger=%s, all leases are void%s",
                 *(self.dispatcher.ledger_id, self._journal.lost and f"; {self._journal.lost}"),
             )
         elif self._journal.lost:
-            log.error("%s", self.dispatcher.suspend(self._journal.lost))
+            log.error("%s", self.dispatcher.rollback.suspend(self._journal.lost))
         for dataset, why in self.dispatcher.suspended.items():
             log.error("dataset=%s is suspended: %s", printable(dataset), why)
 
@@ -80,7 +80,7 @@ class DurableState:
         log.info(
             "%s dir=%s ledger=%s datasets=%d leases=%d sessions=%d",
             *("resumed" if ledgers else "new journal", folder, self.dispatcher.ledger_id),
-            *(len(ledgers), sum(ledger.leases for ledger in ledgers), len(self.dispatcher.members)),
+            *(len(ledgers), sum(len(ledger.leases) for ledger in ledgers), len(self.dispatcher.members)),
         )
 
     def group_commit(self) -> GroupCommit:

@@ -1,6 +1,7 @@
-"""The second door of the master: ElasticDL's own calls, for its unmodified clients.
+"""ElasticDL's own calls on the master's port, for its unmodified clients.
 
-Converts, waits and answers; who gets what is decided by `Desk`. It must not answer but through `durably`.
+Converts, waits and answers; `ElasticDLAdapter` decides which worker gets which task. Every answer must go
+through `durably`: one that the journal does not have yet could be forgotten.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall
 from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, MasterUnavailable, StaleLease, UnknownDataset
-from edl_torch.master.elasticdl_desk import Desk
+from edl_torch.master.elasticdl_adapter import ElasticDLAdapter
 from edl_torch.master.host import MasterHost, log_released
 from edl_torch.rpc import elasticdl as wire
 from edl_torch.rpc.status import to_status
@@ -44,9 +45,9 @@ class ElasticDLServicer:
     end. One that holds a task is told WAIT at once: two such could wait for each other.
     """
 
-    def __init__(self, host: MasterHost, desk: Desk) -> None:
+    def __init__(self, host: MasterHost, adapter: ElasticDLAdapter) -> None:
         self._host = host
-        self._desk = desk
+        self._adapter = adapter
         self._locks: dict[tuple[int, str], asyncio.Lock] = {}
         self._tender: asyncio.Task[None] | None = None
 
@@ -64,7 +65,7 @@ class ElasticDLServicer:
 
     def start(self) -> None:
         """Begin to mind deadlines; after the host has started."""
-        self._host.apply(lambda _, now: self._desk.resume(now))
+        self._host.apply(lambda _, now: self._adapter.resume(now))
         self._tender = asyncio.create_task(self._tend(), name="edl-elasticdl")
 
     async def close(self) -> None:
@@ -87,7 +88,7 @@ class ElasticDLServicer:
         try:
             return await self._answered(answer, context)
         except asyncio.CancelledError:  # nobody hears the answer any more
-            self._host.apply(lambda _, now: self._desk.take_back(lent, now))
+            self._host.apply(lambda _, now: self._adapter.take_back(lent, now))
             raise
 
     async def report_task_result(self, request: bytes, context: Context) -> bytes:
@@ -98,7 +99,7 @@ class ElasticDLServicer:
             if result.failure:
                 why = self._host.dispatcher.limits.shorten(result.failure)
                 log.warning("elasticdl task=%d failed: %s", result.task_id, printable(why))
-            if not self._host.apply(lambda _, now: self._desk.report(result, now)):
+            if not self._host.apply(lambda _, now: self._adapter.report(result, now)):
                 log.warning("elasticdl task=%d is not lent (any more): its report is ignored", result.task_id)
             return wire.EMPTY
 
@@ -109,7 +110,7 @@ class ElasticDLServicer:
 
         async def answer() -> bytes:
             params = wire.params_from_wire(request)
-            for difference in self._host.apply(lambda *_: self._desk.define(params)):
+            for difference in self._host.apply(lambda *_: self._adapter.define(params)):
                 log.warning("elasticdl: the dataset stays as it is: %s", difference)
             self._host.wake()
             return wire.EMPTY
@@ -129,9 +130,9 @@ class ElasticDLServicer:
     async def _task(self, call: GetTaskCall, remaining_s: float | None) -> ForeignTask:
         left_s = float("inf") if remaining_s is None else max(0.0, remaining_s - MARGIN_S)
         deadline = asyncio.get_running_loop().time() + left_s
-        ledger = self._desk.find(call.task_type)
-        if ledger is None and self._desk.find(TaskType.TRAINING) is not None:
-            return WAIT if self._desk.training_goes_on() else END
+        ledger = self._adapter.find(call.task_type)
+        if ledger is None and self._adapter.find(TaskType.TRAINING) is not None:
+            return WAIT if self._adapter.training_goes_on() else END
         dataset = await self._dataset(call, deadline) if ledger is None else ledger.spec.name
         if dataset is None:
             return WAIT
@@ -142,8 +143,8 @@ class ElasticDLServicer:
     async def _dataset(self, call: GetTaskCall, deadline: float) -> str | None:
         """Wait until somebody describes the data; None when the caller cannot wait so long."""
         loop = asyncio.get_running_loop()
-        patience = loop.time() + self._desk.task_timeout_s
-        while (ledger := self._desk.find(call.task_type)) is None:
+        patience = loop.time() + self._adapter.task_timeout_s
+        while (ledger := self._adapter.find(call.task_type)) is None:
             self._check_serving()
             if loop.time() >= deadline:
                 return None
@@ -160,8 +161,9 @@ class ElasticDLServicer:
         loop = asyncio.get_running_loop()
         while True:
             self._check_serving()
-            ask, may_wait = self._host.apply(lambda _, now: self._desk.ask(call, dataset, now))
-            wait_s = min(self._desk.task_timeout_s / 3, max(0.0, deadline - loop.time())) if may_wait else 0.0
+            ask, may_wait = self._host.apply(lambda _, now: self._adapter.ask(call, dataset, now))
+            longest_s = self._adapter.task_timeout_s / 3 if may_wait else 0.0
+            wait_s = max(0.0, min(longest_s, deadline - loop.time()))
             answer = await self._lent(ask, wait_s)
             if answer is not None and answer.grants:
                 return self._host.apply(partial(self._hand_out, ask, answer))
@@ -173,7 +175,7 @@ class ElasticDLServicer:
                 await self._host.changed(LOOK_AGAIN_S)
 
     def _hand_out(self, ask: LeaseCall, answer: LeaseAnswer, _: Dispatcher, now: float) -> ForeignTask:
-        return self._desk.hand_out(ask, answer.grants, now)
+        return self._adapter.hand_out(ask, answer.grants, now)
 
     async def _lent(self, ask: LeaseCall, wait_s: float) -> LeaseAnswer | None:
         """The answer; None when the dataset went back to a checkpoint meanwhile, or the session was lost."""
@@ -194,10 +196,10 @@ class ElasticDLServicer:
             except Exception:  # the task must outlive any single failure: nobody else frees these tasks
                 log.exception("tender failed; it goes on")
                 await asyncio.sleep(TENDER_PAUSE_S)
-            await asyncio.sleep(self._desk.pause_s)
+            await asyncio.sleep(self._adapter.pause_s)
 
     def _tend_once(self) -> None:
-        lost, released = self._host.apply(lambda _, now: self._desk.tend(now))
+        lost, released = self._host.apply(lambda _, now: self._adapter.tend(now))
         for item in lost:
             log.warning(
                 "elasticdl task overdue dataset=%s worker=%s task=%d records=%d",
@@ -208,4 +210,4 @@ class ElasticDLServicer:
             del self._locks[key]
 
     def __repr__(self) -> str:
-        return f"<ElasticDLServicer {self._desk!r}>"
+        return f"<ElasticDLServicer {self._adapter!r}>"

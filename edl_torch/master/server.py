@@ -22,7 +22,7 @@ from edl_torch.core.limits import MESSAGE_BYTES
 from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStartError
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_desk import Desk, DeskOptions
+from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
 from edl_torch.master.forked import keep_children_alive
 from edl_torch.master.gate import Gate
 from edl_torch.master.health import Health
@@ -51,7 +51,7 @@ class MasterServer:
         insecure: bool = False,
         door: Door | None = None,
         commits: GroupCommit | None = None,
-        elasticdl: DeskOptions | None = None,
+        elasticdl: ElasticDLOptions | None = None,
     ) -> None:
         keep_children_alive()
         self._door = door or Door()
@@ -63,7 +63,7 @@ class MasterServer:
             options=server_options(dispatcher.members.lease_timeout_s),
         )
         MasterServicer(self._host).add_to(self._server)
-        self._elasticdl = ElasticDLServicer(self._host, Desk(dispatcher, elasticdl))
+        self._elasticdl = ElasticDLServicer(self._host, ElasticDLAdapter(dispatcher, elasticdl))
         self._server.add_generic_rpc_handlers((self._elasticdl.handlers(),))
         self.health = Health(SERVICE, elasticdl_wire.SERVICE)
         self.health.add_to(self._server)
@@ -130,7 +130,7 @@ async def serve(
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
     with_process: int | None = None,
-    elasticdl: DeskOptions | None = None,
+    elasticdl: ElasticDLOptions | None = None,
     health_address: str | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, or the end of `with_process`, then drain; a second one stops at once.

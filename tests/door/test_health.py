@@ -93,7 +93,7 @@ def test_drain_says_so_first_then_ends_calls_then_commits(start, probe):
     assert next(stream).status == SERVING
     waiting = threading.Thread(target=lambda: client.lease(lease(1, "b", epoch=0, member=2), 20))
     waiting.start()
-    wait_until(lambda: master.on_loop(lambda: "b" in master.dispatcher._hungry.get("d", {})))
+    wait_until(lambda: master.on_loop(lambda: "b" in master.dispatcher._waiters.get("d", {})))
     assert seen == []
     master.stop_gently()
     assert seen == [("answer", False), ("commit", False)]

@@ -17,7 +17,7 @@ import hostile
 
 from edl_torch.master.durable import DurableState
 from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_desk import Desk
+from edl_torch.master.elasticdl_adapter import ElasticDLAdapter
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer
 from edl_torch.rpc import edl_torch_pb2 as pb
@@ -68,7 +68,7 @@ async def run(folder: Path) -> None:
     hostile.LIKELY["ledger"] = (state.dispatcher.ledger_id,)
     master.host = MasterHost(state.dispatcher, commits=commits)
     master.servicer = MasterServicer(master.host)
-    master.elasticdl = ElasticDLServicer(master.host, Desk(state.dispatcher))
+    master.elasticdl = ElasticDLServicer(master.host, ElasticDLAdapter(state.dispatcher))
     await hostile.Honest(master).start()
     await rounds(master, Seeded(0), 300)  # whatever is imported late is there now
     await commits.committed()

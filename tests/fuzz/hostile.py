@@ -18,7 +18,7 @@ from edl_torch.core.calls import NEW_PASS
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import Limits
 from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_desk import Desk
+from edl_torch.master.elasticdl_adapter import ElasticDLAdapter
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer, Unreadable, reader
 from edl_torch.rpc import edl_torch_pb2 as pb
@@ -202,7 +202,7 @@ class Master:
         self.dispatcher = Dispatcher(ledger_id="ledger", limits=Limits(sessions=8, datasets=5, quarantine=30))
         self.host = MasterHost(self.dispatcher, clock=lambda: self.now)
         self.servicer = MasterServicer(self.host)
-        self.elasticdl = ElasticDLServicer(self.host, Desk(self.dispatcher))
+        self.elasticdl = ElasticDLServicer(self.host, ElasticDLAdapter(self.dispatcher))
         self.calls: list[tuple[str, bytes]] = []
         self.lent: list[tuple[str, Any]] = []  # session and grant
 

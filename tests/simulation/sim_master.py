@@ -86,7 +86,7 @@ class SimMaster:
             **self._limits,
         )
         if self.deaths:  # on a journal that is there, be it empty
-            self.dispatcher.begin_again(self._nonces.randrange(1 << 40))
+            self.dispatcher.rollback.begin_again(self._nonces.randrange(1 << 40))
         self.dispatcher.resume(self.hub.now)
         self._version = self.dispatcher.version
         self._streams: dict[str, Attendance] = {}

@@ -310,7 +310,7 @@ class Model(History):
         counted = sum(states.count(DONE) for states in self._records.values())
         self._expect(counted == self.done, "outcomes do not add up", counted, self.done)
         lent = sum(held.stop - held.done - len(held.holes) for held in self.leases.values())
-        held = sum(lease.open_records for lease in ledger.loans)
+        held = sum(lease.open_records for lease in ledger.leases)
         self._expect(lent == self.lent == held == ledger.leased_records, "leases do not add up", lent, ledger)
 
     def finished(self, ledger: ShardLedger) -> None:

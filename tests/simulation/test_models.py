@@ -23,6 +23,7 @@ from edl_torch.client.position import Position
 from edl_torch.client.reporter import Reporter
 from edl_torch.core.calls import FencedCall, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.rollback import Rollback
 
 SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "4").split()]
 SHORT = {"shards": 300, "faults": 40}
@@ -131,7 +132,7 @@ def broken_progress(patch: pytest.MonkeyPatch) -> None:
 
 def broken_evidence(patch: pytest.MonkeyPatch) -> None:
     """A journal that went back is taken for the newest."""
-    patch.setattr(Dispatcher, "_check_rollback", lambda self, call: None)
+    patch.setattr(Rollback, "check", lambda self, call: None)
 
 
 def broken_losses(patch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ from edl_torch.client.elastic_pass import ElasticPasses
 from edl_torch.core.changes import Changes, Mark
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.lease import Lease
+from edl_torch.core.leases import Leases
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.loans import Loans
 from edl_torch.errors import StaleLease
 from edl_torch.shard import Slice
 from edl_torch.trainer.facts import Way
@@ -118,7 +118,7 @@ def test_a_seed_fixes_every_event(tmp_path: Path) -> None:
 
 def broken_fencing(patch: pytest.MonkeyPatch) -> None:
     """Any session may speak for any lease."""
-    patch.setattr(Loans, "live", lambda self, session, task, attempt: self.find(task))
+    patch.setattr(Leases, "live", lambda self, session, task, attempt: self.find(task))
 
 
 def broken_refusal(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError
 from edl_torch.readers.base import AbstractDataReader, reader_sources
-from edl_torch.readers.blame import name_record
+from edl_torch.readers.error_classification import name_record
 from edl_torch.readers.recordio.writer import DEFAULT_CHUNK_BYTES, RecordIOWriter, part_name, sync_folder
 from edl_torch.shard import Shard, Source, Task, TaskType
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edl_torch.errors import DataFormatError, SourceChanged
-from edl_torch.readers.shared.alone import alone
+from edl_torch.readers.shared.file_lock import file_lock
 from edl_torch.readers.shared.mapped import Array, MappedArrays, write_arrays
 from edl_torch.readers.shared.own_folder import own_folder
 
@@ -89,7 +89,7 @@ def cached_index(
         return kept
     with suppress(OSError):  # without the folder there is no lock, and a warning when the index is written
         place.parent.mkdir(parents=True, exist_ok=True)
-    with alone(place):
+    with file_lock(place):
         kept = _kept(place, header)
         return _built(stamp, place, header, build) if kept is None else kept
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from edl_torch.errors import DataFormatError, ReaderError
-from edl_torch.readers.shared.alone import alone
+from edl_torch.readers.shared.file_lock import file_lock
 from edl_torch.readers.shared.index_cache import FileStamp, index_place
 from edl_torch.readers.shared.mapped import MappedArrays, write_arrays
 from edl_torch.readers.shared.whole_file import whole_file
@@ -45,7 +45,7 @@ def unpacked_copy(packed: FileStamp, index_dir: str | os.PathLike[str] | None = 
     header = {"size": packed.size, "mtime_ns": packed.mtime_ns, "path": packed.path}
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with alone(place):
+        with file_lock(place):
             if not _is_there(place, note, header):
                 _unpack(packed, place)
                 made = FileStamp.of(place)  # not every file system keeps a time to the nanosecond

@@ -41,7 +41,7 @@ def test_a_journal_that_went_back_has_no_word(job):
     job.train_batches(3)
     job.keep()
     dispatcher = view(job.state)
-    dispatcher.suspend("a test says so")
+    dispatcher.rollback.suspend("a test says so")
     with pytest.raises(AuditError, match="trainers were told, and 'training' is suspended"):
         final_words(dispatcher)
 

@@ -132,7 +132,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
             assert sum(self.drops.values()) < self.largest_batch
 
     def _photo(self) -> tuple[str, str, int]:
-        return self.ledger.snapshot().encode(), repr(self.ledger), self.ledger.leases
+        return self.ledger.snapshot().encode(), repr(self.ledger), len(self.ledger.leases)
 
     def _a_lease(self, data: st.DataObject) -> ModelLease:
         return self.live[data.draw(st.sampled_from(sorted(self.live)), label="task")]

@@ -164,7 +164,7 @@ class LedgerMachine(LedgerBesideModel):
     @rule(data=st.data())
     def confirm(self, data: st.DataObject) -> None:
         name, _ = data.draw(st.sampled_from(self.closed), label="closed")
-        self.ledger.confirm(name)
+        self.ledger.forget_ended(name)
         self.gone += [entry for entry in self.closed if entry[0] == name]
         self.closed = [entry for entry in self.closed if entry[0] != name]
 
@@ -287,7 +287,7 @@ class LedgerMachine(LedgerBesideModel):
             waiting={n: found for n in older.waiting if (found := older.waiting_slice(n)) is not None},
             quarantine=older.quarantine,
             batch_sizes=self.sizes,
-            closed={name: dict(tasks) for name in self.sizes if (tasks := older.loans.ended(name))},
+            closed={name: dict(tasks) for name in self.sizes if (tasks := older.leases.ended(name))},
         )
         assert self.ledger.head == older.head
         assert self.ledger.snapshot() == older.snapshot()
@@ -308,8 +308,8 @@ class LedgerMachine(LedgerBesideModel):
         begun = {record for record in self._in(AHEAD, REMAINDER) if record[0] <= token.epoch}
         assert ledger.todo == len(begun)
         assert ledger.leased_records == len(self._in(LENT))
-        assert sum(lease.open_records for lease in ledger.loans) == len(self._in(LENT))
-        assert ledger.leases == len(self.live)
+        assert sum(lease.open_records for lease in ledger.leases) == len(self._in(LENT))
+        assert len(ledger.leases) == len(self.live)
         assert ledger.acknowledged == len(self._in(TRAINED))
         assert ledger.dropped == len(self._in(DROPPED))
         assert ledger.trainers == len(self.sizes)

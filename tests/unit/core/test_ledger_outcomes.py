@@ -60,7 +60,7 @@ def test_a_closed_lease_is_forgotten_with_the_next_report() -> None:
     (grant,) = lease_all(ledger, "s")
     acknowledge(ledger, "s", grant)
     acknowledge(ledger, "s", grant)  # the same report, its answer was lost
-    ledger.confirm("s")
+    ledger.forget_ended("s")
     with pytest.raises(StaleLease):
         acknowledge(ledger, "s", grant)
 
@@ -92,7 +92,7 @@ def test_a_lease_of_bad_records_only_closes() -> None:
     (grant,) = lease_all(ledger, "s")
     for position in (1, 0):
         ledger.fail("s", grant.task, grant.attempt, position, "bad")
-    assert (ledger.leases, ledger.finished) == (0, True)
+    assert (len(ledger.leases), ledger.finished) == (0, True)
 
 
 def test_more_bad_records_than_allowed_fail_the_job_with_the_records_name() -> None:

@@ -244,11 +244,11 @@ class PersistenceMachine(RuleBasedStateMachine):
         assert [newer.lease_of(task) for task in newer.tasks] == [
             older.lease_of(task) for task in older.tasks
         ]
-        assert [newer.loans.unhanded(epoch) for epoch in range(4)] == [
-            older.loans.unhanded(epoch) for epoch in range(4)
+        assert [newer.leases.unhanded(epoch) for epoch in range(4)] == [
+            older.leases.unhanded(epoch) for epoch in range(4)
         ]
-        assert [newer.loans.holds(session) for session in SESSIONS] == [
-            older.loans.holds(session) for session in SESSIONS
+        assert [newer.leases.holds(session) for session in SESSIONS] == [
+            older.leases.holds(session) for session in SESSIONS
         ]
 
     def _same_answer(self, session: str, dataset: str, answer: Any) -> None:

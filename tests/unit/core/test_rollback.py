@@ -74,7 +74,7 @@ class Master:
         if version is not None:
             del self.versions[version + 1 :]
         self._start()
-        self.dispatcher.begin_again(self._chance.randrange(1, 1 << 40))
+        self.dispatcher.rollback.begin_again(self._chance.randrange(1, 1 << 40))
         self.commit()
 
     @property
@@ -452,7 +452,7 @@ def test_an_older_state_that_is_accepted_is_another_ledger_and_lineage(job: Job)
     one, other = older(job)
     dispatcher = job.master.dispatcher
     lineage = job.master.lineage
-    dispatcher.accept_older()
+    dispatcher.rollback.accept_older()
     job.master.commit()
     assert dispatcher.ledger_id != "first"
     assert job.master.lineage > lineage

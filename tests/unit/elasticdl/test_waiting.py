@@ -13,7 +13,7 @@ from virtual_time import in_virtual_time
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.elasticdl import MARGIN_S, ElasticDLServicer
-from edl_torch.master.elasticdl_desk import Desk, DeskOptions
+from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
 from edl_torch.master.host import MasterHost
 
 TASK_TIMEOUT_S = 300.0
@@ -41,15 +41,15 @@ class Call:
         raise Refused(code, details)
 
 
-class Desks:
+class Adapters:
     """A master that workers ask without a network."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         clock = asyncio.get_running_loop().time
         self.host = MasterHost(dispatcher, clock=clock)
-        desk = Desk(dispatcher, DeskOptions(task_timeout_s=TASK_TIMEOUT_S))
-        self.servicer = ElasticDLServicer(self.host, desk)
+        adapter = ElasticDLAdapter(dispatcher, ElasticDLOptions(task_timeout_s=TASK_TIMEOUT_S))
+        self.servicer = ElasticDLServicer(self.host, adapter)
 
     async def get(self, worker: int, *, within_s: float | None = None) -> WireTask:
         answer = await self.servicer.get_task(get_task_request(worker, 0), Call(within_s))  # type: ignore[arg-type]
@@ -69,8 +69,8 @@ class Desks:
 
 
 @asynccontextmanager
-async def desks(**options: float) -> AsyncIterator[Desks]:
-    made = Desks(Dispatcher(ledger_id="ledger", **options))  # type: ignore[arg-type]
+async def adapters(**options: float) -> AsyncIterator[Adapters]:
+    made = Adapters(Dispatcher(ledger_id="ledger", **options))  # type: ignore[arg-type]
     made.host.start()
     made.servicer.start()
     yield made
@@ -84,7 +84,7 @@ def now() -> float:
 
 def test_where_nobody_describes_the_data_the_call_ends_in_an_error_that_says_so() -> None:
     async def work() -> None:
-        async with desks() as master:
+        async with adapters() as master:
             with pytest.raises(Refused) as refused:
                 await master.get(0)
             assert now() == pytest.approx(TASK_TIMEOUT_S)
@@ -96,7 +96,7 @@ def test_where_nobody_describes_the_data_the_call_ends_in_an_error_that_says_so(
 
 def test_a_call_with_a_deadline_is_told_before_it_to_ask_again() -> None:
     async def work() -> None:
-        async with desks() as master:
+        async with adapters() as master:
             assert (await master.get(0, within_s=10.0)).type == WAIT  # nobody has described the data
             assert now() == pytest.approx(10.0 - MARGIN_S)
             await master.params(**ONE_TASK)
@@ -109,7 +109,7 @@ def test_a_call_with_a_deadline_is_told_before_it_to_ask_again() -> None:
 
 def test_an_overdue_task_goes_to_another_and_its_late_report_is_ignored() -> None:
     async def work() -> None:
-        async with desks() as master:
+        async with adapters() as master:
             await master.params(**ONE_TASK | {"batch_size": 10, "dataset_size": 20})
             late = await master.get(0)
             assert late.numbers == list(range(10))
@@ -130,7 +130,7 @@ def test_an_overdue_task_goes_to_another_and_its_late_report_is_ignored() -> Non
 
 def test_deaths_are_never_counted_against_a_task() -> None:
     async def work() -> None:
-        async with desks() as master:
+        async with adapters() as master:
             await master.params(**ONE_TASK)
             for number in range(4):
                 assert (await master.get(number)).type == TRAINING  # and is never heard of again
@@ -144,7 +144,7 @@ def test_deaths_are_never_counted_against_a_task() -> None:
 
 def test_a_silent_worker_keeps_its_task_far_beyond_the_lease_timeout_of_trainers() -> None:
     async def work() -> None:
-        async with desks(lease_timeout_s=30.0) as master:
+        async with adapters(lease_timeout_s=30.0) as master:
             await master.params(**ONE_TASK)
             task = await master.get(0)
             await asyncio.sleep(TASK_TIMEOUT_S - 1)

@@ -88,7 +88,7 @@ def test_close_ends_waiting_calls(calls):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_until(lambda: master._dispatcher._hungry.get("d"))
+    wait_until(lambda: master._dispatcher._waiters.get("d"))
     master.close()
     thread.join(5)
     assert len(caught) == 1

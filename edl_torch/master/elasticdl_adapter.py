@@ -1,7 +1,7 @@
-"""Serves ElasticDL's workers out of the dispatcher: a session for each worker id, a lease for each task.
+"""ElasticDL adapter: ElasticDL's workers as sessions of the dispatcher, their tasks as leases.
 
-That protocol has no session, no heartbeat and no epoch; the desk stands in for the trainer's side of ours.
-Pure: `now` is an argument. It must not know grpc, bytes, or who waits.
+ElasticDL's protocol has no session, no heartbeat and no epoch; the adapter supplies them. Pure: `now` is an
+argument.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _NAMES = {TaskType.TRAINING: "training", TaskType.EVALUATION: "evaluation", Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeskOptions:
-    """What the command line says for ElasticDL's workers; `max_bad_records` is of data that they describe."""
+class ElasticDLOptions:
+    """Options for ElasticDL's workers; `max_bad_records` is that of data which they describe."""
 
     task_timeout_s: float = TASK_TIMEOUT_S
     max_bad_records: int = 0
@@ -54,7 +54,7 @@ class DeskOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostTask:
-    """A task that was not reported in time: its records wait again."""
+    """Task that was not reported in time; its records wait again."""
 
     session: str
     dataset: str
@@ -62,16 +62,16 @@ class LostTask:
     records: int
 
 
-class Desk:
-    """What one dispatcher's ElasticDL workers hold, and until when.
+class ElasticDLAdapter:
+    """Tasks that the ElasticDL workers of a dispatcher hold, with their deadlines.
 
     A task is taken back when neither it nor another task of its worker was reported for `task_timeout_s`.
     Asking for tasks does not count: a task whose answer was lost would never come back. Deadlines are in
     memory only: after a start of the master every task has its full time (`resume`).
     """
 
-    def __init__(self, dispatcher: Dispatcher, options: DeskOptions | None = None) -> None:
-        self._options = options or DeskOptions()
+    def __init__(self, dispatcher: Dispatcher, options: ElasticDLOptions | None = None) -> None:
+        self._options = options or ElasticDLOptions()
         self.task_timeout_s = self._options.task_timeout_s
         if not self.task_timeout_s > 0:
             raise InvalidArgument(f"the timeout of a task must be above 0 s, not {self.task_timeout_s}")
@@ -83,7 +83,7 @@ class Desk:
         self._failures = Failures()
 
     def __repr__(self) -> str:
-        return f"<Desk workers={len(self._heard)} tasks={len(self._deadlines)}>"
+        return f"<ElasticDLAdapter workers={len(self._heard)} tasks={len(self._deadlines)}>"
 
     # Datasets ---------------------------------------------------------------------------------------------
 
@@ -195,12 +195,12 @@ class Desk:
         return session
 
     def _mind(self, session: str) -> None:
-        """Nobody but the desk gives this session up: it has no heartbeat."""
+        """Nobody but the adapter gives this session up: it has no heartbeat."""
         self._member(session).timeout_s = math.inf
 
     def _member(self, session: str) -> Member:
         member = self._dispatcher.members.get(session)
-        assert member is not None, session  # it has joined, and only the desk gives it up
+        assert member is not None, session  # it has joined, and only the adapter gives it up
         return member
 
     def report(self, result: TaskResult, now: float) -> bool:
@@ -267,7 +267,7 @@ class Desk:
     def _put_off(self, session: str, now: float) -> None:
         """The worker has got on: its other tasks have their full time again."""
         for ledger in self._dispatcher.ledgers:
-            for lease in ledger.loans.of(session):
+            for lease in ledger.leases.of(session):
                 self._deadlines[ledger.spec.name, lease.task] = now + self.task_timeout_s
 
     def _ledger(self, dataset: str) -> ShardLedger:

@@ -1,7 +1,6 @@
-"""Whose fault it is that a record could not be read: its own, or that of the source at this moment.
+"""Classification of read errors: a bad record, or a source that cannot be read at this moment.
 
-Only the first kind may be put in quarantine: while a network is down its records are as good as ever. It
-names and sorts errors; it must not know what becomes of them.
+Only bad records may be put in quarantine: while a network is down its records are as good as ever.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _LONGEST_CHAIN = 16
 
 
 def name_record(error: Exception, name: str, index: int) -> ReaderError:
-    """The error with the record's name in front: a BadRecord where the record is to blame, else another."""
+    """Return the error with the record's name in front: a BadRecord where the record is bad, else another."""
     own = isinstance(error, BadRecord | ReaderUnavailable | SourceChanged)
     said = f"record {index} of {name!r}: {error if own else f'{type(error).__name__}: {error}'}"
     named: ReaderError
-    if not blames_source(error):
+    if not is_source_error(error):
         named = BadRecord(said)
     elif isinstance(error, ReaderUnavailable | SourceChanged):
         named = type(error)(said)
@@ -49,8 +48,8 @@ def name_record(error: Exception, name: str, index: int) -> ReaderError:
     return named
 
 
-def blames_source(error: Exception) -> bool:
-    """Whether any other record would have failed as well."""
+def is_source_error(error: Exception) -> bool:
+    """Return whether any other record would have failed as well."""
     if isinstance(error, EdlError) and not isinstance(error, BadRecord | DataFormatError):
         return True
     # Who raises BadRecord has looked at it: then only the system's own word for an outage counts.

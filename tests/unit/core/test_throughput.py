@@ -7,70 +7,70 @@ from ledger_kit import acknowledge, lease_all, ledger_of
 
 from edl_torch.core.calls import NEW_PASS, Grant, PassState
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.paces import WINDOW, Paces
+from edl_torch.core.throughput import WINDOW, Throughput
 
-# Paces
+# Throughput
 
 
-def paces_of(*names: str, batch_size: int = 4) -> Paces:
-    paces = Paces()
+def throughput_of(*names: str, batch_size: int = 4) -> Throughput:
+    throughput = Throughput()
     for name in names:
-        paces.enter(name, batch_size)
-    return paces
+        throughput.enter(name, batch_size)
+    return throughput
 
 
 def test_sessions_of_which_nothing_is_known_share_alike() -> None:
-    paces = paces_of("a", "b", "c", "d")
-    assert [paces.share(name, 100) for name in "abcd"] == [25] * 4
+    throughput = throughput_of("a", "b", "c", "d")
+    assert [throughput.share(name, 100) for name in "abcd"] == [25] * 4
 
 
 def test_a_share_follows_what_was_trained_on() -> None:
-    paces = paces_of("fast", "slow")
+    throughput = throughput_of("fast", "slow")
     for _ in range(20):
-        paces.trained("fast", 16)
-        paces.trained("slow", 4)
-    assert paces.share("slow", 1000) == pytest.approx(200, rel=0.05)
-    assert paces.share("fast", 1000) + paces.share("slow", 1000) == pytest.approx(1000)
-    assert (paces.shown("fast"), paces.shown("slow")) == (320, 80)
+        throughput.trained("fast", 16)
+        throughput.trained("slow", 4)
+    assert throughput.share("slow", 1000) == pytest.approx(200, rel=0.05)
+    assert throughput.share("fast", 1000) + throughput.share("slow", 1000) == pytest.approx(1000)
+    assert (throughput.shown("fast"), throughput.shown("slow")) == (320, 80)
 
 
 def test_what_was_long_ago_fades() -> None:
-    paces = paces_of("a", "b")
+    throughput = throughput_of("a", "b")
     for _ in range(10 * WINDOW):
-        paces.trained("a", 4)
-    assert paces.share("b", 1000) < 10
+        throughput.trained("a", 4)
+    assert throughput.share("b", 1000) < 10
     for _ in range(2 * WINDOW):  # a trainer that gets another's GPU, as it were
-        paces.trained("b", 4)
-    assert paces.share("b", 1000) > 500
+        throughput.trained("b", 4)
+    assert throughput.share("b", 1000) > 500
 
 
 def test_who_did_nothing_for_very_long_is_not_taken_for_nothing() -> None:
-    paces = paces_of("idle", "too", "busy", batch_size=1)
+    throughput = throughput_of("idle", "too", "busy", batch_size=1)
     for _ in range(2000):
-        paces.trained("busy", 1_000_000)
-    paces.leave("busy")
-    assert paces.share("idle", 10) == pytest.approx(5)
+        throughput.trained("busy", 1_000_000)
+    throughput.leave("busy")
+    assert throughput.share("idle", 10) == pytest.approx(5)
 
 
 def test_a_newcomer_counts_as_the_average_and_has_shown_nothing() -> None:
-    paces = paces_of("a", "b")
-    paces.trained("a", 60)
-    paces.trained("b", 20)
-    paces.enter("new", 4)
-    assert paces.share("new", 300) == pytest.approx(100)
-    assert paces.shown("new") == 0
+    throughput = throughput_of("a", "b")
+    throughput.trained("a", 60)
+    throughput.trained("b", 20)
+    throughput.enter("new", 4)
+    assert throughput.share("new", 300) == pytest.approx(100)
+    assert throughput.shown("new") == 0
 
 
 def test_entering_again_forgets_nothing_and_leaving_does() -> None:
-    paces = paces_of("a", "b")
-    paces.trained("a", 40)
-    paces.enter("a", 8)
-    assert paces.shown("a") == 40
-    paces.leave("a")
-    paces.leave("a")
-    assert paces.share("b", 10) == 10
-    paces.trained("a", 40)  # of a report that came late
-    assert paces.share("b", 10) == 10
+    throughput = throughput_of("a", "b")
+    throughput.trained("a", 40)
+    throughput.enter("a", 8)
+    assert throughput.shown("a") == 40
+    throughput.leave("a")
+    throughput.leave("a")
+    assert throughput.share("b", 10) == 10
+    throughput.trained("a", 40)  # of a report that came late
+    assert throughput.share("b", 10) == 10
 
 
 # Lending by them
@@ -81,7 +81,7 @@ def contest(size: int = 400, per: int = 40, *, slow: int = 20, fast: int = 180) 
     ledger = ledger_of(size, per)
     for name, records in (("slow", slow), ("fast", fast)):
         ledger.join(name, 4)
-        ledger.participants.paces.trained(name, records)
+        ledger.participants.throughput.trained(name, records)
     return ledger
 
 
@@ -99,7 +99,7 @@ def ask_until_refused(ledger: ShardLedger, name: str) -> list[Grant]:
 def test_leases_taken_ahead_come_to_the_share_of_what_has_no_outcome() -> None:
     ledger = contest()
     assert ask(ledger, "fast")  # both are at it
-    share = ledger.participants.paces.share("slow", 400)
+    share = ledger.participants.throughput.share("slow", 400)
     held = ask_until_refused(ledger, "slow")
     assert sum(grant.slice.limit for grant in held) == pytest.approx(share, abs=2)
     ask_until_refused(ledger, "fast")

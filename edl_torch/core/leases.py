@@ -1,29 +1,25 @@
-"""The leases on loan: by task, by the session that holds them, and what each session has ended of late.
-
-Knows nothing of what waits, of outcomes, or of who may take part; it is told what is lent and what has ended.
-"""
+"""Live leases of a dataset, by task and by session, and the leases that each session has ended of late."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from edl_torch.core.begun import BegunShards
-from edl_torch.core.changes import Mark
+from edl_torch.core.changes import Mark, Version
+from edl_torch.core.in_progress import ShardsInProgress
 from edl_torch.core.lease import Lease
-from edl_torch.core.news import News
 from edl_torch.core.todo import Waiting
 
 PAGE = 16  # of tasks: the leases of one page and one session are written down together
 
 
-class Loans:
-    """Live leases. It is news when a pass may be over: none of an epoch's can produce batches any more."""
+class Leases:
+    """Live leases. The version grows when a pass may be over: no lease of an epoch can produce batches."""
 
-    def __init__(self, begun: BegunShards, mark: Mark, news: News) -> None:
+    def __init__(self, in_progress: ShardsInProgress, mark: Mark, version: Version) -> None:
         self.next_task = 1
-        self._news = news
+        self._version = version
         self._mark = mark
-        self._begun = begun
+        self._in_progress = in_progress
         self._leases: dict[int, Lease] = {}
         self._held: dict[str, set[int]] = {}  # session -> tasks, none empty
         self._ended: dict[str, dict[int, int]] = {}  # session -> task -> attempt, since its last report
@@ -35,21 +31,21 @@ class Loans:
         return len(self._leases)
 
     def __iter__(self) -> Iterator[Lease]:
-        """All leases, in the order in which they were granted."""
+        """Return all leases, in the order in which they were granted."""
         return iter(self._leases.values())
 
     def find(self, task: int) -> Lease | None:
-        """The live lease of this task."""
+        """Return the live lease of this task, or None."""
         return self._leases.get(task)
 
     def live(self, session: str, task: int, attempt: int) -> Lease | None:
-        """The lease, while it is this session's."""
+        """Return the lease while it is this session's, else None."""
         lease = self._leases.get(task)
         mine = lease is not None and lease.session == session and lease.attempt == attempt
         return lease if mine else None
 
     def has_ended(self, session: str, task: int, attempt: int) -> bool:
-        """Whether the session has ended this lease itself since its last report."""
+        """Return whether the session has ended this lease itself since its last report."""
         return self._ended.get(session, {}).get(task) == attempt
 
     @property
@@ -58,21 +54,21 @@ class Loans:
         return len(self._held)
 
     def holds(self, session: str) -> bool:
-        """Whether the session has a live lease."""
+        """Return whether the session has a live lease."""
         return session in self._held
 
     def of(self, session: str) -> Iterator[Lease]:
-        """The session's leases, in no order."""
+        """Return the session's leases, in no order."""
         return (self._leases[task] for task in self._held.get(session, ()))
 
     def unhanded(self, epoch: int | None = None) -> int:
-        """Leases of an epoch (None: of all) that may still produce batches."""
+        """Return how many leases of an epoch (None: of all) may still produce batches."""
         return sum(self._unhanded.values()) if epoch is None else self._unhanded.get(epoch, 0)
 
-    # What becomes of them -------------------------------------------------------------------------------
+    # Changes --------------------------------------------------------------------------------------------
 
     def lend(self, session: str, item: Waiting) -> int:
-        """A slice goes to a session; `lent` is to follow. Returns the task."""
+        """Lend a slice to a session; the caller calls `lent` after the last one. Returns the task."""
         task = self.next_task
         self.next_task += 1
         self._add(Lease.of(task, item.attempt, session, item.slice))
@@ -85,7 +81,7 @@ class Loans:
 
     def _add(self, lease: Lease) -> None:
         self._leases[lease.task] = lease
-        self._begun.enter(lease.epoch, lease.shard)
+        self._in_progress.enter(lease.epoch, lease.shard)
         held = self._held.get(lease.session)
         if held is None:
             held = self._held[lease.session] = set()
@@ -94,18 +90,18 @@ class Loans:
             self._unhanded[lease.epoch] = self._unhanded.get(lease.epoch, 0) + 1
 
     def changed(self, lease: Lease) -> None:
-        """The lease is another one than it was, and lives on."""
+        """Mark a lease that has changed and lives on."""
         self._mark("leases", lease.session, lease.task // PAGE)
 
     def hand_over(self, session: str) -> None:
-        """All that a session holds is with its loop."""
+        """Note that all batches of a session's leases are with its training loop."""
         for lease in [lease for lease in self.of(session) if not lease.handed]:
             lease.handed = True
             self._no_more_batches(lease.epoch)
             self.changed(lease)
 
     def end(self, lease: Lease) -> None:
-        """Every record of the lease has an outcome, or was given back."""
+        """End a lease whose records all have an outcome or were given back."""
         ended = self._ended.get(lease.session)
         if ended is None:
             ended = self._ended[lease.session] = {}
@@ -118,7 +114,7 @@ class Loans:
         self._drop(lease)
 
     def take_back(self, session: str) -> list[Lease]:
-        """The session holds nothing any more. Returns what it held, in the order of the tasks."""
+        """Take all leases of a session, and return them in the order of the tasks."""
         lost = [self._leases[task] for task in sorted(self._held.pop(session, ()))]
         for lease in lost:
             self._drop(lease)
@@ -126,28 +122,28 @@ class Loans:
 
     def _drop(self, lease: Lease) -> None:
         del self._leases[lease.task]
-        self._begun.leave(lease.epoch, lease.shard)
+        self._in_progress.leave(lease.epoch, lease.shard)
         self.changed(lease)
         if not lease.handed:
             self._no_more_batches(lease.epoch)
         elif not self._leases:
-            self._news.add()
+            self._version.grow()
 
     def _no_more_batches(self, epoch: int) -> None:
         self._unhanded[epoch] -= 1
         if not self._unhanded[epoch]:
             del self._unhanded[epoch]
-            self._news.add()
+            self._version.grow()
 
     def forget_ended(self, session: str) -> None:
-        """A newer report arrived: the session knows what it has ended."""
+        """Forget which leases a session has ended: its newer report shows that it knows."""
         if self._ended.pop(session, None) is not None:
             self._mark("report", session)
 
     def clear(self) -> None:
-        """All leases are void."""
+        """Void all leases."""
         for lease in self:
-            self._begun.leave(lease.epoch, lease.shard)
+            self._in_progress.leave(lease.epoch, lease.shard)
             self.changed(lease)
         for session in self._ended:
             self._mark("report", session)
@@ -159,26 +155,26 @@ class Loans:
     # As rows of a journal -------------------------------------------------------------------------------
 
     def pages(self) -> Iterable[tuple[str, int]]:
-        """The session and page of every lease."""
+        """Return the session and page of every lease."""
         return {(lease.session, lease.task // PAGE): None for lease in self}
 
     def on(self, session: str, page: int) -> list[Lease]:
-        """The session's leases of a page, in the order of the tasks."""
+        """Return the session's leases of a page, in the order of the tasks."""
         tasks = self._held.get(session)
         if tasks is None:
             return []
         return [self._leases[task] for task in range(page * PAGE, (page + 1) * PAGE) if task in tasks]
 
     def ended(self, session: str) -> Mapping[int, int]:
-        """Tasks, and their attempts, that the session has ended since its last report."""
+        """Return the tasks that the session has ended since its last report, with their attempts."""
         return self._ended.get(session, {})
 
     def resume(self, next_task: int, leases: Iterable[Lease], ended: Mapping[str, dict[int, int]]) -> None:
-        """Become what `next_task`, `on` and `ended` said of another one."""
+        """Take over `next_task` and what `on` and `ended` said of another object; for a new one."""
         self.next_task = next_task
         self._ended.update(ended)
         for lease in sorted(leases, key=lambda lease: lease.task):
             self._add(lease)
 
     def __repr__(self) -> str:
-        return f"<Loans leases={len(self)} sessions={len(self._held)}>"
+        return f"<Leases n={len(self)} sessions={len(self._held)}>"

@@ -1,15 +1,15 @@
-"""How fast sessions are, one against another: what each has trained on of late, without a clock.
-
-Knows no leases and no records; it is told who takes part and how many records each has trained on.
-"""
+"""Relative throughput of sessions: what each has trained on of late, without a clock."""
 
 from __future__ import annotations
 
 WINDOW = 64  # batches of each session: what was before them counts half, then a quarter, …
 
 
-class Paces:
-    """Sessions by id. One that enters counts as fast as the others are on average, until it shows."""
+class Throughput:
+    """Throughput of the sessions of a dataset, one against another.
+
+    A session that enters counts as fast as the others are on average, until it has trained on something.
+    """
 
     def __init__(self) -> None:
         self._batch_sizes: dict[str, int] = {}
@@ -19,7 +19,7 @@ class Paces:
         self._window = 0
 
     def enter(self, session: str, batch_size: int) -> None:
-        """A session takes part; what is known of it, if it does already, stays."""
+        """Add a session; what is known of one that is there already stays."""
         self._window += WINDOW * (batch_size - self._batch_sizes.get(session, 0))
         self._batch_sizes[session] = batch_size
         if session in self._recent:
@@ -29,14 +29,14 @@ class Paces:
         self._sum += recent
 
     def leave(self, session: str) -> None:
-        """A session is gone."""
+        """Remove a session."""
         if session in self._recent:
             self._window -= WINDOW * self._batch_sizes.pop(session)
             self._sum -= self._recent.pop(session)
             del self._shown[session]
 
     def trained(self, session: str, records: int) -> None:
-        """A session has trained on so many more; one that does not take part is passed over."""
+        """Count records that a session has trained on; one that does not take part is ignored."""
         if session not in self._recent:
             return
         self._recent[session] += records
@@ -47,12 +47,12 @@ class Paces:
             self._sum = sum(self._recent.values())
 
     def share(self, session: str, records: int) -> float:
-        """How many of `records` the session would train on, should all go on as they did."""
+        """Return how many of `records` the session would train on if all went on as they did."""
         return records * self._recent[session] / self._sum
 
     def shown(self, session: str) -> int:
-        """Records that it has trained on since it entered."""
+        """Return the records that the session has trained on since it entered."""
         return self._shown[session]
 
     def __repr__(self) -> str:
-        return f"<Paces { ({session: round(recent) for session, recent in self._recent.items()}) }>"
+        return f"<Throughput { ({session: round(recent) for session, recent in self._recent.items()}) }>"

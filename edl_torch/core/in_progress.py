@@ -1,13 +1,10 @@
-"""How many shards have slices that are lent or wait after they came back, without a look at each slice.
-
-Knows nothing of what becomes of a slice; it is told of each that comes and goes.
-"""
+"""Count of the shards in progress: those with slices that are lent, or wait after they came back."""
 
 from __future__ import annotations
 
 
-class BegunShards:
-    """Shards by epoch and number, each counted once however many of its slices there are."""
+class ShardsInProgress:
+    """Shards by epoch and number, each counted once however many of its slices are in progress."""
 
     __slots__ = ("_slices",)
 
@@ -22,12 +19,12 @@ class BegunShards:
         return shard in self._slices
 
     def enter(self, epoch: int, shard: int) -> None:
-        """A slice of the shard is lent, or came back."""
+        """Add a slice of the shard: it is lent, or came back."""
         key = epoch, shard
         self._slices[key] = self._slices.get(key, 0) + 1
 
     def leave(self, epoch: int, shard: int) -> None:
-        """One is no more."""
+        """Remove a slice of the shard."""
         key = epoch, shard
         slices = self._slices[key]
         if slices > 1:
@@ -36,4 +33,4 @@ class BegunShards:
             del self._slices[key]
 
     def __repr__(self) -> str:
-        return f"<BegunShards n={len(self)}>"
+        return f"<ShardsInProgress n={len(self)}>"

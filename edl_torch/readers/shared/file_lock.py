@@ -1,8 +1,7 @@
-"""One process at a time makes what all of a machine share; the others wait, and find it made.
+"""File lock: one process at a time makes a file that a machine shares; the others wait, and find it made.
 
-A lock belongs to an open file, so it ends with its holder, however that dies. It must not know what is made:
-whoever makes it gives it its name when it is whole, so that a lock which cannot be had costs work, and no
-truth.
+A lock belongs to an open file, so it ends with its holder, however that dies. The file that is made gets its
+name when it is whole, so a lock that cannot be had costs work and harms nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 
 
 @contextmanager
-def alone(
+def file_lock(
     place: Path,
     *,
     patience_s: float = _PATIENCE_S,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[None]:
-    """Be the only one who makes `place`, while the `with` block runs: of all processes, and threads.
+    """Hold the lock on `place` while the `with` block runs, against all processes and threads.
 
     The lock is a hidden file beside it, which goes with the last holder. Where there can be none (a folder
     that is read-only, a network file system without locks), and after `patience_s`, the block runs all the

@@ -23,7 +23,7 @@ from edl_torch.core.calls import (
     Registration,
 )
 from edl_torch.core.changes import Changes
-from edl_torch.core.dispatcher import HUNGRY_S, Dispatcher
+from edl_torch.core.dispatcher import WAITER_S, Dispatcher
 from edl_torch.core.participants import LOOKS
 from edl_torch.errors import EdlError
 from edl_torch.shard import Source
@@ -122,7 +122,7 @@ def test_whether_somebody_waits_is_one_look_however_many_have_given_up(dispatche
     assert first_of(trainers[0])
     for trainer in trainers[1:]:
         assert trainer.lease().nothing_yet
-    late = HUNGRY_S + 1
+    late = WAITER_S + 1
     assert not dispatcher.wanted("training", "t0", late)
     trainers[7].now = late
     assert trainers[7].lease().nothing_yet

@@ -1,4 +1,4 @@
-"""What a trainer holds of an ElasticDL master's tasks: the part of a ledger that such a master does not have.
+"""Ledger of the tasks that a trainer has taken from an ElasticDL master, which keeps none of records.
 
 A task is reported whole; here its records are lent, acknowledged, given back and lent again in parts, until
 each has an outcome and the task can be reported. Pure: no clock, no transport.
@@ -27,14 +27,14 @@ from edl_torch.shard import Slice
 
 @dataclass(slots=True)
 class _Open:
-    """A task of the master's: how many of its records have no outcome, and how many could not be read."""
+    """Counts of one task: records without outcome, and records that could not be read."""
 
     left: int
     failed: int = 0
 
 
-class Holdings:
-    """Tasks taken from the master, and the leases that were made of them."""
+class TaskLedger:
+    """Tasks of an ElasticDL master, and the leases that were made of them."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -49,7 +49,7 @@ class Holdings:
         self._results: dict[int, TaskResult] = {}
 
     def __repr__(self) -> str:
-        return f"<Holdings tasks={len(self._tasks)} leases={len(self._leases)}>"
+        return f"<TaskLedger tasks={len(self._tasks)} leases={len(self._leases)}>"
 
     @property
     def holds(self) -> bool:

@@ -1,4 +1,4 @@
-"""Who gets which task until when: the desk with the time as a number, and names of tasks."""
+"""Who gets which task until when: the adapter with the time as a number, and names of tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edl_torch.core.elasticdl import MAX_INT32, GetTaskCall, TaskNames, TaskResu
 from edl_torch.errors import InvalidArgument, TooManyBadRecords
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_desk import Desk, DeskOptions
+from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
 from edl_torch.master.host import MasterHost
 from edl_torch.shard import Source, TaskType
 
@@ -26,24 +26,26 @@ PARAMS = TrainingParams(batch_size=2, num_epochs=1, dataset_size=8, num_minibatc
 
 
 class Case:
-    """A desk with a timeout of 10 s over 4 tasks of 2 records."""
+    """A adapter with a timeout of 10 s over 4 tasks of 2 records."""
 
     def __init__(self, params: TrainingParams = PARAMS, max_bad_records: int = 0) -> None:
         self.dispatcher = Dispatcher(ledger_id="ledger", lease_timeout_s=3)
-        self.desk = Desk(self.dispatcher, DeskOptions(task_timeout_s=10, max_bad_records=max_bad_records))
-        self.desk.define(params)
+        self.adapter = ElasticDLAdapter(
+            self.dispatcher, ElasticDLOptions(task_timeout_s=10, max_bad_records=max_bad_records)
+        )
+        self.adapter.define(params)
 
     def get(self, worker: int, now: float) -> Any:
-        call, _ = self.desk.ask(GetTaskCall(worker_id=worker), "training", now)
+        call, _ = self.adapter.ask(GetTaskCall(worker_id=worker), "training", now)
         answer = self.dispatcher.lease(call, now)
-        return self.desk.hand_out(call, answer.grants, now) if answer.grants else None
+        return self.adapter.hand_out(call, answer.grants, now) if answer.grants else None
 
     def report(self, task: Any, now: float, error: str = "") -> bool:
-        return self.desk.report(TaskResult(task_id=task.task_id, error=error), now)
+        return self.adapter.report(TaskResult(task_id=task.task_id, error=error), now)
 
     def tend(self, now: float) -> list[tuple[str, int]]:
         """What was lost, and that no session dies while its tasks live."""
-        lost, _ = self.desk.tend(now)
+        lost, _ = self.adapter.tend(now)
         assert self.dispatcher.expire(now) == ()
         return [(task.session, task.records) for task in lost]
 
@@ -97,9 +99,9 @@ def test_a_worker_that_is_silent_and_holds_nothing_is_forgotten() -> None:
 def test_after_a_start_of_the_master_tasks_have_their_full_time() -> None:
     case = Case()
     task = case.get(1, 0.0)
-    case.desk = Desk(case.dispatcher, DeskOptions(task_timeout_s=10))
+    case.adapter = ElasticDLAdapter(case.dispatcher, ElasticDLOptions(task_timeout_s=10))
     case.dispatcher.resume(100.0)
-    case.desk.resume(100.0)
+    case.adapter.resume(100.0)
     for now in (102.0, 104.0, 106.0, 108.0):
         assert case.tend(now) == []
     assert case.report(task, 109.0)
@@ -139,23 +141,23 @@ def test_with_max_bad_records_the_job_goes_on_without_a_batch_that_always_fails(
 
 def test_parts_of_a_batch_that_are_too_many_for_one_task_wait_again() -> None:
     case = Case()
-    call, _ = case.desk.ask(GetTaskCall(worker_id=1), "training", 0.0)
+    call, _ = case.adapter.ask(GetTaskCall(worker_id=1), "training", 0.0)
     ledger = case.dispatcher.find_ledger("training")
     assert ledger is not None
     grants: tuple[Grant, ...] = ledger.lease(call.session, epoch=call.epoch, count=3)[2]
-    task = case.desk.hand_out(call, grants, 0.0)
+    task = case.adapter.hand_out(call, grants, 0.0)
     assert (task.start, task.end, case.status.leased, case.status.todo) == (0, 2, 2, 6)
 
 
 def test_two_datasets_of_one_type_are_told_apart_by_the_usual_name() -> None:
     dispatcher = Dispatcher(ledger_id="ledger")
-    desk = Desk(dispatcher)
+    adapter = ElasticDLAdapter(dispatcher)
     for name in ("mine", "yours"):
         dispatcher.define(Registration(name=name, sources=(Source(name="", count=4),)))
     with pytest.raises(InvalidArgument, match="'mine', 'yours'"):
-        desk.find(TaskType.NONE)
+        adapter.find(TaskType.NONE)
     dispatcher.define(Registration(name="training", sources=(Source(name="", count=4),)))
-    found = desk.find(TaskType.NONE)
+    found = adapter.find(TaskType.NONE)
     assert found is not None
     assert found.spec.name == "training"
 
@@ -218,9 +220,9 @@ class Context:
 
 async def cancelled(dispatcher: Dispatcher) -> tuple[int, int]:
     commits = Held(Changes(), lambda keys: lambda: None)
-    desk = Desk(dispatcher)
-    desk.define(PARAMS)
-    servicer = ElasticDLServicer(MasterHost(dispatcher, commits=commits), desk)
+    adapter = ElasticDLAdapter(dispatcher)
+    adapter.define(PARAMS)
+    servicer = ElasticDLServicer(MasterHost(dispatcher, commits=commits), adapter)
     call = asyncio.create_task(servicer.get_task(get_task_request(1), Context()))  # type: ignore[arg-type]
     await asyncio.wait_for(commits.asked.wait(), 10)
     leased = dispatcher.dataset_status("training").leased

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from edl_torch.readers.shared import alone as module
-from edl_torch.readers.shared.alone import alone
+from edl_torch.readers.shared import file_lock as module
+from edl_torch.readers.shared.file_lock import file_lock
 from edl_torch.testing import FakeClock
 
 
@@ -24,15 +24,15 @@ def lock_of(place: Path) -> Path:
 
 
 def test_nothing_is_left_whether_the_block_ends_well_or_not(tmp_path: Path) -> None:
-    with alone(tmp_path / "x"):
+    with file_lock(tmp_path / "x"):
         assert lock_of(tmp_path / "x").exists()
-    with pytest.raises(ZeroDivisionError), alone(tmp_path / "x"):
+    with pytest.raises(ZeroDivisionError), file_lock(tmp_path / "x"):
         raise ZeroDivisionError
     assert os.listdir(tmp_path) == []
 
 
 def test_two_places_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    with alone(tmp_path / "x"), alone(tmp_path / "y", sleep=_must_not_wait):
+    with file_lock(tmp_path / "x"), file_lock(tmp_path / "y", sleep=_must_not_wait):
         pass
 
 
@@ -46,7 +46,7 @@ def test_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:
     def enter() -> None:
         nonlocal inside, most
         for _ in range(20):
-            with alone(tmp_path / "x", sleep=lambda seconds: None):
+            with file_lock(tmp_path / "x", sleep=lambda seconds: None):
                 inside += 1
                 most = max(most, inside)
                 time.sleep(0.001)
@@ -73,12 +73,12 @@ def test_a_holder_that_is_killed_lets_go(tmp_path: Path) -> None:
         os.kill(process.pid or 0, signal.SIGKILL)
         process.join(60)
 
-    with alone(tmp_path / "x", sleep=kill):
+    with file_lock(tmp_path / "x", sleep=kill):
         assert len(pauses) == 1, "it was held"
 
 
 def _hold_for_ever(place: Path, held: Any) -> None:
-    with alone(place):
+    with file_lock(place):
         held.set()
         signal.pause()
 
@@ -86,10 +86,10 @@ def _hold_for_ever(place: Path, held: Any) -> None:
 def test_a_child_that_was_forked_meanwhile_does_not_hold_it(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     end = context.Event()
-    with alone(tmp_path / "x"):
+    with file_lock(tmp_path / "x"):
         child = context.Process(target=end.wait, daemon=True)
         child.start()
-    with alone(tmp_path / "x", sleep=_must_not_wait):
+    with file_lock(tmp_path / "x", sleep=_must_not_wait):
         pass
     end.set()
     child.join(60)
@@ -97,8 +97,8 @@ def test_a_child_that_was_forked_meanwhile_does_not_hold_it(tmp_path: Path) -> N
 
 def test_patience_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeClock()
-    with caplog.at_level(logging.INFO), alone(tmp_path / "x"):
-        with alone(tmp_path / "x", patience_s=30, clock=clock, sleep=clock.advance):
+    with caplog.at_level(logging.INFO), file_lock(tmp_path / "x"):
+        with file_lock(tmp_path / "x", patience_s=30, clock=clock, sleep=clock.advance):
             assert 30 < clock() - 1000 < 31
         assert lock_of(tmp_path / "x").exists(), "it is the other's"
     said = [record.levelname for record in caplog.records]
@@ -114,10 +114,10 @@ def test_a_file_system_without_locks_stops_nobody(
 
     monkeypatch.setattr(module.fcntl, "flock", refuse)
     before = len(os.listdir("/proc/self/fd"))
-    with alone(tmp_path / "x", sleep=_must_not_wait):
+    with file_lock(tmp_path / "x", sleep=_must_not_wait):
         assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_folder_that_is_not_there_stops_nobody(tmp_path: Path) -> None:
-    with alone(tmp_path / "nowhere" / "x", sleep=_must_not_wait):
+    with file_lock(tmp_path / "nowhere" / "x", sleep=_must_not_wait):
         assert os.listdir(tmp_path) == []
