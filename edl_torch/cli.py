@@ -100,7 +100,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
         "lent again (for one start)",
     )
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
-    # For what starts a master beside itself: see integrations/beside_agent.py.
+    # For a worker that starts a master: see client/torchrun/sidecar.py.
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _add_door(parser)
     _duration(parser, "--lease_timeout_s", 30.0, "a trainer silent for so long is dead (default: 30)")
@@ -301,7 +301,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
     from edl_torch.cli_data import described
     from edl_torch.master.elasticdl_desk import DeskOptions
     from edl_torch.master.server import allow_connections, serve, write_address_file
-    from edl_torch.rpc.address import HostPort
+    from edl_torch.system.address import HostPort
 
     for registration in described(options):
         for difference in dispatcher.define(registration):

@@ -18,7 +18,6 @@ from edl_torch.client.calling import Caller
 from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.environment import default_worker_id
 from edl_torch.client.following import FollowingChannel
-from edl_torch.client.forks import ForkGuard
 from edl_torch.client.presence import Presence
 from edl_torch.core.calls import (
     ConfirmAnswer,
@@ -40,6 +39,7 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
 from edl_torch.rpc.convert import checked
 from edl_torch.rpc.credentials import Credentials
+from edl_torch.system.forks import ForkGuard
 
 __all__ = ["MasterClient", "build_channel"]
 

@@ -15,7 +15,7 @@ import pytest
 from edl_torch import cli
 from edl_torch.errors import MasterStartError
 from edl_torch.master.server import write_address_file
-from edl_torch.rpc.address import HostPort
+from edl_torch.system.address import HostPort
 from edl_torch.testing.images import write_image_folder
 
 READERS = Path(__file__).parents[1] / "unit" / "checking"

@@ -18,18 +18,17 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "shard": set(),
     "core": {"errors", "shard"},
+    "system": {"errors", "shard"},
     "rpc": {"errors", "shard", "core"},
-    "master": {"errors", "shard", "core", "rpc"},
+    "master": {"errors", "shard", "core", "rpc", "system"},
     "readers": {"errors", "shard"},
     "audit": {"errors", "shard", "core"},
     "checking": {"errors", "shard", "core", "readers"},
-    "client": {"errors", "shard", "core", "rpc", "audit", "master.embedded", "readers.base"}
-    | {"integrations.torchrun"},
-    "data": {"errors", "shard", "core", "client", "readers", "rpc.route", "master.with_process"},
-    "integrations": {"errors", "shard", "core", "client", "readers", "data"}
-    | {"rpc.address", "rpc.credentials", "rpc.route", "master.with_process", "master.threaded"},
+    "client": {"errors", "shard", "core", "rpc", "audit", "system", "readers", "master.embedded"},
+    "data": {"errors", "shard", "core", "client", "readers", "system"},
+    "integrations": {"errors", "shard", "core", "rpc", "master", "client", "readers", "data", "system"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
-    "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit"}
+    "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit", "system"}
     | {"__version__", "cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
     "cli_audit": {"errors", "shard", "core", "audit", "master.journal_view"},
     "cli_check": {"errors", "shard", "readers", "checking", "cli_data", "cli_progress"},
@@ -43,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data", "integrations.torchrun"),
+    "torch": ("data", "client.torchrun"),
     "grpc": (
         *(
             "rpc",
@@ -184,6 +183,11 @@ def test_the_core_reads_no_clock() -> None:
         ("from edl_torch import MasterClient", ("torch", "cv2")),
         ("from edl_torch.data.loader import ElasticDataLoader", ("cv2", "grpc", "pycocotools")),
         ("import edl_torch.integrations.records", ("torch", "cv2", "grpc", "tensorflow")),
+        ("import edl_torch.client.torchrun", ("torch", "cv2", "grpc")),
+        (
+            "from edl_torch.system import address, forks, fresh_names, processes",
+            ("torch", "cv2", "grpc", "numpy"),
+        ),
         ("import edl_torch.master.server", ("torch", "cv2", "pycocotools")),
     ],
 )

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from edl_torch.client.torchrun import discovery, init_process_group
+from edl_torch.client.torchrun import worker as worker_module
+from edl_torch.client.torchrun.job import Job
+from edl_torch.client.torchrun.notice import Notice
 from edl_torch.errors import MasterStartError
-from edl_torch.integrations import torchrun
-from edl_torch.integrations.job import Job
-from edl_torch.integrations.notice import Notice
 
 JOB = Job(
     run_id="run",
@@ -72,7 +73,7 @@ def store() -> dist.HashStore:
 
 
 def find(store: dist.Store, machines: Any, job: Job = JOB) -> Notice:
-    return torchrun.Finder(job, store, machines).find()
+    return discovery.Finder(job, store, machines).find()
 
 
 def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machines: Machines) -> None:
@@ -126,8 +127,8 @@ def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machine
 def test_a_worker_that_dies_before_it_pins_up_its_master_holds_nobody_up_for_long(
     store: dist.HashStore, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torchrun, "START_S", 0.1)
-    torchrun.PrefixStore("edl_torch/run/master", store).add("claim/1", 1)
+    monkeypatch.setattr(discovery, "START_S", 0.1)
+    dist.PrefixStore("edl_torch/run/master", store).add("claim/1", 1)
     found = find(store, machines)
     for _ in range(2):
         assert find(store, machines) == found, "later incarnations do not wait for the one that died"
@@ -150,11 +151,11 @@ def test_who_cannot_start_it_tells_the_others_why(store: dist.HashStore, machine
 def test_nodes_that_come_and_go_over_a_store_of_an_agent_are_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    torchrun._warn_of_store(replace(JOB, least_nodes=2, most_nodes=2))
-    torchrun._warn_of_store(replace(JOB, most_nodes=3, agents_store=False))
+    worker_module._warn_of_store(replace(JOB, least_nodes=2, most_nodes=2))
+    worker_module._warn_of_store(replace(JOB, most_nodes=3, agents_store=False))
     assert not caplog.records
     for _ in range(2):
-        torchrun._warn_of_store(replace(JOB, most_nodes=3))
+        worker_module._warn_of_store(replace(JOB, most_nodes=3))
     (record,) = caplog.records
     assert "1 to 3 nodes" in record.getMessage()
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in record.getMessage()
@@ -183,5 +184,5 @@ def test_without_a_time_limit_each_backend_has_torchs_own(
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **named: calls.append(named))
-    torchrun.init_process_group("nccl", timeout_s=given)
+    init_process_group("nccl", timeout_s=given)
     assert calls == [{"timeout": passed}]

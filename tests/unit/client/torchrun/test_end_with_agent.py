@@ -11,11 +11,11 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 WORKER = """
 import os, signal, sys, time
-from edl_torch.integrations import torchrun
-torchrun.KILL_S = float(sys.argv[1])
+from edl_torch.client.torchrun import worker
+worker.KILL_S = float(sys.argv[1])
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-torchrun._end_with(os.getppid())
+worker._end_with(os.getppid())
 print("there", flush=True)
 time.sleep(120)
 """

@@ -8,8 +8,8 @@ import warnings
 
 import pytest
 
-from edl_torch.client.forks import ForkGuard
-from edl_torch.rpc.address import HostPort
+from edl_torch.system.address import HostPort
+from edl_torch.system.forks import ForkGuard
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

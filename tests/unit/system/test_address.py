@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from edl_torch.errors import InvalidArgument
-from edl_torch.rpc.address import HostPort, parse_address, plain_ip
+from edl_torch.system.address import HostPort, parse_address, plain_ip
 
 
 @pytest.mark.parametrize(

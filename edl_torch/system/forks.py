@@ -1,4 +1,4 @@
-"""Forked children let go of the trainer's connection to the master.
+"""What forked children do with what they inherit: connections to a master, and what grpc.aio left behind.
 
 A child inherits every socket. While it lives the kernel keeps the connection open, and the master could
 not see that the trainer itself was killed. So each child drops, right after the fork, what is connected to a
@@ -7,13 +7,15 @@ guarded master. It must not know grpc: sockets are found by their peer.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import stat
 import weakref
+from functools import cache
 from pathlib import Path
 
-from edl_torch.rpc.address import Address, HostPort, plain_ip
+from edl_torch.system.address import Address, HostPort, plain_ip
 
 _FD_FOLDERS = (Path("/proc/self/fd"), Path("/dev/fd"))
 
@@ -98,3 +100,15 @@ def _tcp_peer(number: int) -> tuple[Address, int] | None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=drop_inherited_connections)
+
+
+@cache  # fork handlers are the process's, and cannot be taken back
+def keep_children_alive() -> None:
+    """From now on children of this process leave alone what their parent had thrown away.
+
+    For a process that serves or has served with grpc.aio. What that leaves behind joins, when it is
+    collected, a thread that no child has, over and over: a child whose garbage collector found it would never
+    do anything else.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=gc.freeze)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 import uuid
-
-from torch.distributed.distributed_c10d import Store
+from typing import TYPE_CHECKING
 
 from edl_torch.errors import PeerFailed
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 LOOK_S = 0.01
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from edl_torch.data.fresh_names import fresh_name
 from edl_torch.errors import PeerFailed
+from edl_torch.system.fresh_names import fresh_name
 from edl_torch.testing import wait_until
 
 TIMEOUT_S = 20.0

@@ -1,22 +1,26 @@
-"""Addresses of masters: `host:port`, `name:port` or `[ipv6]:port`.
+"""Addresses, `host:port`, `name:port` or `[ipv6]:port`, and the one by which other machines know this one.
 
-Text and name resolution only; it must not import grpc, so that a trainer without a master never does.
+Resolves names and asks the system's routes; it sends nothing, and must not know what listens there.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from edl_torch.errors import InvalidArgument
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+ELSEWHERE = "192.0.2.1"  # for documentation (RFC 5737): beyond every network of one's own
+Source = Callable[[str, int], Address]  # of packets to (host, port)
 
 
 @dataclass(frozen=True, slots=True)
 class HostPort:
-    """Where a master listens. `host` has no brackets."""
+    """Where something listens. `host` has no brackets."""
 
     host: str
     port: int
@@ -62,3 +66,24 @@ def plain_ip(text: str) -> Address:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
+
+
+def address_towards(host: str, port: int, source: Source | None = None) -> Address:
+    """This machine's address on its way to the job's meeting place, which may be on it. Raises OSError."""
+    source = source or _source
+    found = source(host, port)
+    if not found.is_loopback or is_loopback_name(host):
+        return found
+    # The meeting place's own machine, which /etc/hosts often calls 127.0.1.1: what do others know it by?
+    try:
+        return source(ELSEWHERE, port)
+    except OSError:  # there are no others
+        return found
+
+
+def _source(host: str, port: int) -> Address:
+    """The address from which this machine would speak to that one."""
+    row = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with closing(socket.socket(row[0], row[1], row[2])) as probe:
+        probe.connect(row[4])
+        return plain_ip(str(probe.getsockname()[0]))

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from edl_torch.errors import MasterStartError
-from edl_torch.rpc.address import parse_address
+from edl_torch.system.address import parse_address
 
 CONNECT_S = 2.0
 ANSWER_S = 5.0

@@ -16,20 +16,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from edl_torch.client.torchrun.credentials import SidecarCredentials
+from edl_torch.client.torchrun.job import Job
+from edl_torch.client.torchrun.notice import Notice, answers
 from edl_torch.errors import MasterStartError
-from edl_torch.integrations.job import Job
-from edl_torch.integrations.notice import Notice, answers
-from edl_torch.integrations.own_door import OwnDoor
-from edl_torch.rpc.address import Address, HostPort
-from edl_torch.rpc.route import Source, address_towards
+from edl_torch.system.address import Address, HostPort, Source, address_towards
 
 START_S = 50.0
 LOOK_S = 0.02
 LOG_END = 2000  # characters of the log that are shown
 
 
-class BesideAgent:
-    """Starts the master; knows the one that an earlier worker of the same agent has started."""
+class Sidecar:
+    """The master as a process beside an agent, also when an earlier worker of that agent started it."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -48,8 +47,8 @@ class BesideAgent:
 
     def start(self) -> Notice:
         """Start it and wait until it serves. Raises MasterStartError with what it said."""
-        door = OwnDoor.from_env()
-        host = _host(self._job, open_anyway=door.insecure)
+        own = SidecarCredentials.from_env()
+        host = _host(self._job, open_anyway=own.insecure)
         exposed = not host.is_loopback
         try:
             folder = self._folder or Path(tempfile.mkdtemp(prefix="edl_torch_"))
@@ -57,10 +56,10 @@ class BesideAgent:
             for file in (address, _token_file(folder)):
                 file.unlink(missing_ok=True)
             token = ""
-            if exposed and door.token_file is None:
+            if exposed and own.token_file is None:
                 token = secrets.token_urlsafe(32)
-                door = door.with_token(_write_secret(_token_file(folder), token))
-            process = _launch([*_command(self._job, host, address), *door.options(exposed=exposed)], log)
+                own = own.with_token(_write_secret(_token_file(folder), token))
+            process = _launch([*_command(self._job, host, address), *own.options(exposed=exposed)], log)
         except OSError as exc:  # the others must hear of it
             raise MasterStartError(f"this job's master cannot be started: {exc}") from exc
         return Notice.of(_await(process, address, log), token)

@@ -16,12 +16,12 @@ import pytest
 import trustme
 from test_finding_master import JOB
 
+from edl_torch.client.torchrun import discovery, sidecar
+from edl_torch.client.torchrun.credentials import SidecarCredentials
+from edl_torch.client.torchrun.job import Job
+from edl_torch.client.torchrun.sidecar import Sidecar
 from edl_torch.client.transport import MasterClient
 from edl_torch.errors import AccessDenied, InvalidArgument, MasterStartError
-from edl_torch.integrations import beside_agent, torchrun
-from edl_torch.integrations.beside_agent import BesideAgent
-from edl_torch.integrations.job import Job
-from edl_torch.integrations.own_door import OwnDoor
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.testing import wait_until
 
@@ -57,7 +57,7 @@ class Outside(ipaddress.IPv4Address):
 @pytest.fixture
 def on_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if other machines could reach the master, who is told so by his own options only."""
-    monkeypatch.setattr(beside_agent, "_this_side", lambda job: Outside("127.0.0.1"))
+    monkeypatch.setattr(sidecar, "_this_side", lambda job: Outside("127.0.0.1"))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_where_it_listens(
     listens: ipaddress.IPv4Address,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(beside_agent, "_this_side", lambda job: OUTSIDE)
+    monkeypatch.setattr(sidecar, "_this_side", lambda job: OUTSIDE)
     job = replace(JOB, nodes=nodes, most_nodes=most_nodes)
-    assert beside_agent._host(job, open_anyway=open_anyway) == listens
+    assert sidecar._host(job, open_anyway=open_anyway) == listens
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_node_of_the_store_is_known_to_others_by_another_address(
             raise OSError("Network is unreachable")
         return ipaddress.IPv4Address(found)
 
-    assert str(beside_agent._this_side(replace(JOB, host=host), source)) == side
+    assert str(sidecar._this_side(replace(JOB, host=host), source)) == side
 
 
 def test_no_way_to_the_store_is_said() -> None:
@@ -108,21 +108,21 @@ def test_no_way_to_the_store_is_said() -> None:
         raise OSError("Name or service not known")
 
     with pytest.raises(MasterStartError, match="no way to MASTER_ADDR=nowhere: Name or service not known"):
-        beside_agent._this_side(replace(JOB, host="nowhere"), source)
+        sidecar._this_side(replace(JOB, host="nowhere"), source)
 
 
 def test_on_a_network_it_asks_for_a_token_that_only_the_job_knows(job: Job, on_a_network: None) -> None:
-    started = BesideAgent(replace(job, nodes=2)).start()
+    started = Sidecar(replace(job, nodes=2)).start()
     assert len(started.token) >= 40
     assert started.token not in repr(started)
-    with MasterClient(started.address, credentials=torchrun._credentials(started)) as client:
+    with MasterClient(started.address, credentials=discovery._credentials(started)) as client:
         assert client.status().datasets == ()
     with (
         MasterClient(started.address, credentials=Credentials(), master_timeout_s=5) as stranger,
         pytest.raises(AccessDenied),
     ):
         stranger.status()
-    kept = BesideAgent(job).running()
+    kept = Sidecar(job).running()
     assert kept == started, "a later worker of this agent knows it too"
     assert job.log_dir is not None
     file = job.log_dir / "edl_torch_master.token"
@@ -132,13 +132,13 @@ def test_on_a_network_it_asks_for_a_token_that_only_the_job_knows(job: Job, on_a
 
 def test_each_master_of_a_job_has_a_token_of_its_own(job: Job, on_a_network: None) -> None:
     job = replace(job, nodes=2)
-    assert BesideAgent(job).start().token != BesideAgent(job).start().token
+    assert Sidecar(job).start().token != Sidecar(job).start().token
 
 
 def test_on_one_machine_it_asks_for_nothing(job: Job) -> None:
-    started = BesideAgent(job).start()
+    started = Sidecar(job).start()
     assert started.token == ""
-    with MasterClient(started.address, credentials=torchrun._credentials(started)) as client:
+    with MasterClient(started.address, credentials=discovery._credentials(started)) as client:
         assert client.status().datasets == ()
 
 
@@ -148,16 +148,16 @@ def test_the_users_token_is_the_jobs(
     file = tmp_path / "token"
     file.write_text("a token of the user's own\n".replace(" ", "-"))
     monkeypatch.setenv("EDL_MASTER_TOKEN_FILE", str(file))
-    started = BesideAgent(replace(job, nodes=2)).start()
+    started = Sidecar(replace(job, nodes=2)).start()
     assert started.token == ""
-    with MasterClient(started.address, credentials=torchrun._credentials(started)) as client:
+    with MasterClient(started.address, credentials=discovery._credentials(started)) as client:
         assert client.status().datasets == ()
 
 
 def test_a_token_that_cannot_be_read_is_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_MASTER_TOKEN_FILE", "/nowhere/none")
     with pytest.raises(InvalidArgument, match=r"token file .*none.* cannot be read"):
-        BesideAgent(job).start()
+        Sidecar(job).start()
 
 
 def test_with_a_certificate_of_the_nodes_it_speaks_tls(
@@ -173,8 +173,8 @@ def test_with_a_certificate_of_the_nodes_it_speaks_tls(
         monkeypatch.setenv(f"EDL_MASTER_TLS_{name.upper()}", str(file))
     monkeypatch.setenv("EDL_MASTER_TLS_NAME", NAME)
 
-    started = BesideAgent(replace(job, nodes=2)).start()
-    credentials = torchrun._credentials(started)
+    started = Sidecar(replace(job, nodes=2)).start()
+    credentials = discovery._credentials(started)
     with MasterClient(started.address, credentials=credentials) as client:
         assert client.status().datasets == ()
     without = {
@@ -200,13 +200,13 @@ def test_tls_without_a_certificate_is_refused_with_what_to_do(
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca")
     monkeypatch.setenv(name, "1" if name == "EDL_MASTER_TLS" else str(tmp_path / "ca"))
     with pytest.raises(InvalidArgument, match=r"EDL_MASTER_TLS_CERT.*EDL_MASTER_TLS_NAME.*EDL_MASTER_ADDR"):
-        BesideAgent(JOB).start()
+        Sidecar(JOB).start()
 
 
 def test_what_exposes_it_is_said_to_the_master() -> None:
-    assert OwnDoor().options(exposed=False) == []
-    assert OwnDoor().options(exposed=True) == ["--insecure"]
-    closed = OwnDoor(token_file="t", cert="c", key="k", ca="a")
+    assert SidecarCredentials().options(exposed=False) == []
+    assert SidecarCredentials().options(exposed=True) == ["--insecure"]
+    closed = SidecarCredentials(token_file="t", cert="c", key="k", ca="a")
     assert "--insecure" not in closed.options(exposed=True)
 
 
@@ -217,16 +217,16 @@ def test_what_a_master_says_that_cannot_start_is_shown(
     state.write_text("a file, no folder")
     monkeypatch.setenv("EDL_MASTER_STATE", str(state))
     with pytest.raises(MasterStartError, match=r"ended with status 1.*edl_torch_master\.log.*state"):
-        BesideAgent(job).start()
+        Sidecar(job).start()
 
 
 def test_a_folder_that_cannot_be_written_is_named(job: Job, tmp_path: Path) -> None:
     with pytest.raises(MasterStartError, match=r"cannot be started: .*gone"):
-        BesideAgent(replace(job, log_dir=tmp_path / "gone")).start()
+        Sidecar(replace(job, log_dir=tmp_path / "gone")).start()
 
 
 def test_it_ends_with_its_agent(job: Job) -> None:
-    BesideAgent(job).start()
+    Sidecar(job).start()
     os.kill(job.agent, signal.SIGKILL)
-    beside = BesideAgent(job)
-    wait_until(lambda: beside.running() is None, timeout_s=30)
+    kept = Sidecar(job)
+    wait_until(lambda: kept.running() is None, timeout_s=30)

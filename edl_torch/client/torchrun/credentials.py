@@ -1,4 +1,4 @@
-"""The door of a master that a job starts for itself, out of what its trainers are given to open one.
+"""Certificate and token of a master that a job starts for itself, from the variables that its trainers have.
 
 All nodes of a job are alike: the certificate that a trainer shows is its node's, and the master's there too.
 It must not know where the master listens.
@@ -16,8 +16,8 @@ from edl_torch.rpc.credentials import Credentials, text_from_env
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnDoor:
-    """Files for the master's door.
+class SidecarCredentials:
+    """Files of the job's own master for TLS and its token.
 
     Attributes:
         token_file: of the token that it asks for; None: it asks for none.
@@ -33,27 +33,27 @@ class OwnDoor:
     insecure: bool = False
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> OwnDoor:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> SidecarCredentials:
         """From the variables of `Credentials.from_env`. Raises InvalidArgument where they do not fit."""
         env = os.environ if environ is None else environ
         given = Credentials.from_env(env)  # its checks
-        door = cls(
+        own = cls(
             token_file=text_from_env("TOKEN_FILE", env),
             cert=text_from_env("TLS_CERT", env),
             key=text_from_env("TLS_KEY", env),
             ca=text_from_env("TLS_CA", env),
             insecure=given.insecure,
         )
-        if given.tls and door.cert is None:
+        if given.tls and own.cert is None:
             raise InvalidArgument(
                 "TLS is asked for, but the master that this job starts has no certificate, and it may be on "
                 "any node: give all nodes EDL_MASTER_TLS_CERT and EDL_MASTER_TLS_KEY, a certificate for "
                 "servers and clients, and in EDL_MASTER_TLS_NAME the name in it (see docs/torchrun.md); or "
                 "start `edl-torch master` yourself and name it in EDL_MASTER_ADDR"
             )
-        return door
+        return own
 
-    def with_token(self, file: Path) -> OwnDoor:
+    def with_token(self, file: Path) -> SidecarCredentials:
         """The same, with another token."""
         return replace(self, token_file=str(file))
 

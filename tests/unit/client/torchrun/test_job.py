@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edl_torch.client.environment import finds_master_through_torchrun
+from edl_torch.client.torchrun import job as job_module
+from edl_torch.client.torchrun.job import Job
 from edl_torch.errors import InvalidArgument
-from edl_torch.integrations import job as job_module
-from edl_torch.integrations.job import Job
 
 WORKER = {
     "TORCHELASTIC_RUN_ID": "run",
