@@ -28,14 +28,8 @@ ARROWS: dict[str, set[str]] = {
     "data": {"errors", "shard", "core", "client", "readers", "system"},
     "integrations": {"errors", "shard", "core", "rpc", "master", "client", "readers", "data", "system"},
     "testing": {"errors", "shard", "core", "master", "readers", "client"},
-    "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit", "system"}
-    | {"__version__", "cli_data", "cli_status", "cli_audit", "cli_convert", "cli_check"},
-    "cli_audit": {"errors", "shard", "core", "audit", "master.journal_view"},
-    "cli_check": {"errors", "shard", "readers", "checking", "cli_data", "cli_progress"},
-    "cli_convert": {"errors", "shard", "readers", "cli_data", "cli_progress"},
-    "cli_progress": set(),
-    "cli_data": {"errors", "shard", "core", "readers"},
-    "cli_status": {"errors", "shard", "core", "rpc", "client"},
+    "cli": {"errors", "shard", "core", "rpc", "master", "readers", "client", "audit", "checking", "system"}
+    | {"__version__"},
     "__main__": {"cli"},
     "__init__": set(),  # lazily, all of it
 }
@@ -52,7 +46,6 @@ FOREIGN: dict[str, tuple[str, ...]] = {
             "master.health",
             "master.health_port",
             "master.elasticdl",
-            "cli",
         ),
         *("client.transport", "client.channel", "client.attendance", "client.calling"),
         "client.following",
@@ -176,7 +169,7 @@ def test_the_core_reads_no_clock() -> None:
             "import edl_torch as e; e.readers.CsvReader, e.errors.BadRecord, e.testing.FakeMaster",
             ("torch", "cv2", "grpc"),
         ),
-        ("import edl_torch.master, edl_torch.cli", ("torch", "cv2", "pycocotools")),
+        ("import edl_torch.master, edl_torch.cli.main", ("torch", "cv2", "pycocotools")),
         ("import edl_torch.master.embedded", ("torch", "cv2", "grpc", "google.protobuf")),
         ("import edl_torch.testing", ("torch", "cv2", "grpc", "google.protobuf")),
         ("from edl_torch import DataShardService, AbstractDataReader, Shard", ("torch", "cv2", "grpc")),

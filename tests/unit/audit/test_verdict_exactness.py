@@ -10,7 +10,7 @@ from verdict_kit import SMALL, Writer, by, findings, one
 
 from edl_torch.audit.verdict import Outcome
 from edl_torch.audit.way import Way
-from edl_torch.cli import main
+from edl_torch.cli.main import main
 
 # Outcomes -----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import traceback
 import numpy as np
 import pytest
 
-from edl_torch.cli import main
+from edl_torch.cli.main import main
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps.iterator import ODPSReader
 from edl_torch.readers.odps.reader import ODPSDataReader

@@ -1,15 +1,46 @@
-"""A master's status for people and for programs."""
+"""`edl-torch status`: what a master says of itself, for people and for programs."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
+from edl_torch.cli.parser import DEFAULT_ADDRESS
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
 from edl_torch.core.printable import printable
 
+if TYPE_CHECKING:
+    from edl_torch.rpc.credentials import Credentials
+
+STATUS_TIMEOUT_S = 5.0
 MOST_BAD_RECORDS = 20  # in the table; JSON has them all
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what the master says, once."""
+    from edl_torch.client.environment import master_address_from_env
+    from edl_torch.client.transport import MasterClient
+
+    address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
+    credentials = _credentials(options)
+    with MasterClient(
+        address, "status", master_timeout_s=STATUS_TIMEOUT_S, credentials=credentials
+    ) as client:
+        status = client.status()
+    print(as_json(status) if options.json else as_table(status))
+    return 0
+
+
+def _credentials(options: argparse.Namespace) -> Credentials | None:
+    """What the options say, or None: then the environment does."""
+    from edl_torch.rpc.credentials import Credentials
+
+    names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls_name", "tls", "insecure")
+    given = {name: getattr(options, name) for name in names}
+    return Credentials.read(**given) if any(given.values()) else None
 
 
 def as_json(status: MasterStatus) -> str:

@@ -1,76 +1,21 @@
-"""The command line: `edl-torch master`, `status`, `audit`, `check` and `convert`.
+"""Options of the commands `edl-torch master`, `status`, `audit`, `check` and `convert`.
 
-Reads arguments and prints; what a command does lives elsewhere and is imported when it is asked for.
+It must not know what a command does.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
-import logging
 import math
-import os
-import sys
-import time
-import uuid
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edl_torch import __version__
-from edl_torch.core.printable import printable
-from edl_torch.errors import EdlError, InvalidArgument
-
-if TYPE_CHECKING:
-    from edl_torch.core.dispatcher import Dispatcher
-    from edl_torch.master.durable import DurableState
-    from edl_torch.rpc.credentials import Credentials, Door
-
-log = logging.getLogger("edl_torch.master")
 
 DEFAULT_ADDRESS = "127.0.0.1:50001"
-STATUS_TIMEOUT_S = 5.0
-INTERRUPTED = 130
-SWITCH_S = 0.0005  # between threads of a master with a journal
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
-    options = build_parser().parse_args(arguments)
-    if arguments is None:  # gRPC would say before us, in its own words, what our one line says
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    command: Callable[[argparse.Namespace], int] = options.command
-    try:
-        status = command(options)
-        sys.stdout.flush()  # here, where a full disk is an error with a name
-        return status
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except EdlError as error:
-        print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidArgument) else 1
-    except BrokenPipeError:  # `edl-torch status | head`
-        _flush_or_drop()
-        return 1
-    except OSError as error:
-        _flush_or_drop()
-        print(f"edl-torch: error: {printable(str(error))}", file=sys.stderr)
-        return 1
-
-
-def _flush_or_drop() -> None:
-    """What cannot be written is not tried again at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with suppress(OSError):  # a stream without a file, as under a test
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Return the parser of all commands. `command` is the module of `edl_torch.cli` that runs one."""
     parser = argparse.ArgumentParser(prog="edl-torch", description="Elastic dataset sharding for PyTorch.")
     parser.add_argument("--version", action="version", version=f"edl-torch {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -83,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_master(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=run_master)
+    parser.set_defaults(command="master")
     where = f"where to listen (default: {DEFAULT_ADDRESS})"
     _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help=where)
     _option(
@@ -170,24 +115,15 @@ def _add_credentials(parser: argparse.ArgumentParser) -> None:
     _option(door, "--insecure", action="store_true", help="send the token though there is no TLS")
 
 
-def _credentials(options: argparse.Namespace) -> Credentials | None:
-    """What the options say, or None: then the environment does."""
-    from edl_torch.rpc.credentials import Credentials
-
-    names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls_name", "tls", "insecure")
-    given = {name: getattr(options, name) for name in names}
-    return Credentials.read(**given) if any(given.values()) else None
-
-
 def _add_status(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=show_status)
+    parser.set_defaults(command="status")
     _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
     _add_credentials(parser)
     _option(parser, "--json", action="store_true", help="print JSON")
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=run_audit)
+    parser.set_defaults(command="audit")
     parser.epilog = (
         "Exit status: 0 proven; 3 proven, but acknowledgements inexact; 1 refuted; 2 unfinished, or the logs "
         "or the journal cannot be used."
@@ -211,7 +147,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=run_convert)
+    parser.set_defaults(command="convert")
     parser.add_argument("source", metavar="SOURCE", help="data that a reader knows, as for --training_data")
     parser.add_argument("target", metavar="TARGET", help="a file, or with --records_per_file a folder")
     _option(parser, "--records_per_file", type=int, metavar="N", help="many files of so many records")
@@ -230,7 +166,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=run_check)
+    parser.set_defaults(command="check")
     parser.add_argument("data", metavar="DATA", help="data that a reader knows, as for --training_data")
     _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
     _option(parser, "--workers", type=int, metavar="N", help="processes that read (default: one a core)")
@@ -266,135 +202,3 @@ def _seconds(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
-
-
-# Master -----------------------------------------------------------------------------------------------
-
-
-def run_master(options: argparse.Namespace) -> int:
-    """Serve until a signal."""
-    from edl_torch.core.dispatcher import Dispatcher
-    from edl_torch.master.durable import DurableState
-
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    patience = {
-        "lease_timeout_s": options.lease_timeout_s,
-        "grace_s": options.grace_s,
-        "progress_timeout_s": options.progress_timeout_s,
-    }
-    if options.state is None and options.accept_older_journal:
-        raise InvalidArgument("--accept-older-journal needs --state: without it there is no journal")
-    if options.state is None:
-        _serve(options, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
-        return 0
-    # The journal's thread needs the interpreter for a moment after each commit: it must not wait 5 ms for it.
-    sys.setswitchinterval(SWITCH_S)
-    accept_older = options.accept_older_journal
-    with closing(
-        DurableState(options.state, now=time.monotonic(), accept_older=accept_older, **patience)
-    ) as state:
-        _serve(options, state.dispatcher, state)
-    return 0
-
-
-def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableState | None) -> None:
-    from edl_torch.cli_data import described
-    from edl_torch.master.elasticdl_desk import DeskOptions
-    from edl_torch.master.server import allow_connections, serve, write_address_file
-    from edl_torch.system.address import HostPort
-
-    for registration in described(options):
-        for difference in dispatcher.define(registration):
-            log.warning("dataset=%s goes on as it is: %s", registration.name, difference)
-
-    def announce(address: HostPort) -> None:
-        if state is None:
-            log.warning("not durable: a restart forgets all; --state DIR keeps the state in a journal")
-        if options.address_file is not None:
-            write_address_file(options.address_file, address)
-        print(f"ready on {address}", flush=True)
-
-    allow_connections()
-    gc.collect()
-    gc.freeze()  # what is here stays: a full collection that looks at it would hold answers back for 14 ms
-    make_commits = None if state is None else state.group_commit
-    asyncio.run(
-        serve(
-            *(dispatcher, options.addr),
-            insecure=options.insecure,
-            door=_door(options),
-            on_ready=announce,
-            make_commits=make_commits,
-            health_address=options.health_addr,
-            with_process=options.with_process,
-            elasticdl=DeskOptions(
-                task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
-            ),
-        )
-    )
-
-
-def _door(options: argparse.Namespace) -> Door:
-    from edl_torch.rpc.credentials import Door
-
-    return Door.read(
-        token_file=options.token_file,
-        tls_cert=options.tls_cert,
-        tls_key=options.tls_key,
-        tls_client_ca=options.tls_client_ca,
-    )
-
-
-# Status -----------------------------------------------------------------------------------------------
-
-
-def show_status(options: argparse.Namespace) -> int:
-    """Print what the master says, once."""
-    from edl_torch.cli_status import as_json, as_table
-    from edl_torch.client.environment import master_address_from_env
-    from edl_torch.client.transport import MasterClient
-
-    address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
-    credentials = _credentials(options)
-    with MasterClient(
-        address, "status", master_timeout_s=STATUS_TIMEOUT_S, credentials=credentials
-    ) as client:
-        status = client.status()
-    print(as_json(status) if options.json else as_table(status))
-    return 0
-
-
-# Audit ------------------------------------------------------------------------------------------------
-
-
-def run_audit(options: argparse.Namespace) -> int:
-    """Judge audit logs. Status 0: proven, 1: refuted, 2: unfinished, or unusable logs, 3: proven, inexact."""
-    from edl_torch.cli_audit import run
-
-    return run(
-        options.directories,
-        state=options.state,
-        unfinished=options.unfinished,
-        listed=options.list,
-        as_json=options.json,
-    )
-
-
-# Convert ----------------------------------------------------------------------------------------------
-
-
-def run_convert(options: argparse.Namespace) -> int:
-    """Write RecordIO files, all or none."""
-    from edl_torch.cli_convert import run
-
-    return run(options)
-
-
-# Check ------------------------------------------------------------------------------------------------
-
-
-def run_check(options: argparse.Namespace) -> int:
-    """Read a dataset. Status 0: nothing is wrong, 1: findings, 2: the data cannot be used."""
-    from edl_torch.cli_check import run
-
-    return run(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,17 +37,19 @@ _WAYS = {
 _COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgotten", "open")
 
 
-def run(
-    directories: Sequence[str], *, state: Path | None = None, unfinished: bool, listed: int, as_json: bool
-) -> int:
-    """Print the verdict on the logs, and on the journal in `state` if given; returns the exit status."""
-    words = None if state is None else partial(_words, state)
+def run(options: argparse.Namespace) -> int:
+    """Print the verdict on the logs, and on the journal if one is given.
+
+    Returns 0: proven, 1: refuted, 2: unfinished, or unusable logs, 3: proven, inexact.
+    """
+    words = None if options.state is None else partial(_words, options.state)
+    unfinished = options.unfinished
     try:
-        verdicts = audit(directories, words=words, unfinished=unfinished, listed=max(0, listed))
+        verdicts = audit(options.directories, words=words, unfinished=unfinished, listed=max(0, options.list))
     except EdlError as error:
         print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_INPUT
-    print(write_json(verdicts) if as_json else write_table(verdicts, unfinished=unfinished))
+    print(write_json(verdicts) if options.json else write_table(verdicts, unfinished=unfinished))
     return worst(verdicts).status
 
 

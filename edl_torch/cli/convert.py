@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from edl_torch.cli_data import open_data
-from edl_torch.cli_progress import Progress
+from edl_torch.cli.datasets import open_data
+from edl_torch.cli.progress import Progress
 from edl_torch.shard import TaskType
 
 

@@ -18,8 +18,8 @@ from edl_torch.checking.findings import KINDS, Finding
 from edl_torch.checking.samples import cells
 from edl_torch.checking.sheet import draw, save
 from edl_torch.checking.spans import spread
-from edl_torch.cli_data import open_data
-from edl_torch.cli_progress import Progress
+from edl_torch.cli.datasets import open_data
+from edl_torch.cli.progress import Progress
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Source, TaskType
@@ -35,7 +35,7 @@ _MEANING = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check, print, draw; returns the exit status."""
+    """Check, print, draw. Returns 0: nothing is wrong, 1: findings, 2: the data cannot be used."""
     try:
         report, drawn = _check(options)
     except EdlError as error:
