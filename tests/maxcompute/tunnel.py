@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from edl_torch.testing.maxcompute.faults import Fault, Rows
-from edl_torch.testing.maxcompute.framing import arrow_body, cut_at_a_border, record_body
-from edl_torch.testing.maxcompute.tables import Part, Table
+from maxcompute.faults import Fault, Rows
+from maxcompute.framing import arrow_body, cut_at_a_border, record_body
+from maxcompute.tables import Part, Table
 
 _RANGE = re.compile(r"\((\d+),(\d+)\)")
 

@@ -11,7 +11,7 @@ from email.utils import formatdate
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from edl_torch.testing.maxcompute.tables import Part, Table, parse_spec
+from maxcompute.tables import Part, Table, parse_spec
 
 
 def error_xml(code: str, message: str) -> bytes:

@@ -11,15 +11,14 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("odps")
 
+from maxcompute import Corrupt, Cut, Fail, Hold, MaxComputeServer, Refuse, Rows
+from maxcompute.framing import crc
+from maxcompute.signature import Account, canonical
 from odps import ODPS
 from odps.accounts import StsAccount
 from odps.config import option_context
 from odps.errors import BaseODPSError, ChecksumError, NoSuchTable, TableModified
 from odps.tunnel import TableTunnel
-
-from edl_torch.testing.maxcompute import Corrupt, Cut, Fail, Hold, MaxComputeServer, Refuse, Rows
-from edl_torch.testing.maxcompute.framing import crc
-from edl_torch.testing.maxcompute.signature import Account, canonical
 
 COLUMNS = {
     "i": "bigint",

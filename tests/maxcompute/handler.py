@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from edl_torch.testing.maxcompute.faults import Corrupt, Cut, Fail, Fault, Hold, Refuse
-from edl_torch.testing.maxcompute.service import (
+from maxcompute.faults import Corrupt, Cut, Fail, Fault, Hold, Refuse
+from maxcompute.service import (
     error_xml,
     partition_xml,
     partitions_xml,
@@ -19,11 +19,11 @@ from edl_torch.testing.maxcompute.service import (
     table_xml,
     tenant_json,
 )
-from edl_torch.testing.maxcompute.tables import Table
-from edl_torch.testing.maxcompute.tunnel import Refusal, body_of, part_of
+from maxcompute.tables import Table
+from maxcompute.tunnel import Refusal, body_of, part_of
 
 if TYPE_CHECKING:
-    from edl_torch.testing.maxcompute.server import MaxComputeServer
+    from maxcompute.server import MaxComputeServer
 
 _API = "/api"
 _TABLE = re.compile(r"/projects/([^/]+)/tables/([^/]+)")

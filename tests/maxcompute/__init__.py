@@ -9,7 +9,7 @@ For tests of jobs that read tables, without an account and without a network. It
 
 from __future__ import annotations
 
-from edl_torch.testing.maxcompute.faults import (
+from maxcompute.faults import (
     Corrupt,
     Cut,
     Fail,
@@ -18,8 +18,8 @@ from edl_torch.testing.maxcompute.faults import (
     Refuse,
     Rows,
 )
-from edl_torch.testing.maxcompute.server import MaxComputeServer
-from edl_torch.testing.maxcompute.tables import Table
+from maxcompute.server import MaxComputeServer
+from maxcompute.tables import Table
 
 __all__ = [
     "Corrupt",

@@ -12,11 +12,11 @@ from http.server import ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from edl_torch.testing.maxcompute.faults import Fault, Faults
-from edl_torch.testing.maxcompute.handler import Handler
-from edl_torch.testing.maxcompute.signature import Account
-from edl_torch.testing.maxcompute.tables import Content, Table
-from edl_torch.testing.maxcompute.tunnel import Sessions
+from maxcompute.faults import Fault, Faults
+from maxcompute.handler import Handler
+from maxcompute.signature import Account
+from maxcompute.tables import Content, Table
+from maxcompute.tunnel import Sessions
 
 
 class MaxComputeServer:
