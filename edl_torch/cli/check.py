@@ -15,8 +15,7 @@ from typing import Any
 
 from edl_torch.checking.check import Report, check, validate_sources
 from edl_torch.checking.findings import KINDS, Finding
-from edl_torch.checking.samples import cells
-from edl_torch.checking.sheet import draw, save
+from edl_torch.checking.sheet import cells, draw, save
 from edl_torch.checking.spans import spread
 from edl_torch.cli.datasets import open_data
 from edl_torch.cli.progress import Progress

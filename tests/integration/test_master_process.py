@@ -27,7 +27,7 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.shard import Source
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 
 def run(*arguments, **options):

@@ -20,7 +20,7 @@ from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import ConfirmCall
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.system.address import HostPort
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 
 @pytest.fixture
