@@ -19,14 +19,13 @@ import reader_files as files
 import reader_peers as peers
 from contenders import Elastic, MapStyle, ReaderRows
 from harness import Contest, Round
-from reader_tables import TABLE
+from reader_tables import TABLE, MaxComputeServer
 from serving import serving
 from torch.utils.data import Dataset, Subset
 
 from edl_torch.readers import CsvReader, ODPSDataReader, ParquetReader, RecordIODataReader, TextReader
 from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Shard, Task
-from edl_torch.testing.maxcompute import MaxComputeServer
 
 OURS, COLUMNS, MAP_STYLE = "ours", "elastic, columnar", "map-style per record"
 SCAN, RANDOM, COLUMNAR = 5.0, 50.0, 10.0

@@ -2,7 +2,7 @@
 
 import sys
 
-from edl_torch.cli import main
+from edl_torch.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

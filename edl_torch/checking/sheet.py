@@ -1,6 +1,6 @@
-"""Records as one picture: a grid of cells with images, boxes and text. Needs OpenCV.
+"""Some records as one picture: a grid of cells with images, boxes and text. Needs OpenCV.
 
-OpenCV's letters are ASCII: others lose their accents, or become `?`. It must not know readers.
+OpenCV's letters are ASCII: others lose their accents, or become `?`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.checking.describe import Box, View
+from edl_torch.checking.describe import Box, View, view
+from edl_torch.checking.findings import Finding
+from edl_torch.checking.reading import reason_of
+from edl_torch.checking.spans import spread
 from edl_torch.errors import OutputError, ReaderUnavailable
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.shard import Shard, Source, Task, TaskType
 
 Picture = npt.NDArray[np.uint8]
 
@@ -37,6 +42,29 @@ class Cell:
     heading: str
     view: View | None = None
     error: str = ""
+
+
+def cells(
+    reader: AbstractDataReader, sources: Sequence[Source], mode: TaskType, count: int, bad: Sequence[Finding]
+) -> list[Cell]:
+    """At most `count` records, evenly over the dataset. Those in `bad` are not read again: they may kill."""
+    return [_cell(reader, mode, name, number, bad) for name, number in spread(sources, count)]
+
+
+def _cell(reader: AbstractDataReader, mode: TaskType, name: str, number: int, bad: Sequence[Finding]) -> Cell:
+    heading = f"{number}  {_tail(name)}"
+    for finding in bad:
+        if finding.name == name and finding.start <= number < finding.end:
+            return Cell(heading=heading, error=finding.reason)
+    try:
+        (record,) = reader.read_records(Task(shard=Shard(name=name, start=number, end=number + 1), type=mode))
+        return Cell(heading=heading, view=view(record, reader))
+    except Exception as exc:  # noqa: BLE001  a reader is the user's code, and so is what its records are
+        return Cell(heading=heading, error=reason_of(exc))
+
+
+def _tail(name: str) -> str:
+    return name if len(name) <= 24 else "..." + name[-21:]
 
 
 def draw(cells: Sequence[Cell]) -> Picture:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -22,6 +22,8 @@ log = logging.getLogger("edl_torch.client")
 
 ATTEMPT_S = 10.0  # of one attempt of a call, beside the time that it may wait at the master
 LEAST_ATTEMPT_S = 0.05
+
+A = TypeVar("A")  # the answer
 
 
 class Caller:
@@ -48,8 +50,8 @@ class Caller:
         self._warned = False
 
     def call(
-        self, rpc: Callable[..., Any], request: Any, *, wait_s: float = 0.0, attempt_s: float = ATTEMPT_S
-    ) -> Any:
+        self, rpc: Callable[..., A], request: Any, *, wait_s: float = 0.0, attempt_s: float = ATTEMPT_S
+    ) -> A:
         """Repeat for `master_timeout_s`, with pauses of at most a second; then raise MasterUnavailable."""
         give_up_at = time.monotonic() + self.timeout_s
         first = ""  # in words: an error would hold this frame, and with it the loop's iterator, as garbage
@@ -85,8 +87,8 @@ class Caller:
             log.debug("%s; trying again", error)
 
     def attempt(
-        self, rpc: Callable[..., Any], request: Any, timeout_s: float, *, wait_for_ready: bool = False
-    ) -> Any:
+        self, rpc: Callable[..., A], request: Any, timeout_s: float, *, wait_for_ready: bool = False
+    ) -> A:
         """Call once. The first attempt fails fast, so that it can say why. Later ones wait inside grpc: older
         releases make a new connection only while a call waits for it."""
         self.check_usable()

@@ -11,8 +11,8 @@ import grpc
 from edl_torch.client.diagnosis import explain
 from edl_torch.core.limits import MESSAGE_BYTES
 from edl_torch.errors import InvalidArgument
-from edl_torch.rpc.address import HostPort, is_loopback_name, parse_address
 from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, Credentials
+from edl_torch.system.address import HostPort, is_loopback_name, parse_address
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),

@@ -24,7 +24,7 @@ def default_master(master_timeout_s: float | None = None) -> MasterPort:
     """
     protocol = master_protocol_from_env()
     if protocol == "edl_torch" and finds_master_through_torchrun():
-        from edl_torch.integrations.torchrun import master_of_job
+        from edl_torch.client.torchrun.discovery import master_of_job
 
         address: str | None
         address, credentials = master_of_job()

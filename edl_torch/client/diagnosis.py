@@ -11,8 +11,8 @@ import ssl
 from enum import Enum
 
 from edl_torch.errors import AccessDenied
-from edl_torch.rpc.address import HostPort
 from edl_torch.rpc.credentials import Credentials
+from edl_torch.system.address import HostPort
 
 LOOKS = 2  # a master that stops ends a connection once, and is then not there
 _LONGEST_S = 1.0

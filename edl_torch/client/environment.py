@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping
 
 from edl_torch.errors import InvalidArgument
-from edl_torch.rpc.address import parse_address
+from edl_torch.system.address import parse_address
 
 MASTER_TIMEOUT_S = 600.0
 TORCHRUN_TIMEOUT_S = 30.0  # a master beside an agent that is gone does not come back: the workers restart

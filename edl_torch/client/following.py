@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 
 from edl_torch.client.channel import MasterChannel, build_channel
-from edl_torch.client.forks import ForkGuard
 from edl_torch.errors import EdlError
-from edl_torch.rpc.address import HostPort
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.rpc.status import is_masters_own
+from edl_torch.system.address import HostPort
+from edl_torch.system.forks import ForkGuard
 
 log = logging.getLogger("edl_torch.client")
 

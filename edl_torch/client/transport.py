@@ -11,14 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from edl_torch.client.attendance import Attendance
 from edl_torch.client.calling import Caller
 from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.environment import default_worker_id
 from edl_torch.client.following import FollowingChannel
-from edl_torch.client.forks import ForkGuard
 from edl_torch.client.port import Listener
 from edl_torch.core.calls import (
     ConfirmAnswer,
@@ -37,9 +35,10 @@ from edl_torch.core.calls import (
 from edl_torch.errors import EdlError
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.rpc import edl_torch_pb2_grpc as pb_grpc
 from edl_torch.rpc.convert import checked
 from edl_torch.rpc.credentials import Credentials
+from edl_torch.rpc.stub import MasterStub
+from edl_torch.system.forks import ForkGuard
 
 __all__ = ["MasterClient", "build_channel"]
 
@@ -72,7 +71,7 @@ class MasterClient:
         self.worker_id = default_worker_id() if worker_id is None else str(worker_id)
         self._channel = build_channel(master, credentials) if isinstance(master, str) else master
         self._caller = Caller(str(self._channel.address), master_timeout_s, self._channel.explain)
-        self._stub: Any = pb_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = MasterStub(self._channel)
         self._guard = ForkGuard(self._channel.address)
         self._lock = threading.Lock()
         self._attendances: dict[str, Attendance] = {}
@@ -120,14 +119,12 @@ class MasterClient:
     def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
         request = checked(convert.snapshot_call_to_wire, call)
-        token: str = self._caller.call(self._stub.Snapshot, request).token
-        return token
+        return self._caller.call(self._stub.Snapshot, request).token
 
     def restore(self, call: RestoreCall) -> int:
         """Take the dataset back to a token; returns the new lineage."""
         request = checked(convert.restore_call_to_wire, call)
-        lineage: int = self._caller.call(self._stub.Restore, request).lineage
-        return lineage
+        return self._caller.call(self._stub.Restore, request).lineage
 
     def progress(self, call: FencedCall) -> DatasetStatus:
         """The dataset's progress, as its trainers see it."""

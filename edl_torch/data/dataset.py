@@ -19,12 +19,12 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
 from edl_torch.data.iterations import iterations
-from edl_torch.data.orphans import end_with_trainer
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.errors import BadRecord, EdlError, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads
 from edl_torch.shard import Slice
+from edl_torch.system.processes import end_with_parent
 from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
 from edl_torch.trainer.supply import Mode
 from edl_torch.trainer.tickets import Tally
@@ -143,7 +143,7 @@ class ShardedDataset(IterableDataset[Any]):
             stream = f"process {pid}" if info is None else f"worker {info.id}"
             run = "" if info is None else iterations.served
             if info is not None:
-                end_with_trainer()
+                end_with_parent()
             self._link = pid, SocketLink(self._handle, stream, run)
         return self._link[1]
 

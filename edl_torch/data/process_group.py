@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from edl_torch.client.peers import Ballot, Count
-from edl_torch.data.fresh_names import fresh_name
 from edl_torch.data.lending import packed_batch, unpacked_batch
 from edl_torch.errors import InvalidArgument, PeerFailed
-from edl_torch.rpc.route import address_towards
+from edl_torch.system.address import address_towards
+from edl_torch.system.fresh_names import fresh_name
 
 TIMEOUT_S = 1800.0  # as torch's own default for gloo: a rank may decode, or wait for its master, for long
 

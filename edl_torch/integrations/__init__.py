@@ -1,1 +1,1 @@
-"""Where edl_torch meets other frameworks, and the programs that start and watch training jobs."""
+"""Where edl_torch meets other frameworks: Ray, TensorFlow, and whatever takes an iterable of records."""

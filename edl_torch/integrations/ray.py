@@ -47,8 +47,8 @@ class MasterActor:
         patience: dict[str, float],
     ) -> None:
         from edl_torch.master.threaded import ThreadedMaster
-        from edl_torch.rpc.address import HostPort
         from edl_torch.rpc.credentials import Door
+        from edl_torch.system.address import HostPort
 
         sys.setswitchinterval(SWITCH_S)
         here = _ray().util.get_node_ip_address() if host is None else host

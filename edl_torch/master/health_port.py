@@ -9,7 +9,7 @@ import grpc.aio
 
 from edl_torch.errors import InvalidArgument, MasterStartError
 from edl_torch.master.health import Health
-from edl_torch.rpc.address import HostPort, parse_address
+from edl_torch.system.address import HostPort, parse_address
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),

@@ -23,16 +23,16 @@ from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStar
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
 from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
-from edl_torch.master.forked import keep_children_alive
 from edl_torch.master.gate import Gate
 from edl_torch.master.health import Health
 from edl_torch.master.health_port import HealthPort
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import SERVICE, MasterServicer
-from edl_torch.master.with_process import until_gone
 from edl_torch.rpc import elasticdl as elasticdl_wire
-from edl_torch.rpc.address import HostPort, parse_address
 from edl_torch.rpc.credentials import Door
+from edl_torch.system.address import HostPort, parse_address
+from edl_torch.system.forks import keep_children_alive
+from edl_torch.system.processes import until_gone
 
 log = logging.getLogger("edl_torch.master")
 

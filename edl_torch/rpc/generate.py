@@ -1,6 +1,6 @@
-"""Regenerate the protobuf and grpc stubs from the `.proto` files here: `python -m edl_torch.rpc.generate`.
+"""Regenerate the protobuf modules from the `.proto` files here: `python -m edl_torch.rpc.generate`.
 
-The stubs are made by the oldest tools that the package supports, because generated code runs on runtimes
+They are made by the oldest tools that the package supports, because generated code runs on runtimes
 that are newer than it and never on older ones. Nothing imports this module at run time.
 """
 
@@ -10,12 +10,9 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-TOOLS = "1.71.0"  # of grpcio-tools; the floors of grpcio and protobuf in pyproject.toml follow from it
+TOOLS = "1.71.0"  # of grpcio-tools; the floor of protobuf in pyproject.toml follows from it
 PACKAGE = Path(__file__).resolve().parent
-GENERATED = (
-    *("edl_torch_pb2.py", "edl_torch_pb2.pyi", "edl_torch_pb2_grpc.py"),
-    *("elasticdl_pb2.py", "elasticdl_pb2.pyi"),
-)
+GENERATED = ("edl_torch_pb2.py", "edl_torch_pb2.pyi", "elasticdl_pb2.py", "elasticdl_pb2.pyi")
 
 
 def tools_version() -> str | None:
@@ -38,12 +35,8 @@ def generate(into: Path) -> None:
     from grpc_tools import protoc
 
     root = PACKAGE.parent.parent
-    # The second has no service of ours: its calls go by another project's name.
-    for proto, kinds in (
-        ("edl_torch.proto", ("python", "pyi", "grpc_python")),
-        ("elasticdl.proto", ("python", "pyi")),
-    ):
-        outputs = [f"--{kind}_out={into}" for kind in kinds]
+    for proto in ("edl_torch.proto", "elasticdl.proto"):
+        outputs = [f"--{kind}_out={into}" for kind in ("python", "pyi")]
         if protoc.main(["protoc", f"--proto_path={root}", *outputs, str(PACKAGE / proto)]):
             raise RuntimeError(f"protoc refused {proto}; its own message stands above")
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from edl_torch.integrations.torchrun import init_process_group
+from edl_torch.client.torchrun import init_process_group
 
 
 class Ranks:

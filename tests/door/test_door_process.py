@@ -23,7 +23,7 @@ from edl_torch import DataShardService, MasterClient, ShardedDataset
 from edl_torch.master.health import SERVICE
 from edl_torch.readers import MapDatasetReader
 from edl_torch.rpc.credentials import Credentials
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 EDL = (sys.executable, "-m", "edl_torch")
 TRAINER = Path(__file__).with_name("door_trainer.py")

@@ -15,7 +15,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.health import MOST_WATCHERS, SERVICE, Health
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = (
     pb.HealthCheckResponse.ServingStatus.Value(name) for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")

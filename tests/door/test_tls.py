@@ -11,8 +11,8 @@ from door_kit import credentials, door, lease, register
 from edl_torch.client.calling import Caller
 from edl_torch.errors import AccessDenied, MasterUnavailable
 from edl_torch.rpc.credentials import Credentials
+from edl_torch.testing import wait_until
 from edl_torch.testing.listening import Listening
-from edl_torch.testing.wait import wait_until
 
 PATIENT = {"master_timeout_s": 120.0}
 QUICK_S = 60.0  # on a machine that does other things too

@@ -103,7 +103,7 @@ def made(kind: str, root: Path) -> Iterator[Data]:
     if kind != "odps":
         yield MAKERS[kind](root)
         return
-    from edl_torch.testing.maxcompute import MaxComputeServer
+    from maxcompute import MaxComputeServer
 
     with MaxComputeServer(batch_rows=5) as server:
         columns: dict[str, Any] = {"i": list(range(14))}

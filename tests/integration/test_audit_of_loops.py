@@ -16,7 +16,7 @@ from lockstep_kit import Rank, run_ranks
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.cli import main
+from edl_torch.cli.main import main
 from edl_torch.testing import FakeMaster
 
 SIZE, BATCH = 40, 4

@@ -19,7 +19,7 @@ import pytest
 from every_reader import KINDS, made
 from processes import alive
 
-from edl_torch import cli
+from edl_torch.cli.main import main
 from edl_torch.readers import RecordIOWriter, read_image
 from edl_torch.testing import wait_until
 from edl_torch.testing.images import write_image_folder, write_manifest
@@ -29,7 +29,7 @@ READERS = Path(__file__).parents[1] / "unit" / "checking"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    status = cli.main(["check", *map(str, arguments)])
+    status = main(["check", *map(str, arguments)])
     said = capsys.readouterr()
     return status, said.out, said.err
 

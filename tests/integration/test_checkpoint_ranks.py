@@ -15,7 +15,7 @@ from processes import quiet_port
 from torchrun_kit import WORKER
 from torchrun_worker import EPOCHS, RECORDS
 
-from edl_torch import cli
+from edl_torch.cli.main import main
 
 
 def run(folder: Path, master: str, world: int, stop_at: int | None) -> list[dict[str, Any]]:
@@ -59,4 +59,4 @@ def test_saved_by_two_restored_by_three_and_by_one(
         assert len(saved) == (stop_at is not None)
     weights = json.loads((tmp_path / "weights.json").read_text())
     assert [[-round(weight) for weight in epoch] for epoch in weights] == [[1] * RECORDS] * EPOCHS
-    assert cli.main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
+    assert main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out

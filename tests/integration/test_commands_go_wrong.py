@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from edl_torch import cli
+from edl_torch.cli.main import main
 from edl_torch.errors import MasterStartError
 from edl_torch.master.server import write_address_file
-from edl_torch.rpc.address import HostPort
+from edl_torch.system.address import HostPort
 from edl_torch.testing.images import write_image_folder
 
 READERS = Path(__file__).parents[1] / "unit" / "checking"
@@ -58,7 +58,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def one_line(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], status: int) -> str:
-    assert cli.main(list(arguments)) == status
+    assert main(list(arguments)) == status
     said = capsys.readouterr()
     assert said.err.startswith("edl-torch: error: "), said.err
     assert said.err.count("\n") == 1
@@ -140,9 +140,9 @@ def test_who_stops_listening_is_no_error(here: Path) -> None:
 LIMITED = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from edl_torch import cli
+from edl_torch.cli.main import main
 resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(main(sys.argv[1:]))
 """
 
 

@@ -139,7 +139,7 @@ def test_container_has_nothing_but_the_master(environment, clean):
     names = {package["name"].lower().replace("_", "-") for package in listed}
     needed = {"grpcio", "grpcio-health-checking", "protobuf", "numpy", "typing-extensions"}
     assert names == {"edl-torch"} | needed
-    code = "import edl_torch.master.server, edl_torch.cli; print(edl_torch.__file__)"
+    code = "import edl_torch.master.server, edl_torch.cli.main; print(edl_torch.__file__)"
     where = run(python, "-c", code, env=clean, cwd=environment)
     assert where.startswith(str(environment))
 

@@ -20,7 +20,7 @@ from edl_torch import DataShardService, MasterClient, ShardedDataset
 from edl_torch.errors import AccessDenied, MasterUnavailable
 from edl_torch.master.threaded import ThreadedMaster
 from edl_torch.rpc.credentials import Credentials, Door
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 LIMIT_S = 60.0
 

@@ -29,8 +29,8 @@ from edl_torch.core.calls import (
 )
 from edl_torch.errors import MasterUnavailable, StaleLease
 from edl_torch.shard import Source
+from edl_torch.testing import wait_until
 from edl_torch.testing.listening import Listening
-from edl_torch.testing.wait import wait_until
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.audit.verdict import Verdict, audit
-from edl_torch.cli import main
+from edl_torch.cli.main import main
 from edl_torch.readers import MapDatasetReader
 from edl_torch.testing import FakeMaster, Fault
 

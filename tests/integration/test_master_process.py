@@ -27,8 +27,8 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.shard import Source
+from edl_torch.testing import wait_until
 from edl_torch.testing.listening import Listening
-from edl_torch.testing.wait import wait_until
 
 
 def run(*arguments, **options):
@@ -216,8 +216,8 @@ def test_status_of_nobody_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     code = (
-        "import sys, edl_torch.cli as c; c.STATUS_TIMEOUT_S = 0.1\n"
-        f"sys.exit(c.main(['status', '--addr', '127.0.0.1:{port}']))"
+        "import sys; from edl_torch.cli import main, status; status.STATUS_TIMEOUT_S = 0.1\n"
+        f"sys.exit(main.main(['status', '--addr', '127.0.0.1:{port}']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -226,7 +226,8 @@ def test_status_of_nobody_is_one_line():
 
 def test_master_imports_no_torch_and_no_opencv():
     code = (
-        "import sys, edl_torch.cli, edl_torch.cli_data, edl_torch.cli_status, edl_torch.master.server\n"
+        "import sys, edl_torch.cli.main, edl_torch.cli.master, edl_torch.cli.datasets\n"
+        "import edl_torch.cli.status, edl_torch.master.server\n"
         "found = {'torch', 'cv2', 'pycocotools'} & set(sys.modules); sys.exit(str(found) if found else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

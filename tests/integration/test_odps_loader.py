@@ -17,12 +17,13 @@ import torch
 pytest.importorskip("pyarrow")
 pytest.importorskip("odps")
 
+from maxcompute import Fail, MaxComputeServer, Rows
+
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.client.transport import MasterClient
 from edl_torch.errors import SourceChanged
 from edl_torch.readers import ODPSDataReader
-from edl_torch.testing.maxcompute import Fail, MaxComputeServer, Rows
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 ROWS = 700
 KEY = "a-key-that-nobody-may-see"

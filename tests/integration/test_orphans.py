@@ -16,10 +16,10 @@ TRAINER = """
 import sys, time
 import numpy as np
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.data import orphans
+from edl_torch.system import processes
 from edl_torch.readers import MapDatasetReader
 
-orphans.PATIENCE_S = float(sys.argv[1])
+processes.PATIENCE_S = float(sys.argv[1])
 
 class Large:
     def __len__(self): return 64

@@ -14,7 +14,7 @@ from processes import alive
 from torchrun_kit import ASYNCHRONOUS, Agent, Cluster
 from torchrun_worker import EPOCHS, RECORDS, SAVE_EVERY
 
-from edl_torch import cli
+from edl_torch.cli.main import main
 from edl_torch.testing import wait_until
 
 pytestmark = [
@@ -66,7 +66,7 @@ def test_an_agent_is_killed_and_another_one_joins(
     weights = json.loads((cluster.folder / "weights.json").read_text())
     counts = [[-round(weight) for weight in epoch] for epoch in weights]
     assert counts == [[1] * RECORDS] * EPOCHS
-    assert cli.main(["audit", str(cluster.folder / "audit")]) == 0, capsys.readouterr().out
+    assert main(["audit", str(cluster.folder / "audit")]) == 0, capsys.readouterr().out
     assert not any(alive(pid) for pid in cluster.pids())
 
 
@@ -84,7 +84,7 @@ def test_trainers_with_models_of_their_own_are_restarted_around_one_master(
     masters = [file.read_text() for file in tmp_path.glob("master-*")]
     assert len(masters) == 4, "two workers, started twice"
     assert len(set(masters)) == 1
-    assert cli.main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
+    assert main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
     assert seconds_until_released(agent.master_log) < 15.0, "not by the timeout, of 30 s"
     wait_until(lambda: "draining" in agent.master_log, timeout_s=10, what="the master ends with its agent")
 

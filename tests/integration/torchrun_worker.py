@@ -33,7 +33,7 @@ from edl_torch import (
     load_checkpoint,
     save_checkpoint,
 )
-from edl_torch.integrations.torchrun import init_process_group
+from edl_torch.client.torchrun import init_process_group
 from edl_torch.testing import wait_until
 
 RECORDS, EPOCHS, BATCH = 1050, 2, 4

@@ -9,8 +9,7 @@ from tensorflow_kit import BATCH, SIZE, make_dataset, make_service
 
 from edl_torch.integrations.tensorflow import sharded_dataset
 from edl_torch.readers import MapDatasetReader
-from edl_torch.testing import FakeMaster
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import FakeMaster, wait_until
 
 
 def numbers(batch):

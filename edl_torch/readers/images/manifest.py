@@ -17,10 +17,9 @@ import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image
-from edl_torch.readers.images.root import require_folder, within
+from edl_torch.readers.images.root import require_folder, safe_relative_path, within
 from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.safe_paths import safe_relative_path
-from edl_torch.readers.shared.shared_arrays import shared
+from edl_torch.readers.shared.mapped import shared
 from edl_torch.readers.shared.string_table import StringTable
 from edl_torch.shard import IndexArray, TaskType
 

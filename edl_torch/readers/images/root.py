@@ -1,4 +1,4 @@
-"""The folder that the image files of a dataset lie in: whether it is one, and whether it is still there.
+"""The folder that the image files of a dataset lie in: whether it is there, and which names stay inside it.
 
 It must not know what the files are.
 """
@@ -6,10 +6,15 @@ It must not know what the files are.
 from __future__ import annotations
 
 import os
+import posixpath
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edl_torch.errors import BadRecord, DataFormatError, SourceUnavailable
+
+# Whatever does not match is a plain relative path: the check costs one regex for each ordinary entry.
+_SUSPICIOUS = re.compile(r"^$|^/|^[A-Za-z]:|\\|\x00|(?:^|/)\.{0,2}(?:/|$)")
 
 
 @contextmanager
@@ -42,3 +47,29 @@ def _is_gone(folder: str) -> bool:
             return next(entries, None) is None
     except OSError:
         return True
+
+
+def safe_relative_path(entry: str, described_in: str) -> str:
+    """Return `entry`, a file name of an annotation file, as a path with forward slashes below the folder.
+
+    Only the name is looked at: a symbolic link in the folder is the owner's own arrangement and is followed.
+    Backslashes are separators (manifests made on Windows); `.` and inner `..` are resolved in the name.
+    Raises DataFormatError, naming the place `described_in` (as in "'list.csv' line 3") and the entry, for an
+    empty name, an absolute path, a drive letter, a NUL byte and for every `..` that leads out of the folder.
+    """
+    if not _SUSPICIOUS.search(entry):
+        return entry
+    path = entry.replace("\\", "/")
+    if not path or "\x00" in path or path.startswith("/") or re.match(r"[A-Za-z]:", path):
+        raise _outside(entry, described_in)
+    path = posixpath.normpath(path)
+    if path in (".", "..") or path.startswith("../"):
+        raise _outside(entry, described_in)
+    return path
+
+
+def _outside(entry: str, described_in: str) -> DataFormatError:
+    return DataFormatError(
+        f"{described_in} names the file {entry!r}, which is not a path inside the image folder: "
+        "write file names relative to the image folder, without a drive and without leading '..'"
+    )

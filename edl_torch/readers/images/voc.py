@@ -12,10 +12,9 @@ from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.readers.images.decode import Image, read_image
-from edl_torch.readers.images.root import within
+from edl_torch.readers.images.root import safe_relative_path, within
 from edl_torch.readers.images.voc_xml import parse_target, parse_xml
 from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.safe_paths import safe_relative_path
 from edl_torch.readers.shared.string_table import StringTable
 from edl_torch.shard import TaskType
 

@@ -5,6 +5,7 @@ It lists names and sizes and must not open a file.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections import Counter
@@ -14,9 +15,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
-from edl_torch.readers.storage import Storage, reaching
+from edl_torch.readers.storage import Storage, is_url, reaching
 
 SUFFIXES = (".parquet", ".pq")
+_OTHER_SCHEMES = ("odps://",)
 _MAGIC = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
@@ -141,3 +143,32 @@ def partition_types(found: Found) -> dict[str, type]:
             if value is not None and not _INTEGER.fullmatch(value):
                 types[key] = str
     return types
+
+
+def claims(data: str) -> bool:
+    """Whether `data` is a Parquet file, a glob of them, a folder that holds some, or a URL of either.
+
+    Judged by names, and quickly for what is something else, such as a folder of a million images.
+    A URL without an ending in its last part is taken for a folder of Parquet files: to list it would cost a
+    request, and no other reader reads remote folders.
+    """
+    if is_url(data):
+        ending = posixpath.splitext(_MAGIC.split(data.rstrip("/"))[-1])[1].lower()
+        named = data.lower().rstrip("/").endswith(SUFFIXES)
+        return not data.startswith(_OTHER_SCHEMES) and (named or not ending)
+    if os.path.isdir(data):
+        return _holds_parquet(data)
+    is_there = os.path.isfile(data) or _MAGIC.search(data) is not None
+    return is_there and data.lower().endswith(SUFFIXES)
+
+
+def _holds_parquet(folder: str) -> bool:
+    """Goes down the first subfolders until a folder has files, which then decide."""
+    while True:
+        with os.scandir(folder) as entries:
+            visible = sorted((entry for entry in entries if entry.name[0] not in "._"), key=lambda e: e.name)
+        files = [entry.name for entry in visible if entry.is_file()]
+        folders = [entry.path for entry in visible if entry.is_dir()]
+        if files or not folders:
+            return any(name.lower().endswith(SUFFIXES) for name in files)
+        folder = folders[0]

@@ -18,8 +18,7 @@ from edl_torch.readers.arrow.rows import RowPicker
 from edl_torch.readers.arrow.values import row_numbers, scalar
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.indexed import check_range
-from edl_torch.readers.parquet.discovery import claims
-from edl_torch.readers.parquet.files import find_files, partition_of, partition_types
+from edl_torch.readers.parquet.files import claims, find_files, partition_of, partition_types
 from edl_torch.readers.parquet.footer import require_pyarrow
 from edl_torch.readers.parquet.groups import RowGroups
 from edl_torch.readers.parquet.index import build_index

@@ -1,19 +1,24 @@
-"""The chunks that were used last, bounded in bytes.
+"""What a reader keeps for its next records: the chunks that were used last, and open files.
 
-It must not know what a chunk holds or where it is read.
+It must not know what a chunk or a file holds.
 """
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.recordio.chunk import Chunk
+from edl_torch.readers.recordio.scan import DataFile
+from edl_torch.readers.shared.index_cache import FileStamp
+
+_MOST_FILES = 64  # open: a process may have some 1,000 descriptors, and several readers
 
 
 class ChunkCache:
-    """Chunks by key; the last one is kept whatever its size.
+    """Chunks by key, bounded in bytes; the last one is kept whatever its size.
 
     A damaged chunk is remembered too: when bad records are set aside each of its records is asked for, and it
     is read once. There is no lock that a forked process could find held: threads that share a cache may at
@@ -63,3 +68,25 @@ class ChunkCache:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+class OpenFiles:
+    """Opens files on first use. One that is closed here stays open for whoever still reads from it."""
+
+    def __init__(self, limit: int = _MOST_FILES) -> None:
+        self._limit = limit
+        self._open: OrderedDict[str, DataFile] = OrderedDict()
+
+    def get(self, path: str, size: int, mtime_ns: int) -> DataFile:
+        """The file, which must be as large and as old as when it was indexed. Raises SourceChanged."""
+        file = self._open.get(path)
+        if file is None:
+            FileStamp(path=os.path.realpath(path), size=size, mtime_ns=mtime_ns).check()
+            try:
+                file = DataFile(path)
+            except OSError as exc:
+                raise DataFormatError(f"'{path}' cannot be opened: {exc.strerror}; check the path") from exc
+            self._open[path] = file
+            if len(self._open) > self._limit:
+                self._open.popitem(last=False)
+        return file

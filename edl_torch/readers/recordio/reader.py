@@ -16,12 +16,11 @@ from typing import Any
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.indexed import check_range
-from edl_torch.readers.recordio.cache import ChunkCache
+from edl_torch.readers.recordio.cache import ChunkCache, OpenFiles
 from edl_torch.readers.recordio.chunk import Chunk
 from edl_torch.readers.recordio.decode import Decode, decoder
 from edl_torch.readers.recordio.files import Data, files_of, holds_recordio
 from edl_torch.readers.recordio.index import Arrays, build_index, names_of
-from edl_torch.readers.recordio.open import OpenFiles
 from edl_torch.readers.recordio.scan import DataFile, check_dialect
 from edl_torch.readers.recordio.source import RecordIOSource, sources_of_index
 from edl_torch.shard import Task, TaskType

@@ -7,6 +7,7 @@ arrays, each aligned to 64 bytes. It must not know what the arrays mean or where
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 import tempfile
@@ -23,8 +24,12 @@ import numpy.typing as npt
 from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers.shared.whole_file import whole_file
 
+log = logging.getLogger("edl_torch.readers")
+
 Array = npt.NDArray[Any]
 
+# Below, an array travels in a reader's pickle faster than a file is made and mapped.
+SPILL_BYTES = 1 << 20
 _MAGIC = "edl_torch arrays 1"
 _ALIGNMENT = 64
 _LONGEST_HEADER = 1 << 20
@@ -171,3 +176,22 @@ def _described(line: bytes, path: str) -> dict[str, Any]:
 
 def _aligned(position: int) -> int:
     return -(-position // _ALIGNMENT) * _ALIGNMENT
+
+
+def shared(arrays: Mapping[str, Array], label: str) -> Mapping[str, Array]:
+    """The arrays, in a temporary file where they take more than `SPILL_BYTES` together.
+
+    Without room for a file they stay in memory, with a warning: loader workers then have copies of their own.
+    """
+    total = sum(array.nbytes for array in arrays.values())
+    if total <= SPILL_BYTES:
+        return dict(arrays)
+    try:
+        return MappedArrays.spill(arrays, label=label)
+    except OSError as exc:
+        log.warning(
+            "label=%s bytes=%d the index stays in memory, once for each loader worker (%s); TMPDIR names "
+            "another folder for temporary files",
+            *(label, total, exc),
+        )
+        return dict(arrays)

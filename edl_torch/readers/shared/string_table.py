@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from edl_torch.readers.shared.mapped import Array
-from edl_torch.readers.shared.shared_arrays import shared
+from edl_torch.readers.shared.mapped import Array, shared
 
 # Python's names of undecodable files and JSON's lone surrogates both survive this codec.
 _CODEC = "utf-8", "surrogatepass"

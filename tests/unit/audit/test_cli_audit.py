@@ -7,7 +7,7 @@ import json
 import pytest
 from audited_job import SPEC, Job
 
-from edl_torch.cli import main
+from edl_torch.cli.main import main
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import sys
-import edl_torch.audit.log, edl_torch.audit.verdict, edl_torch.cli_audit
+import edl_torch.audit.log, edl_torch.audit.verdict, edl_torch.cli.audit
 rooms = ("torch", "grpc", "cv2", "edl_torch.client", "edl_torch.rpc", "edl_torch.master", "edl_torch.data")
 print([room for room in rooms if room in sys.modules])
 """

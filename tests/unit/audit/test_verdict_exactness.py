@@ -9,7 +9,7 @@ from audited_job import BATCH, Job
 from verdict_kit import SMALL, Writer, by, findings, one
 
 from edl_torch.audit.verdict import Outcome
-from edl_torch.cli import main
+from edl_torch.cli.main import main
 from edl_torch.trainer.facts import Way
 
 # Outcomes -----------------------------------------------------------------------------------------------

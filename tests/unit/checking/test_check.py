@@ -23,7 +23,7 @@ from checked_readers import (
 from edl_torch.checking import processes
 from edl_torch.checking.check import Report, check, validate_sources
 from edl_torch.checking.findings import Finding, Findings, found, joined
-from edl_torch.checking.samples import cells
+from edl_torch.checking.sheet import cells
 from edl_torch.checking.spans import a_sample, all_records, named, spread
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable, SourceUnavailable
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, ImageManifestReader, VocReader

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from edl_torch.client.presence import Presence, suspended_clock
-from edl_torch.testing.clock import FakeClock
+from edl_torch.testing import FakeClock
 
 
 @pytest.fixture

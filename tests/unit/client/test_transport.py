@@ -19,9 +19,9 @@ from edl_torch.client.channel import build_channel, channel_options
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import ConfirmCall, Fence
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
-from edl_torch.rpc.address import HostPort
+from edl_torch.system.address import HostPort
+from edl_torch.testing import wait_until
 from edl_torch.testing.listening import Listening
-from edl_torch.testing.wait import wait_until
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from edl_torch.errors import (
     TooManyBadRecords,
 )
 from edl_torch.shard import Shard, Source, TaskType
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 ORDERS = ["", "shuffle", "shuffle_shards"]
 

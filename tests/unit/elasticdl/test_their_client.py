@@ -19,7 +19,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master import elasticdl
 from edl_torch.master.durable import DurableState
 from edl_torch.shard import Source, TaskType
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 SIZE = 100
 PARAMS = {"batch_size": 5, "num_epochs": 2, "dataset_size": SIZE, "num_minibatches_per_shard": 4}

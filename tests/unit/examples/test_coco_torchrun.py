@@ -13,7 +13,7 @@ from pathlib import Path
 import generate
 import pytest
 
-from edl_torch import cli
+from edl_torch.cli.main import main
 from edl_torch.testing import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -61,5 +61,5 @@ def test_a_rank_is_killed_and_the_job_goes_on(tmp_path: Path, capsys: pytest.Cap
     assert [(row["epoch"], row["records"]) for row in metrics["epochs"]] == [(0, CAPTIONS), (1, CAPTIONS)]
     said = re.findall(r"epoch (\d)/2: loss \d\.\d+, (\d+) records", log.read_text())
     assert set(said) == {("1", str(CAPTIONS)), ("2", str(CAPTIONS))}, "of all ranks"
-    assert cli.main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
+    assert main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
     assert "Sending process" in log.read_text(), "torchrun restarted nothing"

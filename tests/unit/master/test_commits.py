@@ -14,7 +14,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError, MasterUnavailable, StaleLease
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.host import MasterHost
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 
 class Disk:

@@ -13,8 +13,8 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import MasterStartError
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.server import MasterServer, checked_address, serve, write_address_file
-from edl_torch.rpc.address import HostPort
 from edl_torch.rpc.credentials import Door
+from edl_torch.system.address import HostPort
 
 
 def start(address, **options):

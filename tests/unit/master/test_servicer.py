@@ -13,8 +13,8 @@ from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, UnknownDataset
 from edl_torch.master import host
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.testing import wait_until
 from edl_torch.testing.listening import Listening
-from edl_torch.testing.wait import wait_until
 
 
 def test_repeated_request_is_answered_alike_over_the_wire(server, calls):

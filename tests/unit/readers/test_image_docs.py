@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from edl_torch.cli import main
+from edl_torch.cli.main import main
 from edl_torch.testing.images import (
     encode,
     render,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from recordio_kit import RECORDS, everything, write
 
-from edl_torch.cli import main
-from edl_torch.cli_progress import Progress
+from edl_torch.cli.main import main
+from edl_torch.cli.progress import Progress
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError, SourceUnavailable
 from edl_torch.readers import AbstractDataReader, MapDatasetReader, RecordIODataReader
 from edl_torch.readers.recordio.convert import Format, convert
@@ -226,7 +226,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals, per_fil
 
 def test_a_disk_that_is_full_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     code = (
-        "import resource, sys; from edl_torch.cli import main\n"
+        "import resource, sys; from edl_torch.cli.main import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); sys.exit(main(sys.argv[1:]))"
     )
     write(tmp_path / "data", [os.urandom(1000)] * 100, chunk=2000)

@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("odps")
 
+from maxcompute import MaxComputeServer
+
 from edl_torch.readers.odps.reader import ODPSDataReader
 from edl_torch.readers.odps.retries import Retries
-from edl_torch.testing.maxcompute import MaxComputeServer
 
 PREFIXES = ("ODPS_", "MAXCOMPUTE_", "ALIBABA_CLOUD_")
 ROWS = 1000

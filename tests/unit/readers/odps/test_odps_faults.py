@@ -9,14 +9,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from maxcompute import Corrupt, Cut, Fail, Hold, MaxComputeServer, Refuse, Rows
+from maxcompute.framing import arrow_body
 from odps.tunnel.checksum import Checksum
 
 from edl_torch.errors import ReaderError, SourceChanged
 from edl_torch.readers.odps.client import Crc32c
 from edl_torch.readers.odps.reader import ODPSDataReader
 from edl_torch.readers.odps.retries import Retries
-from edl_torch.testing.maxcompute import Corrupt, Cut, Fail, Hold, MaxComputeServer, Refuse, Rows
-from edl_torch.testing.maxcompute.framing import arrow_body
 
 NAME = "demo.numbers"
 BUSY = Fail(503, "ServiceUnavailable", "busy")

@@ -6,13 +6,13 @@ import signal
 from collections import Counter
 
 import pytest
+from maxcompute import Fail
 from processes import alive
 
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps import iterator as odps_iterator
 from edl_torch.readers.odps.iterator import ODPSReader
-from edl_torch.testing.maxcompute import Fail
-from edl_torch.testing.wait import wait_until
+from edl_torch.testing import wait_until
 
 HERE = (None, None, None, None)  # project, keys and endpoint of the environment
 

@@ -14,6 +14,7 @@ from multiprocessing.context import set_spawning_popen
 
 import numpy as np
 import pytest
+from maxcompute import Fail, MaxComputeServer
 
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError
 from edl_torch.readers.odps.iterator import ODPSReader
@@ -21,7 +22,6 @@ from edl_torch.readers.odps.reader import ODPSDataReader
 from edl_torch.readers.odps.retries import Retries
 from edl_torch.readers.registry import open_reader
 from edl_torch.readers.secret import Secret
-from edl_torch.testing.maxcompute import Fail, MaxComputeServer
 
 KEY = "the-secret-access-key"
 TOKEN = "the-temporary-token"

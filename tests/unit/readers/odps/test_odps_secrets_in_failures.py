@@ -8,13 +8,13 @@ import traceback
 
 import numpy as np
 import pytest
+from maxcompute import Corrupt, Cut, Fail, MaxComputeServer, Refuse, Rows
 
-from edl_torch.cli import main
+from edl_torch.cli.main import main
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps.iterator import ODPSReader
 from edl_torch.readers.odps.reader import ODPSDataReader
 from edl_torch.readers.odps.retries import Retries
-from edl_torch.testing.maxcompute import Corrupt, Cut, Fail, MaxComputeServer, Refuse, Rows
 
 KEY = "marker-of-the-secret-key/+="
 TOKEN = "marker-of-the-token/+="

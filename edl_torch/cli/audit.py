@@ -1,0 +1,151 @@
+"""`edl-torch audit`: what trainers wrote down, judged, for people and for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from edl_torch.audit.chain import FinalWord
+from edl_torch.audit.findings import Finding
+from edl_torch.audit.verdict import Outcome, Verdict, audit
+from edl_torch.errors import EdlError
+from edl_torch.trainer.facts import Way
+
+WRONG_INPUT = 2
+_WORST_FIRST = (Outcome.REFUTED, Outcome.UNFINISHED, Outcome.INEXACT, Outcome.PROVEN)
+
+_MEANING = {
+    "lost": "no outcome",
+    "doubled": "more than one outcome",
+    "forgotten": "confirmed, and unknown to the master",
+    "repeated": "may have been trained on once more than is counted",
+    "stale": "came too late and was refused",
+}
+_WAYS = {
+    Way.STEP.label: "when an attached optimizer had stepped",
+    Way.NEXT.label: "when the next batch was asked for",
+    Way.TOKEN.label: "by a token taken in the loop's body",
+    Way.REPORT.label: "by the loop's reports",
+    Way.COUNT.label: "by counting reports over several loader workers",
+    Way.UNKNOWN.label: "in a way that the log does not tell",
+}
+_COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgotten", "open")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the verdict on the logs, and on the journal if one is given.
+
+    Returns 0: proven, 1: refuted, 2: unfinished, or unusable logs, 3: proven, inexact.
+    """
+    words = None if options.state is None else partial(_words, options.state)
+    unfinished = options.unfinished
+    try:
+        verdicts = audit(options.directories, words=words, unfinished=unfinished, listed=max(0, options.list))
+    except EdlError as error:
+        print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return WRONG_INPUT
+    print(write_json(verdicts) if options.json else write_table(verdicts, unfinished=unfinished))
+    return worst(verdicts).status
+
+
+def worst(verdicts: Sequence[Verdict]) -> Outcome:
+    """What several verdicts come to."""
+    found = {verdict.outcome for verdict in verdicts}
+    return next(outcome for outcome in _WORST_FIRST if outcome in found)
+
+
+def _words(state: Path) -> dict[str, FinalWord]:
+    from edl_torch.audit.word import final_words
+    from edl_torch.master.journal_view import view
+
+    return final_words(view(state))
+
+
+def write_json(verdicts: list[Verdict]) -> str:
+    """Everything, indented. Names may hold undecodable bytes, so it is ASCII."""
+    datasets = [_summary(verdict.outcome) | asdict(verdict) for verdict in verdicts]
+    return json.dumps(_summary(worst(verdicts)) | {"datasets": datasets}, indent=2)
+
+
+def _summary(outcome: Outcome) -> dict[str, object]:
+    return {"verdict": outcome.label, "proven": outcome in (Outcome.PROVEN, Outcome.INEXACT)}
+
+
+def write_table(verdicts: list[Verdict], *, unfinished: bool) -> str:
+    """A few lines for each dataset; `unfinished` is what the verdicts were asked with."""
+    return "\n\n".join("\n".join(_lines(verdict, unfinished)) for verdict in verdicts)
+
+
+def _lines(verdict: Verdict, unfinished: bool) -> Iterator[str]:
+    yield f"dataset {verdict.dataset!r}: {verdict.outcome.label}"
+    epochs = f"{verdict.num_epochs} epoch(s)" if verdict.num_epochs else "endless"
+    yield f"  {verdict.size} records, {epochs}; {verdict.records} must have exactly one outcome"
+    yield (
+        f"  lineage {verdict.lineage} of {verdict.lineages}, "
+        f"ledger {verdict.ledger}, {verdict.trainers} trainer session(s)"
+    )
+    counts = [(name, getattr(verdict, name)) for name in _COUNTS]
+    yield "  " + "  ".join(f"{name} {count}" for name, count in counts if count or name != "open")
+    yield f"  rolled back {verdict.rolled_back}  refused as stale {verdict.refused}"
+    rests_on = [f"{count} {_WAYS[way]}" for way, count in verdict.rests_on.items()]
+    if rests_on:
+        yield f"  acknowledged: {'; '.join(rests_on)}"
+    if verdict.judged:
+        yield "  by the logs and the master's own word"
+    if verdict.unsettled:
+        counting = "the master has heard" if verdict.judged else "nobody else has, and count as acknowledged"
+        yield f"  {verdict.unsettled} were reported without an answer; {verdict.assumed} of them {counting}"
+    yield from (f"  INEXACT: {text}" for text in _inexact(verdict))
+    yield from (f"  CONTRADICTION: {text}" for text in verdict.contradictions)
+    if verdict.lost and not (unfinished or verdict.doubled or verdict.forgotten or verdict.contradictions):
+        yield "  if the job still runs, or was stopped and will go on: audit it with --unfinished"
+    for kind in _MEANING:
+        yield from _kind(verdict, kind)
+
+
+def _inexact(verdict: Verdict) -> Iterator[str]:
+    if verdict.repeated:
+        why = {
+            "given back after a loop had them": verdict.returned,
+            "taken back by the master while a loop had them": verdict.void,
+            "reported too late": verdict.late,
+        }
+        reasons = "; ".join(f"{count} {what}" for what, count in why.items() if count)
+        yield f"{verdict.repeated} record(s) may have been trained on once more than is counted: {reasons}"
+    if verdict.counted:
+        yield (
+            f"{verdict.counted} record(s) were acknowledged by counting: a plain DataLoader with several "
+            f"workers does not say which records a batch holds"
+        )
+    if verdict.uncounted:
+        yield f"{verdict.uncounted} record(s) were reported so and read again: the reports do not say which"
+    if verdict.unexplained:
+        yield (
+            f"{verdict.unexplained} record(s) were acknowledged, and the log does not say how: it is of an "
+            f"older edl-torch"
+        )
+    yield from verdict.doubts
+
+
+def _kind(verdict: Verdict, kind: str) -> Iterator[str]:
+    found = [finding for finding in verdict.findings if finding.kind == kind]
+    more = verdict.unnamed.get(kind, 0)
+    if found or more:
+        yield f"  {kind}: {_MEANING[kind]}"
+    yield from (f"    {_finding(finding)}" for finding in found)
+    if more:
+        yield f"    … and {more} more record(s)"
+
+
+def _finding(finding: Finding) -> str:
+    records = finding.records
+    by = f", by {'; '.join(finding.by)}" if finding.by else ""
+    which = f"record {records.start}"
+    if len(records) > 1:
+        which = f"records {records.start} to {records.end - 1}"
+    return f"epoch {records.epoch}: {which} of {records.name!r}{by}"

@@ -1,0 +1,98 @@
+"""`edl-torch master`: serves shards of datasets to trainers, until a signal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import sys
+import time
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from edl_torch.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from edl_torch.core.dispatcher import Dispatcher
+    from edl_torch.master.durable import DurableState
+    from edl_torch.rpc.credentials import Door
+
+log = logging.getLogger("edl_torch.master")
+
+SWITCH_S = 0.0005  # between threads of a master with a journal
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    from edl_torch.core.dispatcher import Dispatcher
+    from edl_torch.master.durable import DurableState
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    patience = {
+        "lease_timeout_s": options.lease_timeout_s,
+        "grace_s": options.grace_s,
+        "progress_timeout_s": options.progress_timeout_s,
+    }
+    if options.state is None and options.accept_older_journal:
+        raise InvalidArgument("--accept-older-journal needs --state: without it there is no journal")
+    if options.state is None:
+        _serve(options, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
+        return 0
+    # The journal's thread needs the interpreter for a moment after each commit: it must not wait 5 ms for it.
+    sys.setswitchinterval(SWITCH_S)
+    accept_older = options.accept_older_journal
+    with closing(
+        DurableState(options.state, now=time.monotonic(), accept_older=accept_older, **patience)
+    ) as state:
+        _serve(options, state.dispatcher, state)
+    return 0
+
+
+def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableState | None) -> None:
+    from edl_torch.cli.datasets import described
+    from edl_torch.master.elasticdl_adapter import ElasticDLOptions
+    from edl_torch.master.server import allow_connections, serve, write_address_file
+    from edl_torch.system.address import HostPort
+
+    for registration in described(options):
+        for difference in dispatcher.define(registration):
+            log.warning("dataset=%s goes on as it is: %s", registration.name, difference)
+
+    def announce(address: HostPort) -> None:
+        if state is None:
+            log.warning("not durable: a restart forgets all; --state DIR keeps the state in a journal")
+        if options.address_file is not None:
+            write_address_file(options.address_file, address)
+        print(f"ready on {address}", flush=True)
+
+    allow_connections()
+    gc.collect()
+    gc.freeze()  # what is here stays: a full collection that looks at it would hold answers back for 14 ms
+    make_commits = None if state is None else state.group_commit
+    asyncio.run(
+        serve(
+            *(dispatcher, options.addr),
+            insecure=options.insecure,
+            door=_door(options),
+            on_ready=announce,
+            make_commits=make_commits,
+            health_address=options.health_addr,
+            with_process=options.with_process,
+            elasticdl=ElasticDLOptions(
+                task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
+            ),
+        )
+    )
+
+
+def _door(options: argparse.Namespace) -> Door:
+    from edl_torch.rpc.credentials import Door
+
+    return Door.read(
+        token_file=options.token_file,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        tls_client_ca=options.tls_client_ca,
+    )

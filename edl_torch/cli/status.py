@@ -1,0 +1,151 @@
+"""`edl-torch status`: what a master says of itself, for people and for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from edl_torch.cli.parser import DEFAULT_ADDRESS
+from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
+from edl_torch.core.printable import printable
+
+if TYPE_CHECKING:
+    from edl_torch.rpc.credentials import Credentials
+
+STATUS_TIMEOUT_S = 5.0
+MOST_BAD_RECORDS = 20  # in the table; JSON has them all
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what the master says, once."""
+    from edl_torch.client.environment import master_address_from_env
+    from edl_torch.client.transport import MasterClient
+
+    address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
+    credentials = _credentials(options)
+    with MasterClient(
+        address, "status", master_timeout_s=STATUS_TIMEOUT_S, credentials=credentials
+    ) as client:
+        status = client.status()
+    print(as_json(status) if options.json else as_table(status))
+    return 0
+
+
+def _credentials(options: argparse.Namespace) -> Credentials | None:
+    """What the options say, or None: then the environment does."""
+    from edl_torch.rpc.credentials import Credentials
+
+    names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls_name", "tls", "insecure")
+    given = {name: getattr(options, name) for name in names}
+    return Credentials.read(**given) if any(given.values()) else None
+
+
+def as_json(status: MasterStatus) -> str:
+    """Everything, indented; task types by name."""
+    value = asdict(status)
+    for item, dataset in zip(value["datasets"], status.datasets, strict=True):
+        item["task_type"] = dataset.task_type.name
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def as_table(status: MasterStatus) -> str:
+    """Datasets, trainers and bad records, one line each."""
+    return "\n".join(_lines(status))
+
+
+def _lines(status: MasterStatus) -> Iterator[str]:
+    kept = "in a journal" if status.durable else "in memory only"
+    yield f"ledger {status.ledger}, kept {kept}"
+    yield ""
+    if not status.datasets:
+        yield "no dataset yet: trainers register theirs when they start"
+    else:
+        rows = (_dataset_row(item, item.dataset in status.suspended) for item in status.datasets)
+        yield from _columns([_DATASET_HEADING, *rows])
+    for why, names in _suspended(status).items():
+        yield f"SUSPENDED: {', '.join(map(printable, names))}: {printable(why)}"
+    for dataset in status.datasets:
+        if dataset.failure:
+            yield f"FAILED: {printable(dataset.failure)}"
+    if status.trainers:
+        yield ""
+        yield from _columns([_TRAINER_HEADING, *map(_trainer_row, status.trainers)])
+    for dataset in status.datasets:
+        yield from _quarantine(dataset)
+
+
+def _suspended(status: MasterStatus) -> dict[str, list[str]]:
+    """Datasets by the reason why nothing of them is lent."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in status.suspended.items():
+        reasons.setdefault(why, []).append(name)
+    return reasons
+
+
+_DATASET_HEADING = (
+    "DATASET",
+    "TYPE",
+    "EPOCH",
+    "SIZE",
+    "SHARDS LEFT",
+    "TODO",
+    "LEASED",
+    "DONE",
+    "BAD",
+    "DROPPED",
+    "STATE",
+)
+_TRAINER_HEADING = ("TRAINER", "SESSION", "DATASETS", "LEASED", "IDLE", "PROGRESS")
+_BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCH", "REASON")
+
+
+def _dataset_row(item: DatasetStatus, suspended: bool) -> tuple[str, ...]:
+    epochs = str(item.num_epochs) if item.num_epochs else "endless"
+    ended = "finished" if item.finished else "failed" if item.failure else "open"
+    state = "suspended" if suspended else ended
+    counts = (item.todo, item.leased, item.acknowledged, item.quarantined, item.dropped)
+    shards = f"{item.shards_left}/{item.shards}"
+    return (
+        item.dataset,
+        item.task_type.name.lower(),
+        f"{item.epoch}/{epochs}",
+        str(item.size),
+        shards,
+        *map(str, counts),
+        state,
+    )
+
+
+def _trainer_row(item: TrainerStatus) -> tuple[str, ...]:
+    return (
+        item.worker_id,
+        item.session[:12],
+        ",".join(item.datasets),
+        str(item.leased),
+        f"{item.idle_s:.1f} s",
+        f"{item.since_progress_s:.1f} s ago",
+    )
+
+
+def _quarantine(dataset: DatasetStatus) -> Iterator[str]:
+    if not dataset.quarantine:
+        return
+    yield ""
+    yield from _columns([_BAD_HEADING, *map(_bad_row, dataset.quarantine[:MOST_BAD_RECORDS])])
+    hidden = dataset.quarantined - MOST_BAD_RECORDS
+    if hidden > 0:
+        yield f"… and {hidden} more: see --json"
+
+
+def _bad_row(item: QuarantinedRecord) -> tuple[str, ...]:
+    return (item.name, str(item.index), str(item.epoch), " ".join(item.reason.split()))
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    shown = [tuple(map(printable, row)) for row in rows]  # names are the trainers' own
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

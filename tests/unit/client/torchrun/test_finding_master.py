@@ -1,0 +1,188 @@
+"""Workers of a torchrun job agree on one master, whichever of them come, die or restart."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from edl_torch.client.torchrun import discovery, init_process_group
+from edl_torch.client.torchrun import worker as worker_module
+from edl_torch.client.torchrun.job import Job
+from edl_torch.client.torchrun.notice import Notice
+from edl_torch.errors import MasterStartError
+
+JOB = Job(
+    run_id="run",
+    rank=0,
+    world_size=2,
+    node=0,
+    nodes=1,
+    least_nodes=1,
+    most_nodes=1,
+    host="localhost",
+    port=1,
+    agents_store=True,
+    agent=1,
+    log_dir=None,
+)
+
+
+class Machines:
+    """Masters that do nothing but listen; counts those that were started."""
+
+    def __init__(self) -> None:
+        self.started: list[socket.socket] = []
+        self.kept: Notice | None = None
+        self.fails = ""
+
+    def start(self) -> Notice:
+        if self.fails:
+            raise MasterStartError(self.fails)
+        self.started.append(socket.create_server(("127.0.0.1", 0)))
+        return Notice.of(f"127.0.0.1:{self.started[-1].getsockname()[1]}", token="its own")
+
+    def running(self) -> Notice | None:
+        return self.kept
+
+    def kill(self) -> None:
+        self.started[-1].close()
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    machines = Machines()
+    with ExitStack() as stack:
+        yield machines
+        for server in machines.started:
+            stack.enter_context(server)
+
+
+@pytest.fixture
+def store() -> dist.HashStore:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=5))
+    return store
+
+
+def find(store: dist.Store, machines: Any, job: Job = JOB) -> Notice:
+    return discovery.Finder(job, store, machines).find()
+
+
+def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machines: Machines) -> None:
+    found: list[Notice] = []
+    workers = [
+        threading.Thread(target=lambda: found.append(find(store, machines)), daemon=True) for _ in range(8)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(10)
+    assert len(found) == 8
+    assert len(set(found)) == 1
+    assert found[0].token == "its own"
+    assert len(machines.started) == 1
+
+
+def test_a_restarted_worker_finds_the_master_of_before(store: dist.HashStore, machines: Machines) -> None:
+    first = find(store, machines)
+    assert find(store, machines, replace(JOB, rank=1)) == first
+    assert len(machines.started) == 1
+
+
+def test_a_master_that_is_gone_is_followed_by_another_one(store: dist.HashStore, machines: Machines) -> None:
+    first = find(store, machines)
+    machines.kill()
+    second = find(store, machines)
+    assert second != first
+    assert find(store, machines) == second
+
+
+def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machines: Machines) -> None:
+    kept = machines.start()
+    theirs = Machines()
+    theirs.kept = kept
+    store = dist.HashStore()
+    found: list[Notice] = []
+    nodes = [(machines, replace(JOB, nodes=2)), (theirs, replace(JOB, nodes=2, node=1, rank=1))]
+    workers = [
+        threading.Thread(target=lambda who=who, job=job: found.append(find(store, who, job)), daemon=True)
+        for who, job in nodes
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(15)
+    assert found == [kept, kept]
+    assert len(machines.started) == 1
+
+
+def test_a_worker_that_dies_before_it_pins_up_its_master_holds_nobody_up_for_long(
+    store: dist.HashStore, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "START_S", 0.1)
+    dist.PrefixStore("edl_torch/run/master", store).add("claim/1", 1)
+    found = find(store, machines)
+    for _ in range(2):
+        assert find(store, machines) == found, "later incarnations do not wait for the one that died"
+    machines.kill()
+    assert find(store, machines) != found
+    assert len(machines.started) == 2
+
+
+def test_who_cannot_start_it_tells_the_others_why(store: dist.HashStore, machines: Machines) -> None:
+    machines.fails = "no room"
+    with pytest.raises(MasterStartError, match="no room"):
+        find(store, machines)
+    store_of_claims = dist.PrefixStore("edl_torch/run/master", store)
+    assert Notice.read(store_of_claims.get("notice/1")).error == "no room"
+    machines.fails = ""
+    find(store, machines)  # a restart tries again
+    assert len(machines.started) == 1
+
+
+def test_nodes_that_come_and_go_over_a_store_of_an_agent_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker_module._warn_of_store(replace(JOB, least_nodes=2, most_nodes=2))
+    worker_module._warn_of_store(replace(JOB, most_nodes=3, agents_store=False))
+    assert not caplog.records
+    for _ in range(2):
+        worker_module._warn_of_store(replace(JOB, most_nodes=3))
+    (record,) = caplog.records
+    assert "1 to 3 nodes" in record.getMessage()
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in record.getMessage()
+
+
+def test_a_loopback_master_of_another_node_is_refused_with_what_to_do() -> None:
+    elsewhere = Notice(address="127.0.0.1:50001", network="another machine")
+    with pytest.raises(MasterStartError, match=r"of another node only.*EDL_MASTER_INSECURE=1"):
+        _ = elsewhere.answers
+
+
+def test_a_loopback_master_that_another_node_kept_is_not_looked_for_here(machines: Machines) -> None:
+    theirs = replace(machines.start(), network="another machine")  # something answers here, too
+    store = dist.HashStore()
+    store_of_claims = dist.PrefixStore("edl_torch/run/master", store)
+    store_of_claims.set("node/1", theirs.text)
+    with pytest.raises(MasterStartError, match="of another node only"):
+        find(store, machines, replace(JOB, nodes=2))
+
+
+@pytest.mark.parametrize(("given", "passed"), [(None, None), (7.0, timedelta(seconds=7))])
+def test_without_a_time_limit_each_backend_has_torchs_own(
+    monkeypatch: pytest.MonkeyPatch, given: float | None, passed: timedelta | None
+) -> None:
+    """That of nccl is shorter than gloo's."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **named: calls.append(named))
+    init_process_group("nccl", timeout_s=given)
+    assert calls == [{"timeout": passed}]
