@@ -61,7 +61,8 @@ class DataShardService:
         shuffle_shards: another order of shards in each epoch.
         seed: with the epoch it fixes every order.
         epoch_barrier: False lets a pass run on into the next epoch.
-        max_bad_records: so many records may go to quarantine before the job fails.
+        max_bad_records: so many records may go to quarantine before the job fails; each counts once, however
+            many epochs meet it.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
             of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
             passed on when the next pass begins.
