@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from edl_torch.client.default_master import default_master
-from edl_torch.client.description import Description, check_is_reader
+from edl_torch.client.description import Description, check_count, check_is_reader
 from edl_torch.client.handle import DirectLink, Handle, LinkServer
 from edl_torch.client.leases import Mode
 from edl_torch.client.optimizers import Optimizers, SteppingOptimizer
@@ -95,8 +95,7 @@ class DataShardService:
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
     ) -> None:
-        if lookahead < 0:
-            raise InvalidArgument(f"lookahead must be 0 or more, not {lookahead}")
+        check_count("lookahead", lookahead, least=0)
         self._description = Description(
             name=dataset_name,
             batch_size=batch_size,
@@ -303,10 +302,11 @@ class DataShardService:
 
     # For datasets ---------------------------------------------------------------------------------------
 
-    def describe(self, reader: AbstractDataReader, *, shuffle: bool) -> None:
+    def describe(self, reader: AbstractDataReader, *, shuffle: bool, on_bad_record: str = "raise") -> None:
         """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
         check_is_reader(reader, "read_records")
         described = self._description
+        described.check_on_bad_record(on_bad_record)
         if (self._session.joined or described.told) and bool(described.in_shard) != shuffle:
             raise InvalidArgument(
                 f"dataset {self.dataset_name!r} is in use with shuffle={bool(described.in_shard)}: make all "

@@ -298,10 +298,11 @@ def test_a_bad_record_counts_once_however_many_epochs_meet_it(connect: Connect) 
 
 
 def test_too_many_bad_records_stop_the_trainer(master: TheirMaster, connect: Connect) -> None:
-    reader = Numbers(bad=frozenset({5}))
-    with DataShardService(4, connect(master), reader=reader, num_minibatches_per_shard=1) as service:
+    reader = Numbers(bad=frozenset({4, 5}))
+    options = {"num_minibatches_per_shard": 1, "max_bad_records": 1}
+    with DataShardService(4, connect(master), reader=reader, **options) as service:
         dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
-        with pytest.raises(TooManyBadRecords, match=r"is 0; the last is record 5 of '': ValueError"):
+        with pytest.raises(TooManyBadRecords, match=r"is 1; the last is record 5 of '': ValueError"):
             trained(ElasticDataLoader(dataset), service)
 
 
