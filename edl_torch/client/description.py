@@ -34,7 +34,7 @@ class Description:
     reader: AbstractDataReader | None = None
     dataset_size: int | None = None
     task_type: TaskType = TaskType.TRAINING
-    num_epochs: int = 1
+    num_epochs: int | None = 1
     records_per_shard: int | None = None
     num_minibatches_per_shard: int | None = None
     shuffle: bool = False
@@ -52,6 +52,8 @@ class Description:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         for name in _OPTIONS:
+            if name == "num_epochs" and self.num_epochs is None:  # as ElasticDL's users leave it open
+                continue
             check_option(f"dataset {self.name!r}", name, getattr(self, name))
         if self.reader is not None:
             check_is_reader(self.reader, "create_shards")

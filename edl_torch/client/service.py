@@ -54,7 +54,7 @@ class DataShardService:
         dataset_size: number of records, where there is no reader.
         dataset_name: datasets live side by side in a master under their names.
         task_type: what the dataset is for; passed to `create_shards()`.
-        num_epochs: passes over the data; 0 is endless.
+        num_epochs: passes over the data; 0 is endless; None is 1, or what is registered.
         records_per_shard: records in a shard; default: 8 batches.
         num_minibatches_per_shard: the same, in batches.
         shuffle: a global shuffle of records, for readers with random access.
@@ -82,7 +82,7 @@ class DataShardService:
         dataset_size: int | None = None,
         dataset_name: str = "training",
         task_type: TaskType = TaskType.TRAINING,
-        num_epochs: int = 1,
+        num_epochs: int | None = 1,
         records_per_shard: int | None = None,
         num_minibatches_per_shard: int | None = None,
         shuffle: bool = False,

@@ -92,7 +92,6 @@ def test_a_loader_takes_a_sharded_dataset_and_that_takes_a_service() -> None:
         ({"num_epochs": -1}, "num_epochs is -1: give the number of epochs, or 0 for endless"),
         ({"num_epochs": True}, "num_epochs is True of type bool: give a Python int"),
         ({"num_epochs": 2.0}, "num_epochs is 2.0 of type float"),
-        ({"num_epochs": None}, "num_epochs is None of type NoneType"),
         ({"seed": "7"}, "seed is '7' of type str"),
         ({"seed": False}, "seed is False of type bool"),
         ({"max_bad_records": -1}, "max_bad_records is -1: give the number of records that may be bad"),
@@ -105,6 +104,11 @@ def test_a_loader_takes_a_sharded_dataset_and_that_takes_a_service() -> None:
 def test_wrong_service_arguments_name_the_remedy(arguments: dict[str, Any], remedy: str) -> None:
     with pytest.raises(InvalidArgument, match=remedy):
         DataShardService(**{"batch_size": 4, "dataset_size": 8, "master_client": FakeMaster(), **arguments})
+
+
+def test_no_number_of_epochs_is_one() -> None:
+    with DataShardService(4, FakeMaster(), dataset_size=8, num_epochs=None) as service:
+        assert service.progress().num_epochs == 1
 
 
 def test_quarantine_without_room_is_refused_with_the_remedy() -> None:
