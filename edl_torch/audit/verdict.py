@@ -8,7 +8,7 @@ saved inexactly after a loop may have trained on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from os import PathLike
 
@@ -21,6 +21,7 @@ from edl_torch.audit.reading import Answer, Log, read_logs
 from edl_torch.errors import AuditError
 from edl_torch.trainer.facts import Way
 
+_MAY_GO_ON = "if the job still runs, was killed, or was stopped and will go on: audit it with --unfinished"
 LISTED = 20  # ranges of each kind that are named, unless the caller wants more
 
 Words = Mapping[str, FinalWord]
@@ -78,6 +79,7 @@ class Verdict:
     unfinished: bool = False  # it was asked for, and records are open
     judged: bool = False  # by the master's own word
     contradictions: tuple[str, ...] = ()
+    advice: str = ""  # what to do where the job may be one that has not ended
     findings: tuple[Finding, ...] = ()
     unnamed: Mapping[str, int] = field(default_factory=dict)
 
@@ -166,7 +168,7 @@ def judge(
     ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Way}
     left_open = excused.count + ahead.count - late.count
     doubts = [f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt]
-    return Verdict(
+    verdict = Verdict(
         dataset=spec.name,
         ledger=final.lineage.key[0],
         lineage=final.lineage.key[1],
@@ -202,6 +204,9 @@ def judge(
         findings=named,
         unnamed=_unnamed(found, named),
     )
+    wrong = verdict.doubled or verdict.forgotten or verdict.contradictions
+    may_go_on = late.count if word.token is not None else verdict.lost and not unfinished
+    return replace(verdict, advice=_MAY_GO_ON) if may_go_on and not wrong else verdict
 
 
 def _excused(history: History, final: Part, word: FinalWord, unfinished: bool) -> Intervals:

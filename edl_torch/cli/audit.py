@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     except EdlError as error:
         print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_INPUT
-    print(write_json(verdicts) if options.json else write_table(verdicts, unfinished=unfinished))
+    print(write_json(verdicts) if options.json else write_table(verdicts))
     return worst(verdicts).status
 
 
@@ -76,13 +76,15 @@ def _summary(outcome: Outcome) -> dict[str, object]:
     return {"verdict": outcome.label, "proven": outcome in (Outcome.PROVEN, Outcome.INEXACT)}
 
 
-def write_table(verdicts: list[Verdict], *, unfinished: bool) -> str:
-    """A few lines for each dataset; `unfinished` is what the verdicts were asked with."""
-    return "\n\n".join("\n".join(_lines(verdict, unfinished)) for verdict in verdicts)
+def write_table(verdicts: list[Verdict]) -> str:
+    """A few lines for each dataset."""
+    return "\n\n".join("\n".join(_lines(verdict)) for verdict in verdicts)
 
 
-def _lines(verdict: Verdict, unfinished: bool) -> Iterator[str]:
+def _lines(verdict: Verdict) -> Iterator[str]:
     yield f"dataset {verdict.dataset!r}: {verdict.outcome.label}"
+    if verdict.advice:
+        yield f"  {verdict.advice}"
     epochs = f"{verdict.num_epochs} epoch(s)" if verdict.num_epochs else "endless"
     yield f"  {verdict.size} records, {epochs}; {verdict.records} must have exactly one outcome"
     yield (
@@ -102,8 +104,6 @@ def _lines(verdict: Verdict, unfinished: bool) -> Iterator[str]:
         yield f"  {verdict.unsettled} were reported without an answer; {verdict.assumed} of them {counting}"
     yield from (f"  INEXACT: {text}" for text in _inexact(verdict))
     yield from (f"  CONTRADICTION: {text}" for text in verdict.contradictions)
-    if verdict.lost and not (unfinished or verdict.doubled or verdict.forgotten or verdict.contradictions):
-        yield "  if the job still runs, or was stopped and will go on: audit it with --unfinished"
     for kind in _MEANING:
         yield from _kind(verdict, kind)
 

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except EdlError as error:
         print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidArgument) else 1
+        return 2 if _blames_argument(error) else 1
     except BrokenPipeError:  # `edl-torch status | head`
         _flush_or_drop()
         return 1
@@ -37,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _flush_or_drop()
         print(f"edl-torch: error: {printable(str(error))}", file=sys.stderr)
         return 1
+
+
+def _blames_argument(error: EdlError) -> bool:
+    return isinstance(error, InvalidArgument) or isinstance(error.__cause__, InvalidArgument)
 
 
 def _flush_or_drop() -> None:

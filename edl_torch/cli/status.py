@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from edl_torch.cli.parser import DEFAULT_ADDRESS
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 STATUS_TIMEOUT_S = 5.0
 MOST_BAD_RECORDS = 20  # in the table; JSON has them all
+MOST_EPOCHS = 8  # of one bad record
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,7 +101,7 @@ _DATASET_HEADING = (
     "STATE",
 )
 _TRAINER_HEADING = ("TRAINER", "SESSION", "DATASETS", "LEASED", "IDLE", "PROGRESS")
-_BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCH", "REASON")
+_BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCHS", "REASON")
 
 
 def _dataset_row(item: DatasetStatus, suspended: bool) -> tuple[str, ...]:
@@ -133,15 +135,20 @@ def _trainer_row(item: TrainerStatus) -> tuple[str, ...]:
 def _quarantine(dataset: DatasetStatus) -> Iterator[str]:
     if not dataset.quarantine:
         return
+    records: dict[tuple[str, int], list[QuarantinedRecord]] = {}
+    for item in dataset.quarantine:
+        records.setdefault((item.name, item.index), []).append(item)
     yield ""
-    yield from _columns([_BAD_HEADING, *map(_bad_row, dataset.quarantine[:MOST_BAD_RECORDS])])
-    hidden = dataset.quarantined - MOST_BAD_RECORDS
+    yield from _columns([_BAD_HEADING, *map(_bad_row, islice(records.values(), MOST_BAD_RECORDS))])
+    hidden = len(records) - MOST_BAD_RECORDS + dataset.quarantined - len(dataset.quarantine)
     if hidden > 0:
         yield f"… and {hidden} more: see --json"
 
 
-def _bad_row(item: QuarantinedRecord) -> tuple[str, ...]:
-    return (item.name, str(item.index), str(item.epoch), " ".join(item.reason.split()))
+def _bad_row(met: list[QuarantinedRecord]) -> tuple[str, ...]:
+    """One record, in all the epochs that met it."""
+    epochs = ",".join(str(item.epoch) for item in met[:MOST_EPOCHS]) + "…" * (len(met) > MOST_EPOCHS)
+    return (met[0].name, str(met[0].index), epochs, " ".join(met[-1].cause.split()))
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

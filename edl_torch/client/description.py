@@ -12,10 +12,13 @@ from edl_torch.client.port import MasterPort
 from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.identity import identity
 from edl_torch.core.registration import new_spec
+from edl_torch.core.spec import check_option
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, UnknownDataset
 from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Source, TaskType
+
+_OPTIONS = ("seed", "shuffle", "shuffle_shards", "num_epochs", "epoch_barrier", "max_bad_records")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class Description:
     reader: AbstractDataReader | None = None
     dataset_size: int | None = None
     task_type: TaskType = TaskType.TRAINING
-    num_epochs: int = 1
+    num_epochs: int | None = 1
     records_per_shard: int | None = None
     num_minibatches_per_shard: int | None = None
     shuffle: bool = False
@@ -45,14 +48,35 @@ class Description:
     told: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "dataset_size", "records_per_shard", "num_minibatches_per_shard"):
-            _check_count(name, getattr(self, name))
+        check_count("batch_size", self.batch_size)
+        for name in ("dataset_size", "records_per_shard", "num_minibatches_per_shard"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        for name in _OPTIONS:
+            if name == "num_epochs" and self.num_epochs is None:  # as ElasticDL's users leave it open
+                continue
+            check_option(f"dataset {self.name!r}", name, getattr(self, name))
         if self.reader is not None:
             check_is_reader(self.reader, "create_shards")
         if self.reader is not None and self.dataset_size is not None:
             raise InvalidArgument("give reader or dataset_size, not both: a reader says its size itself")
         if self.records_per_shard is not None and self.num_minibatches_per_shard is not None:
             raise InvalidArgument("give records_per_shard or num_minibatches_per_shard, not both")
+
+    def check_on_bad_record(self, on_bad_record: str) -> None:
+        """Raise InvalidArgument unless it is "raise", or "quarantine" where some records may be bad.
+
+        Where the service gives no plan, the master that knows the dataset by name says how many.
+        """
+        if on_bad_record not in ("raise", "quarantine"):
+            raise InvalidArgument(f"on_bad_record must be 'raise' or 'quarantine', not {on_bad_record!r}")
+        has_plan = self.reader is not None or self.dataset_size is not None
+        if on_bad_record == "quarantine" and has_plan and not self.max_bad_records:
+            raise InvalidArgument(
+                "on_bad_record='quarantine' with max_bad_records=0 ends the job at its first bad record: "
+                "give DataShardService(max_bad_records=N), the number of records that may be bad, or leave "
+                "on_bad_record out"
+            )
 
     @property
     def shard_size(self) -> int | None:
@@ -104,18 +128,7 @@ class Description:
     def by_name(self) -> Registration:
         """A registration that follows what the master knows, but for what differs from the default."""
         defaults = {f.name: f.default for f in fields(self)}
-        chosen = {
-            name: getattr(self, name)
-            for name in (
-                "seed",
-                "shuffle",
-                "shuffle_shards",
-                "num_epochs",
-                "epoch_barrier",
-                "max_bad_records",
-            )
-            if getattr(self, name) != defaults[name]
-        }
+        chosen = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) != defaults[name]}
         return Registration(
             name=self.name, records_per_shard=self.shard_size, shuffle_in_shard=self.in_shard, **chosen
         )
@@ -158,10 +171,9 @@ def check_is_reader(reader: object, method: str) -> None:
         )
 
 
-def _check_count(name: str, value: int | None) -> None:
-    if value is None:
-        return
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Raise InvalidArgument unless the argument called `name` is an int of `least` or more."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidArgument(f"{name} must be an int, not {value!r}")
-    if value < 1:
-        raise InvalidArgument(f"{name} must be 1 or more, not {value}")
+    if value < least:
+        raise InvalidArgument(f"{name} must be {least} or more, not {value}")

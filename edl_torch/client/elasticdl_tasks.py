@@ -22,6 +22,7 @@ from edl_torch.core.calls import (
 from edl_torch.core.elasticdl import ForeignTask, TaskResult
 from edl_torch.core.lease import Lease
 from edl_torch.core.plan import Plan
+from edl_torch.core.quarantine import Quarantine
 from edl_torch.shard import Slice
 
 
@@ -38,7 +39,7 @@ class TaskLedger:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.quarantine: list[QuarantinedRecord] = []
+        self.quarantine = Quarantine()
         self.acknowledged = 0
         self.dropped = 0
         self._tasks: dict[int, _Open] = {}
@@ -65,12 +66,12 @@ class TaskLedger:
     def failure(self) -> str:
         """Why the job has failed; '' while it has not."""
         allowed = self.plan.spec.max_bad_records
-        if len(self.quarantine) <= allowed:
+        bad = self.quarantine.bad_records
+        if bad <= allowed:
             return ""
-        last = self.quarantine[-1]
         return (
-            f"dataset {self.plan.spec.name!r} has {len(self.quarantine)} bad record(s) on this trainer, "
-            f"max_bad_records is {allowed}; the last is record {last.index} of {last.name!r}: {last.reason}"
+            f"dataset {self.plan.spec.name!r} has {bad} bad record(s) on this trainer, "
+            f"max_bad_records is {allowed}; the last is {self.quarantine[-1]}"
         )
 
     # Lending ----------------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class TaskLedger:
         if lease is None or not lease.is_open(position):
             return
         name, index = self.plan.locate(lease.epoch, lease.shard, position)
-        self.quarantine.append(
+        self.quarantine.add(
             QuarantinedRecord(
                 epoch=lease.epoch,
                 shard=lease.shard,

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from edl_torch.client.default_master import default_master
-from edl_torch.client.description import Description, check_is_reader
+from edl_torch.client.description import Description, check_count, check_is_reader
 from edl_torch.client.handle import DirectLink, Handle, LinkServer
 from edl_torch.client.optimizers import Optimizers, SteppingOptimizer
 from edl_torch.client.port import MasterPort
@@ -54,14 +54,15 @@ class DataShardService:
         dataset_size: number of records, where there is no reader.
         dataset_name: datasets live side by side in a master under their names.
         task_type: what the dataset is for; passed to `create_shards()`.
-        num_epochs: passes over the data; 0 is endless.
+        num_epochs: passes over the data; 0 is endless; None is 1, or what is registered.
         records_per_shard: records in a shard; default: 8 batches.
         num_minibatches_per_shard: the same, in batches.
         shuffle: a global shuffle of records, for readers with random access.
         shuffle_shards: another order of shards in each epoch.
         seed: with the epoch it fixes every order.
         epoch_barrier: False lets a pass run on into the next epoch.
-        max_bad_records: so many records may go to quarantine before the job fails.
+        max_bad_records: so many records may go to quarantine before the job fails; each counts once, however
+            many epochs meet it.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
             of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
             passed on when the next pass begins.
@@ -81,7 +82,7 @@ class DataShardService:
         dataset_size: int | None = None,
         dataset_name: str = "training",
         task_type: TaskType = TaskType.TRAINING,
-        num_epochs: int = 1,
+        num_epochs: int | None = 1,
         records_per_shard: int | None = None,
         num_minibatches_per_shard: int | None = None,
         shuffle: bool = False,
@@ -94,8 +95,7 @@ class DataShardService:
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
     ) -> None:
-        if lookahead < 0:
-            raise InvalidArgument(f"lookahead must be 0 or more, not {lookahead}")
+        check_count("lookahead", lookahead, least=0)
         self._description = Description(
             name=dataset_name,
             batch_size=batch_size,
@@ -302,10 +302,11 @@ class DataShardService:
 
     # For datasets ---------------------------------------------------------------------------------------
 
-    def describe(self, reader: AbstractDataReader, *, shuffle: bool) -> None:
+    def describe(self, reader: AbstractDataReader, *, shuffle: bool, on_bad_record: str = "raise") -> None:
         """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
         check_is_reader(reader, "read_records")
         described = self._description
+        described.check_on_bad_record(on_bad_record)
         if (self._session.joined or described.told) and bool(described.in_shard) != shuffle:
             raise InvalidArgument(
                 f"dataset {self.dataset_name!r} is in use with shuffle={bool(described.in_shard)}: make all "

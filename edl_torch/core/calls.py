@@ -208,7 +208,7 @@ class ConfirmAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedRecord:
-    """A record that could not be read, with its place in the order and in its storage."""
+    """A record that could not be read in one epoch, with its place in the order and in its storage."""
 
     epoch: int
     shard: int
@@ -216,6 +216,14 @@ class QuarantinedRecord:
     name: str
     index: int
     reason: str
+
+    @property
+    def cause(self) -> str:
+        """The reason without the record's name, which a reader's error begins with."""
+        return self.reason.removeprefix(f"record {self.index} of {self.name!r}: ")
+
+    def __str__(self) -> str:
+        return f"record {self.index} of {self.name!r}: {self.cause}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,13 +99,12 @@ class ShardLedger:
     def failure(self) -> str:
         """Reason why the job has failed; '' while it has not."""
         allowed = self.spec.max_bad_records
-        if len(self.quarantine) <= allowed:
+        bad = self.quarantine.bad_records
+        if bad <= allowed:
             return ""
-        last = self.quarantine[-1]
         return (
-            f"dataset {self.spec.name!r} has {len(self.quarantine)} bad record(s), "
-            f"max_bad_records is {allowed}; the last is record {last.index} of {last.name!r}: {last.reason}. "
-            f"Repair the data, or allow more with max_bad_records"
+            f"dataset {self.spec.name!r} has {bad} bad record(s), max_bad_records is {allowed}; "
+            f"the last is {self.quarantine[-1]}. Repair the data, or allow more with max_bad_records"
         )
 
     @property

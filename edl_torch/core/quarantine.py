@@ -1,5 +1,7 @@
 """Records that could not be read, in the order in which that was told, and how much of a token they take.
 
+Each epoch that meets a bad record adds an outcome of its own; how many records are bad is another number.
+
 Knows neither leases nor how many are allowed; it keeps what it is told.
 """
 
@@ -9,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from edl_torch.core.calls import QuarantinedRecord
-from edl_torch.core.changes import Mark
+from edl_torch.core.changes import Mark, unrecorded
 
 BadRow = tuple[int, int, int, str, int, str]
 
@@ -25,14 +27,20 @@ def token_bytes(records: Iterable[QuarantinedRecord]) -> int:
 
 
 class Quarantine:
-    """The records by number, and their size: a token that holds them all must fit into one message."""
+    """The outcomes by number, and their size: a token that holds them all must fit into one message."""
 
-    __slots__ = ("_mark", "_records", "bytes")
+    __slots__ = ("_bad", "_mark", "_records", "bytes")
 
-    def __init__(self, mark: Mark) -> None:
+    def __init__(self, mark: Mark = unrecorded) -> None:
         self.bytes = 0
         self._mark = mark
         self._records: list[QuarantinedRecord] = []
+        self._bad: set[tuple[str, int]] = set()
+
+    @property
+    def bad_records(self) -> int:
+        """How many records are bad: one that several epochs met counts once."""
+        return len(self._bad)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -47,12 +55,14 @@ class Quarantine:
         """One more."""
         self._mark("bad", len(self._records))
         self._records.append(bad)
+        self._bad.add((bad.name, bad.index))
         self.bytes += token_bytes((bad,))
 
     def replace(self, records: Iterable[QuarantinedRecord]) -> None:
         """Keep these, and no other."""
         before = len(self._records)
         self._records = list(records)
+        self._bad = {(bad.name, bad.index) for bad in self._records}
         self.bytes = token_bytes(self._records)
         for number in range(max(before, len(self._records))):
             self._mark("bad", number)

@@ -6,6 +6,7 @@ Knows nothing about how the dataset is then cut, ordered or lent.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.errors import InvalidArgument
@@ -25,17 +26,10 @@ def validate_spec(spec: DatasetSpec) -> None:
     if not isinstance(spec.name, str) or not spec.name:
         raise InvalidArgument(f"name is {spec.name!r}: give the dataset a name, such as 'training'")
     who = f"dataset {spec.name!r}"
-    _check_integer(who, "seed", spec.seed)
-    for field, least in _LEAST.items():
-        value = getattr(spec, field)
-        _check_integer(who, field, value)
-        if value < least:
-            raise InvalidArgument(f"{who}: {field} is {value}: {_REMEDY[field]}")
+    for field in (*_LEAST, "seed", *_SWITCHES):
+        check_option(who, field, getattr(spec, field))
     if spec.records_per_shard > MAX_SIZE:
         raise InvalidArgument(f"{who}: records_per_shard is {spec.records_per_shard}: 2**62 is the most")
-    for field in _SWITCHES:
-        if not isinstance(getattr(spec, field), bool):
-            raise InvalidArgument(f"{who}: {field} is {getattr(spec, field)!r}: give True or False")
     if not isinstance(spec.shuffle_in_shard, bool | None):  # None: the first trainer says
         raise InvalidArgument(
             f"{who}: shuffle_in_shard is {spec.shuffle_in_shard!r}: give True, False or None"
@@ -47,6 +41,17 @@ def validate_spec(spec: DatasetSpec) -> None:
     if not isinstance(spec.task_type, TaskType):
         raise InvalidArgument(f"{who}: task_type is {spec.task_type!r}: give a TaskType")
     _check_sources(who, spec)
+
+
+def check_option(who: str, field: str, value: Any) -> None:
+    """Raise `InvalidArgument` unless `value` is one for the number or switch called `field`."""
+    if field in _SWITCHES:
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"{who}: {field} is {value!r}: give True or False")
+        return
+    _check_integer(who, field, value)
+    if field in _LEAST and value < _LEAST[field]:
+        raise InvalidArgument(f"{who}: {field} is {value}: {_REMEDY[field]}")
 
 
 def _check_integer(who: str, field: str, value: object) -> None:

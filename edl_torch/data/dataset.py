@@ -43,8 +43,9 @@ class ShardedDataset(IterableDataset[Any]):
         shuffle: another order of the records inside each shard in each epoch.
         transform: applied to each record, where it is read.
         on_bad_record: "raise" ends the loop with a `BadRecord` that names the record; "quarantine" reports
-            it to the master and goes on, up to the service's `max_bad_records`. An error that is not the
-            record's, as of a network that is down, ends the loop with `SourceUnavailable` either way.
+            it to the master and goes on, up to the service's `max_bad_records`, or the master's where the
+            service gives neither reader nor size. An error that is not the record's, as of a network that
+            is down, ends the loop with `SourceUnavailable` either way.
         seed_transforms: seed Python's, numpy's and torch's random numbers by (seed, epoch, record) around
             `transform`, so that augmentation does not depend on workers. Costs some 10 µs a
             record, in a plain `DataLoader` 100 µs.
@@ -63,9 +64,7 @@ class ShardedDataset(IterableDataset[Any]):
         super().__init__()
         if not isinstance(service, DataShardService):
             raise InvalidArgument(f"service must be a DataShardService, not {type(service).__name__}")
-        if on_bad_record not in ("raise", "quarantine"):
-            raise InvalidArgument(f"on_bad_record must be 'raise' or 'quarantine', not {on_bad_record!r}")
-        service.describe(reader, shuffle=shuffle)
+        service.describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
         self.reader = reader
         self.transform = transform
         self._quarantines = on_bad_record == "quarantine"

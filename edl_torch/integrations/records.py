@@ -14,7 +14,7 @@ from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading import Run, SampleReader
-from edl_torch.errors import AccountingError, BadRecord, InvalidArgument, ReaderError
+from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice
 from edl_torch.trainer.deliveries import DrawnSamples
@@ -43,9 +43,7 @@ class ShardedRecords:
         transform: Callable[[Any], Any] | None = None,
         on_bad_record: Literal["raise", "quarantine"] = "raise",
     ) -> None:
-        if on_bad_record not in ("raise", "quarantine"):
-            raise InvalidArgument(f"on_bad_record must be 'raise' or 'quarantine', not {on_bad_record!r}")
-        service.describe(reader, shuffle=shuffle)
+        service.describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
         self._service = service
         self._quarantines = on_bad_record == "quarantine"
         self._transform = transform

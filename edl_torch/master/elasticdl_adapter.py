@@ -34,6 +34,7 @@ from edl_torch.core.lease import Lease
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import new_spec
+from edl_torch.core.spec import check_option
 from edl_torch.errors import DatasetConflict, InvalidArgument, TooManyBadRecords
 from edl_torch.master.elasticdl_failures import Failures
 from edl_torch.shard import DatasetSpec, Shuffle, Source, TaskType
@@ -75,6 +76,7 @@ class ElasticDLAdapter:
         self.task_timeout_s = self._options.task_timeout_s
         if not self.task_timeout_s > 0:
             raise InvalidArgument(f"the timeout of a task must be above 0 s, not {self.task_timeout_s}")
+        check_option("what a worker describes", "max_bad_records", self._options.max_bad_records)
         self._dispatcher = dispatcher
         self._names = TaskNames(dispatcher.ledger_id)
         self._deadlines: dict[tuple[str, int], float] = {}  # (dataset, task)

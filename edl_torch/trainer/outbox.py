@@ -116,7 +116,7 @@ class Outbox:
         self._sent = None
 
     def unanswered_by(self, fence: Fence, error: EdlError | None) -> Report | None:
-        """The report on its way was not answered. Returns it where it is void since: `fence` is another one."""
+        """The report on its way was not answered. Returns it where it is not of this `fence`, and so void."""
         sent = self._sent
         if sent is not None and sent.fence != fence:
             self.answered()

@@ -34,7 +34,7 @@ class Position:
         return f"<Position {self._state.config.dataset!r} {self._state.fence}>"
 
     def _as_member(self, method: str, kind: type[FencedCall], **more: Any) -> Procedure[Any]:
-        """Return what the master answers this trainer, which takes part anew where it was given up meanwhile."""
+        """Return what the master answers this trainer, which registers anew where it was given up."""
         yield from self._registrar.plan()
         while True:
             fence = self._state.fence
@@ -44,7 +44,7 @@ class Position:
                 yield from self._registrar.again(fence)
 
     def progress(self) -> Procedure[DatasetStatus]:
-        """Return the dataset's progress. Raises StaleLease when this trainer is not part of its history any more."""
+        """Return the dataset's progress. Raises StaleLease for a trainer that is not of its history."""
         status: DatasetStatus = yield from self._as_member("progress", FencedCall)
         return status
 
@@ -83,7 +83,7 @@ class Position:
         state.facts.append(TokenTaken(token=token, exact=state.exact, uncounted=uncounted))
 
     def beginning(self) -> Procedure[str]:
-        """Return the token of data that no master has heard of; '' of others, and where their plan is not known."""
+        """Return the token of data that no master has heard of; '' of others, and without a plan."""
         state = self._state
         if state.registered.plan is not None or not state.config.keeps_ledger:
             return ""

@@ -126,7 +126,7 @@ class Registrar:
 
     def _forgotten(self, what: str) -> str:
         return (
-            f"the master of {self._state.config.dataset!r} is another one than before, it {what}: this trainer's "
-            f"leases are void. Restart all trainers from one checkpoint (load_state_dict), or from the "
+            f"the master of {self._state.config.dataset!r} is another one than before, it {what}: this "
+            f"trainer's leases are void. Restart all trainers from one checkpoint (load_state_dict), or from the "
             f"beginning; a master with `--state DIR` survives its own restart"
         )

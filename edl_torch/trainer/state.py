@@ -65,7 +65,7 @@ class Registered:
             self.before[fence] = asked or asked_before, reported or reported_before
 
     def known(self, fence: Fence) -> tuple[int, int]:
-        """Return the numbers of the last call for leases and the last report that were answered to this member."""
+        """Return the numbers of the last call for leases and report that this member was answered."""
         if fence == self.fence:
             return self.asked, self.reported
         return self.before.get(fence, (0, 0))
@@ -105,7 +105,7 @@ class State:
         return self.supply.current.mode is Mode.ELASTIC
 
     def call(self, kind: type[C], fence: Fence, **more: Any) -> C:
-        """Return a call of that member; it names what was answered, so that a journal that went back is found out."""
+        """Return a call of that member. What it says was answered shows a journal that went back."""
         asked, reported = self.registered.known(fence)
         config = self.config
         return kind(

@@ -33,5 +33,5 @@ class Tally:
 
 
 def ticket_size(ticket: Ticket) -> int:
-    """Return the positions in a ticket. Quarantined ones in the middle of a batch split a run, so each is a sample."""
+    """Return the samples in a ticket: quarantined positions in the middle of a batch split a run."""
     return sum([after - first for _, first, after in ticket])

@@ -132,7 +132,7 @@ class Trainer:
     # Beside the loop ----------------------------------------------------------------------------------------
 
     def wanted(self) -> Procedure[None]:
-        """Give back what is not drawn: another trainer waits for records. What reporting raises, the loop hears."""
+        """Give back what is not drawn: another trainer waits. The loop hears what reporting raises."""
         self.state.yield_to_others()
         yield from self.reporter.post()
 

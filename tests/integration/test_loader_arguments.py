@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from loader_kit import ColumnReader, NumberReader, elastic, trainer
 
-from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, ShardedDataset
 from edl_torch.errors import InvalidArgument
+from edl_torch.integrations.records import ShardedRecords
 from edl_torch.testing import FakeMaster
 
 
@@ -84,8 +85,47 @@ def test_a_loader_takes_a_sharded_dataset_and_that_takes_a_service() -> None:
         ({"records_per_shard": 8, "num_minibatches_per_shard": 2}, "not both"),
         ({"reader": NumberReader({"a": 1})}, "reader or dataset_size, not both"),
         ({"lookahead": -1}, "lookahead must be 0 or more"),
+        ({"lookahead": True}, "lookahead must be an int, not True"),
+        ({"lookahead": None}, "lookahead must be an int, not None"),
+        ({"batch_size": None}, "batch_size must be an int, not None"),
+        ({"lookahead": 1.5}, "lookahead must be an int, not 1.5"),
+        ({"num_epochs": -1}, "num_epochs is -1: give the number of epochs, or 0 for endless"),
+        ({"num_epochs": True}, "num_epochs is True of type bool: give a Python int"),
+        ({"num_epochs": 2.0}, "num_epochs is 2.0 of type float"),
+        ({"seed": "7"}, "seed is '7' of type str"),
+        ({"seed": False}, "seed is False of type bool"),
+        ({"max_bad_records": -1}, "max_bad_records is -1: give the number of records that may be bad"),
+        ({"max_bad_records": 0.5}, "max_bad_records is 0.5 of type float"),
+        ({"shuffle": 1}, "shuffle is 1: give True or False"),
+        ({"shuffle_shards": "yes"}, "shuffle_shards is 'yes': give True or False"),
+        ({"epoch_barrier": 0}, "epoch_barrier is 0: give True or False"),
     ],
 )
 def test_wrong_service_arguments_name_the_remedy(arguments: dict[str, Any], remedy: str) -> None:
     with pytest.raises(InvalidArgument, match=remedy):
         DataShardService(**{"batch_size": 4, "dataset_size": 8, "master_client": FakeMaster(), **arguments})
+
+
+def test_no_number_of_epochs_is_one() -> None:
+    with DataShardService(4, FakeMaster(), dataset_size=8, num_epochs=None) as service:
+        assert service.progress().num_epochs == 1
+
+
+def test_quarantine_without_room_is_refused_with_the_remedy() -> None:
+    reader = NumberReader({"a": 8})
+    plans: list[dict[str, Any]] = [{"reader": reader}, {"dataset_size": 8}]
+    for plan in plans:
+        with DataShardService(4, FakeMaster(), **plan) as service:
+            for consumer in (ShardedDataset, ImageDataset, ShardedRecords):
+                with pytest.raises(
+                    InvalidArgument, match=r"'quarantine' .*max_bad_records=0.*max_bad_records=N"
+                ):
+                    consumer(service, reader, on_bad_record="quarantine")
+            ShardedDataset(service, reader)
+        with DataShardService(4, FakeMaster(), **plan, max_bad_records=1) as service:
+            ShardedDataset(service, reader, on_bad_record="quarantine")
+
+
+def test_quarantine_of_data_that_the_master_knows_by_name_is_not_judged_before_it_is_registered() -> None:
+    with DataShardService(4, FakeMaster()) as service:
+        ShardedDataset(service, NumberReader({"a": 8}), on_bad_record="quarantine")

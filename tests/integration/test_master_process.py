@@ -127,7 +127,9 @@ def test_second_signal_is_not_waited_for(start_master):
 @pytest.mark.parametrize(
     ("arguments", "message", "status"),
     [
-        (("--addr", "nowhere"), "not host:port", 1),
+        (("--addr", "nowhere"), "not host:port", 2),
+        (("--addr", "127.0.0.1:0", "--max_bad_records", "-1"), "max_bad_records is -1", 2),
+        (("--addr", "127.0.0.1:0", "--health-addr", "nowhere"), "not host:port", 2),
         (("--addr", "0.0.0.0:0"), "--insecure", 1),
         (("--addr", "no-such-host.invalid:1"), "is unknown", 1),
         (("--training_data", "/no/such/data"), "/no/such/data", 1),

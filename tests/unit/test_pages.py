@@ -13,6 +13,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -38,6 +39,22 @@ LINKING = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/
 
 def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+
+
+def test_pages_install_what_is_there_and_pin_nothing_of_the_users() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    installs = [
+        line
+        for page in LINKING
+        for line in re.findall(r"pip install [^`#\n]+", page.read_text(encoding="utf-8"))
+    ]
+    assert len(installs) > 7
+    for line in installs:
+        wanted = shlex.split(line)[2:]
+        assert [word for word in wanted if word.startswith("-")] == [], line
+        name, _, extras = wanted[0].rstrip("]").partition("[")
+        assert name == ".", f"{line}: nothing is published under a name"
+        assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"]), line
 
 
 @pytest.mark.parametrize("page", PAGES)

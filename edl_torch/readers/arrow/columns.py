@@ -9,7 +9,7 @@ What every columnar reader shares. It must not know where a table comes from, an
 | date, timestamp, duration | `datetime64[D]`, `datetime64[unit]` in UTC, `timedelta64[unit]` | NaT |
 | string, binary, decimal, time | object array of `str`, `bytes`, `Decimal`, `time` | None |
 | fixed-size list of numbers | one axis more | as the numbers; a NULL list is `BadRecord` |
-| list | object array with an array for each row (of numbers, dates), else a Python list | None |
+| list | object array with an array a row (of numbers, dates), else a Python list | None; inside, as values |
 | map, struct | object array of `dict` | None |
 | dictionary | as its values | as its values |
 """
@@ -35,7 +35,8 @@ def numpy_columns(table: pa.Table | pa.RecordBatch, fill_nulls: Mapping[str, Any
 
     Args:
         table: Any number of rows.
-        fill_nulls: What stands for NULL, by column; other columns follow the table above.
+        fill_nulls: What stands for NULL, by column; other columns follow the table above. In a column of
+            lists a list stands for NULL lists, any other value for NULL inside the lists.
 
     Raises BadRecord, with the column's name, for a NULL that has no value in its column, and DataFormatError
     for two columns of one name.
@@ -48,7 +49,7 @@ def numpy_columns(table: pa.Table | pa.RecordBatch, fill_nulls: Mapping[str, Any
         )
     fills = fill_nulls or {}
     return {
-        name: _column(_whole(_filled(table.column(place), name, fills)), name)
+        name: _column(_whole(_filled(table.column(place), name, fills)), name, fills)
         for place, name in enumerate(names)
     }
 
@@ -106,6 +107,8 @@ def _filled(column: Any, name: str, fills: Mapping[str, Any]) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if filled_type(column.type, fills[name]) != column.type:
+        return column  # what is NULL inside of it is filled where it lies
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:
@@ -114,6 +117,25 @@ def _filled(column: Any, name: str, fills: Mapping[str, Any]) -> Any:
         raise DataFormatError(
             f"fill_nulls[{name!r}] = {fills[name]!r} is no value of the column's type {column.type}: {exc}"
         ) from exc
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def filled_type(kind: pa.DataType, fill: Any) -> pa.DataType:
+    """The type of the values for which a value of `fill_nulls` stands, in a column of type `kind`."""
+    while _is_list(kind) and not _stands_for_lists(fill):
+        kind = kind.value_type
+    return kind
+
+
+def _stands_for_lists(fill: Any) -> bool:
+    """Whether a value of `fill_nulls` is for NULL lists, not for NULL inside of lists."""
+    return isinstance(fill, list | tuple | np.ndarray)
 
 
 def _whole(column: Any) -> Any:
@@ -128,25 +150,26 @@ def _whole(column: Any) -> Any:
     return (column if wide is None else column.cast(wide)).combine_chunks()
 
 
-def _column(array: Any, name: str) -> Column:
+def _column(array: Any, name: str, fills: Mapping[str, Any], *, in_lists: bool = False) -> Column:
     import pyarrow as pa
 
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
-        return _column(array.dictionary_decode(), name)
+        return _column(array.dictionary_decode(), name, fills, in_lists=in_lists)
     if isinstance(kind, pa.BaseExtensionType):
-        return _column(array.storage, name)
+        return _column(array.storage, name, fills, in_lists=in_lists)
     if (types.is_integer(kind) or types.is_boolean(kind)) and array.null_count:
+        where, what = (" in its lists", ", a value and no list") if in_lists else ("", "")
         raise BadRecord(
-            f"column {name!r} ({kind}) has {array.null_count} NULL(s), for which it has no value: name "
-            f"one with fill_nulls={{{name!r}: …}}, or leave the column out"
+            f"column {name!r} ({kind}{where}) has {array.null_count} NULL(s), for which it has no value: "
+            f"name one with fill_nulls={{{name!r}: …}}{what}, or leave the column out"
         )
     if is_plain(kind):
         return plain_values(array)
     if types.is_fixed_size_list(kind):
-        return _matrix(array, name)
-    if types.is_list(kind) or types.is_large_list(kind):
-        return _lists(array, name)
+        return _matrix(array, name, fills)
+    if _is_list(kind):
+        return _lists(array, name, fills)
     if is_text(kind):
         return text_values(array)
     if types.is_map(kind):
@@ -158,16 +181,27 @@ def _objects(values: list[Any]) -> Column:
     return np.fromiter(values, dtype=object, count=len(values))
 
 
-def _matrix(array: Any, name: str) -> Column:
+def _elements(array: Any, name: str, fills: Mapping[str, Any]) -> Column:
+    """The values of all lists as one column."""
+    if _stands_for_lists(fills.get(name)):
+        fills = {}
+    return _column(_filled(array.flatten(), name, fills), name, fills, in_lists=True)
+
+
+def _matrix(array: Any, name: str, fills: Mapping[str, Any]) -> Column:
+    size = array.type.list_size
     if array.null_count:
-        raise BadRecord(f"column {name!r} ({array.type}) has {array.null_count} NULL list(s) of a fixed size")
-    values = _column(array.flatten(), name)
-    return values.reshape(len(array), array.type.list_size, *values.shape[1:])
+        raise BadRecord(
+            f"column {name!r} ({array.type}) has {array.null_count} NULL list(s) of a fixed size: name one "
+            f"with fill_nulls={{{name!r}: […]}}, a list of {size} values, or leave the column out"
+        )
+    values = _elements(array, name, fills)
+    return values.reshape(len(array), size, *values.shape[1:])
 
 
-def _lists(array: Any, name: str) -> Column:
+def _lists(array: Any, name: str, fills: Mapping[str, Any]) -> Column:
     """Rows share one array of values: each is a view of its own part."""
-    values = _column(array.flatten(), name)  # without the values behind NULL lists
+    values = _elements(array, name, fills)  # without the values behind NULL lists
     present = valid(array)
     lengths = np.where(present, plain_values(array.value_lengths()), 0)
     ends = np.cumsum(lengths)

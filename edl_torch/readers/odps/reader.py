@@ -39,7 +39,8 @@ class ODPSDataReader(AbstractDataReader):
         project, endpoint, tunnel_endpoint, access_id, access_key, sts_token: None for the environment's (see
             docs/maxcompute.md). Keys given here reach child processes; pickles that are stored are without.
         schema, quota_name: Of a project with schemas, of the tunnel; rarely needed.
-        fill_nulls: What stands for NULL, by column.
+        fill_nulls: What stands for NULL, by column. In a column of arrays a list stands for NULL arrays, any
+            other value for NULL inside of arrays.
         block_rows: Rows of one request at most.
         cache_bytes: Downloaded rows that a process keeps for random access.
         timeout_s: How long a request may be silent.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import InvalidArgument, ReaderError
-from edl_torch.readers.arrow.columns import Columns, numpy_columns, rows
+from edl_torch.readers.arrow.columns import Columns, filled_type, numpy_columns, rows
 from edl_torch.readers.arrow.rows import RowPicker
 from edl_torch.readers.arrow.values import row_numbers, scalar
 from edl_torch.readers.base import AbstractDataReader
@@ -42,7 +42,8 @@ class ParquetReader(AbstractDataReader):
         columns: The columns to read, in this order; default all (without the row labels that pandas adds).
         partitions: Whether folders `key=value` below `data` become columns: int64 where all values are whole
             numbers, else strings. A column that the files have themselves stays as it is there.
-        fill_nulls: What stands for NULL, by column: integers and booleans have no value for it.
+        fill_nulls: What stands for NULL, by column: integers and booleans have no value for it. In a column
+            of lists a list stands for NULL lists, any other value for NULL inside of lists.
         storage_options: For fsspec: endpoint, credentials. They travel to loader workers and are not shown.
         cache_bytes: How many bytes of decoded row groups each process keeps (always one).
 
@@ -229,7 +230,7 @@ def _checked_fills(
             )
         kind = _arrow_type(keys[name]) if name in keys else schema.field(name).type
         try:
-            scalar(value, kind)
+            scalar(value, filled_type(kind, value))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             raise InvalidArgument(
                 f"fill_nulls[{name!r}] = {value!r} is no value of type {kind}: {exc}"

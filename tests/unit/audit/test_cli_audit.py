@@ -58,6 +58,19 @@ def test_an_unfinished_job_may_have_open_records(job, capsys):
     assert "was stopped and will go on: audit it with --unfinished" in capsys.readouterr().out
 
 
+def test_the_verdict_on_a_killed_job_points_to_the_option_before_all_else(job, capsys):
+    job.kill(0, heard=False)
+    advice = "if the job still runs, was killed, or was stopped and will go on: audit it with --unfinished"
+    assert audit(job) == 1
+    assert capsys.readouterr().out.splitlines()[:2] == ["dataset 'training': REFUTED", f"  {advice}"]
+    assert audit(job, "--json") == 1
+    (dataset,) = json.loads(capsys.readouterr().out)["datasets"]
+    assert dataset["advice"] == advice
+    assert audit(job, "--json", "--unfinished") == 2
+    (dataset,) = json.loads(capsys.readouterr().out)["datasets"]
+    assert dataset["advice"] == ""
+
+
 def test_json_has_everything(job, capsys):
     job.kill(0, heard=False)
     assert audit(job, "--json") == 1

@@ -41,9 +41,26 @@ def test_an_outcome_that_the_master_has_and_no_log_is_lost_and_one_that_it_forgo
     )
     shard, skip = grants[1].slice.shard, grants[1].slice.skip
     first = 100 + 8 * shard + skip
+    assert not verdict.advice
     assert findings(verdict, "forgotten") == [(0, "a.csv", 102, 103)]
     assert findings(verdict, "lost") == [(0, "a.csv", first, first + 4 - skip)]
     assert not verdict.proven
+
+
+def test_unfinished_is_no_advice_where_the_master_has_outcomes_that_no_log_has(tmp_path):
+    job = Job(tmp_path, SMALL)
+    Writer(tmp_path, "x")
+    job.ledger.join("x", BATCH)
+
+    def judged():
+        return one(tmp_path, words={"training": FinalWord(token=job.ledger.snapshot().encode())})
+
+    assert judged().lost == 16
+    assert "--unfinished" in judged().advice  # all is ahead of the job
+    while grants := job.ledger.lease("x", epoch=0, count=9)[2]:
+        for grant in grants:
+            job.ledger.acknowledge("x", grant.task, 1, grant.slice.stop)
+    assert (judged().lost, judged().advice) == (16, "")
 
 
 def test_a_report_cut_off_that_the_masters_token_does_not_have_is_no_outcome(tmp_path):

@@ -104,6 +104,39 @@ def test_more_bad_records_than_allowed_fail_the_job_with_the_records_name() -> N
         lease_all(ledger, "s")
 
 
+def test_a_bad_record_counts_once_however_many_epochs_meet_it() -> None:
+    ledger = ledger_of(8, 8, max_bad_records=1, num_epochs=3)
+    ledger.join("s", 8)
+    for epoch in range(3):
+        (grant,) = lease_all(ledger, "s")
+        ledger.fail("s", grant.task, grant.attempt, 5, "truncated")
+        acknowledge(ledger, "s", grant)
+        assert [bad.epoch for bad in ledger.quarantine] == list(range(epoch + 1))  # each is an outcome
+    ledger.restore(ledger.snapshot())
+    assert (ledger.finished, ledger.failure, ledger.acknowledged) == (True, "", 21)
+
+
+def test_a_second_bad_record_fails_the_job_in_whichever_epoch_it_is_met() -> None:
+    ledger = ledger_of(8, 8, max_bad_records=1, num_epochs=3)
+    ledger.join("s", 8)
+    for position in (5, 5, 6):
+        assert not ledger.failure
+        (grant,) = lease_all(ledger, "s")
+        ledger.fail("s", grant.task, grant.attempt, position, "truncated")
+        acknowledge(ledger, "s", grant)
+    assert "has 2 bad record(s), max_bad_records is 1; the last is record 6" in ledger.failure
+    ledger.restore(None)
+    assert not ledger.failure
+
+
+def test_a_reason_that_names_its_record_already_is_not_named_again() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    ledger.fail("s", grant.task, grant.attempt, 5, "record 5 of 'a': OSError: truncated")
+    assert "the last is record 5 of 'a': OSError: truncated. Repair" in ledger.failure
+
+
 def test_a_failed_job_goes_on_when_more_bad_records_are_allowed() -> None:
     ledger = ledger_of(max_bad_records=0)
     ledger.join("s", 8)

@@ -284,11 +284,25 @@ def test_bad_records_are_named_here_and_counted_there(master: TheirMaster, conne
     assert not master.failures
 
 
-def test_too_many_bad_records_stop_the_trainer(master: TheirMaster, connect: Connect) -> None:
+def test_a_bad_record_counts_once_however_many_epochs_meet_it(connect: Connect) -> None:
     reader = Numbers(bad=frozenset({5}))
-    with DataShardService(4, connect(master), reader=reader, num_minibatches_per_shard=1) as service:
+    master = TheirMaster([("", 0, SIZE)], num_epochs=3)
+    try:
+        with DataShardService(4, connect(master), reader=reader, max_bad_records=1) as service:
+            dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
+            seen = trained(ElasticDataLoader(dataset), service)
+            assert [bad.index for bad in service.progress().quarantine] == [5, 5, 5]
+    finally:
+        master.close()
+    assert seen == Counter([*range(SIZE)] * 3) - Counter({5: 3})
+
+
+def test_too_many_bad_records_stop_the_trainer(master: TheirMaster, connect: Connect) -> None:
+    reader = Numbers(bad=frozenset({4, 5}))
+    options = {"num_minibatches_per_shard": 1, "max_bad_records": 1}
+    with DataShardService(4, connect(master), reader=reader, **options) as service:
         dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
-        with pytest.raises(TooManyBadRecords, match="record 5 of ''"):
+        with pytest.raises(TooManyBadRecords, match=r"is 1; the last is record 5 of '': ValueError"):
             trained(ElasticDataLoader(dataset), service)
 
 

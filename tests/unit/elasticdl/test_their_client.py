@@ -12,12 +12,14 @@ import pytest
 from by_number import EVALUATION, PREDICTION, TRAINING, WAIT, WireTask
 from kit import TIMEOUT_S, Server
 
-from edl_torch import DataShardService
+from edl_torch import DataShardService, ShardedDataset
 from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import Registration
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.errors import DatasetConflict
 from edl_torch.master import elasticdl
 from edl_torch.master.durable import DurableState
+from edl_torch.readers import MapDatasetReader
 from edl_torch.shard import Source, TaskType
 from edl_torch.testing import wait_until
 
@@ -305,6 +307,35 @@ def test_a_worker_and_a_trainer_of_ours_share_a_dataset(server: Server) -> None:
     worker.report(task)
     assert worker.drain(seen).is_end
     assert seen == EACH_ONCE
+
+
+def test_a_reader_of_named_sources_must_come_before_a_worker_that_knows_a_size_alone(
+    start_server: Callable[..., Server],
+) -> None:
+    """What docs/elasticdl.md says of it."""
+    reader = MapDatasetReader(range(SIZE), name="numbers")
+
+    def join(server: Server) -> int:
+        with (
+            MasterClient(server.address, "ours") as client,
+            DataShardService(5, client, reader=reader, records_per_shard=20) as ours,
+        ):
+            return len(ShardedDataset(ours, reader))
+
+    late = start_server()
+    late.worker().params(**PARAMS)
+    with pytest.raises(DatasetConflict, match="sources"):
+        join(late)
+    source = Source(name="numbers", count=SIZE)
+    for server in (
+        start_server(),
+        start_server(define("training", TaskType.TRAINING, source, records_per_shard=20)),
+    ):
+        assert join(server) == SIZE
+        worker = server.worker()
+        worker.params(**PARAMS)
+        assert worker.get().name == "numbers"
+        assert join(server) == SIZE
 
 
 def test_tasks_outlive_a_restart_with_a_journal(start_server: Callable[..., Server], tmp_path: Path) -> None:

@@ -264,3 +264,43 @@ def test_a_scalar_is_arrows_own_and_so_are_its_errors():
             pa.scalar(value, kind)
         with pytest.raises(arrows.type):
             scalar(value, kind)
+
+
+def test_fill_nulls_reaches_into_lists():
+    lists = pa.list_(pa.int64())
+    found = column([[1, None], None, []], lists, fill_nulls={"x": 7})
+    assert [None if row is None else row.tolist() for row in found] == [[1, 7], None, []]
+    assert column([[1, None], [3, 4]], pa.list_(pa.int64(), 2), fill_nulls={"x": 7}).tolist() == [
+        [1, 7],
+        [3, 4],
+    ]
+    assert column([[[1, None]], None], pa.list_(lists), fill_nulls={"x": 7}).tolist()[0][0].tolist() == [1, 7]
+    assert column([["a", None], None], pa.list_(pa.string()), fill_nulls={"x": "z"}).tolist() == [
+        ["a", "z"],
+        None,
+    ]
+    assert column([[1.5, None]], pa.list_(pa.float64()), fill_nulls={"x": 0.0})[0].tolist() == [1.5, 0]
+
+
+def test_a_list_stands_for_null_lists_not_for_what_is_null_inside():
+    lists = pa.list_(pa.int64())
+    assert [row.tolist() for row in column([[1], None], lists, fill_nulls={"x": [7]})] == [[1], [7]]
+    assert column([[1, 2], None], pa.list_(pa.int64(), 2), fill_nulls={"x": [7, 8]}).tolist() == [
+        [1, 2],
+        [7, 8],
+    ]
+    with pytest.raises(
+        BadRecord, match=r"int64 in its lists.* 1 NULL.*fill_nulls=\{'x': …\}, a value and no list"
+    ):
+        column([[1, None]], lists, fill_nulls={"x": [7]})
+    with pytest.raises(BadRecord, match=r"1 NULL list.*fill_nulls=\{'x': \[…\]\}, a list of 2 values"):
+        column([[1, 2], None], pa.list_(pa.int64(), 2))
+    with pytest.raises(
+        DataFormatError, match=r"fill_nulls\['x'\] = 'z' is no value of the column's type int64"
+    ):
+        column([[1, None]], lists, fill_nulls={"x": "z"})
+
+
+def test_rows_and_columns_fill_lists_alike():
+    table = pa.table({"x": pa.array([[1, None], [3]], pa.list_(pa.int64()))})
+    assert [row["x"].tolist() for row in rows(table, {"x": 7})] == [[1, 7], [3]]

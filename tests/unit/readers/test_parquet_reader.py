@@ -66,6 +66,27 @@ def test_a_partition_without_value_is_null(tmp_path):
     assert reader.read_record(null, 0)["k"] == -1
 
 
+def test_a_null_inside_of_a_list_is_filled(tmp_path):
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table(
+            {"x": [[1, None], None, [3]], "m": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2))}
+        ),
+        path,
+    )
+    with pytest.raises(
+        BadRecord, match=r"column 'x' \(int64 in its lists\).*fill_nulls=\{'x': …\}, a value and no list"
+    ):
+        ParquetReader(path, columns=["x"]).read_record(path, 0)
+    reader = ParquetReader(path, fill_nulls={"x": 7, "m": [0, 0]})
+    batch = reader.read_batch(path, np.arange(3))
+    assert [None if x is None else x.tolist() for x in batch["x"]] == [[1, 7], None, [3]]
+    assert batch["m"].tolist() == [[1, 2], [0, 0], [3, 4]]
+    check_reader(lambda: ParquetReader(path, fill_nulls={"x": 7, "m": [0, 0]}))
+    with pytest.raises(InvalidArgument, match=r"fill_nulls\['x'\] = 'z' is no value of type"):
+        ParquetReader(path, fill_nulls={"x": "z"})
+
+
 def test_a_column_of_the_files_stands_above_a_folder_of_that_name(tmp_path):
     path = write(tmp_path / "id=999" / "a.parquet")
     reader = ParquetReader(tmp_path)

@@ -119,6 +119,20 @@ def test_a_null_in_an_integer_column_needs_a_value(server):
     assert [row["i"] for row in read(filled, "demo.gaps", 0, 3)] == [1, -1, 3]
 
 
+def test_a_null_inside_of_an_array_is_filled(server):
+    server.add_table("arrays", {"a": "array<bigint>"}, {"a": [[1, None], None, [3]]})
+    with pytest.raises(BadRecord, match=r"'a' \(int64 in its lists\).*fill_nulls"):
+        ODPSDataReader("arrays").read_batch("demo.arrays", np.arange(3))
+    filled = ODPSDataReader("arrays", fill_nulls={"a": -1})
+    expected = [[1, -1], None, [3]]
+    for found in (
+        filled.read_batch("demo.arrays", np.arange(3))["a"],
+        [row["a"] for row in read(filled, "demo.arrays", 0, 3)],
+        [filled.read_record("demo.arrays", index)["a"] for index in range(3)],
+    ):
+        assert [None if a is None else a.tolist() for a in found] == expected
+
+
 @pytest.mark.usefixtures("days")
 @pytest.mark.parametrize(
     ("partition", "count"),
