@@ -127,6 +127,6 @@ class Registrar:
     def _forgotten(self, what: str) -> str:
         return (
             f"the master of {self._state.config.dataset!r} is another one than before, it {what}: this "
-            f"trainer's leases are void. Restart all trainers from one checkpoint (load_state_dict), or from the "
-            f"beginning; a master with `--state DIR` survives its own restart"
+            f"trainer's leases are void. Restart all trainers from one checkpoint (load_state_dict), or from "
+            f"the beginning; a master with `--state DIR` survives its own restart"
         )
