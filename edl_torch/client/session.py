@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
@@ -35,6 +35,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 log = logging.getLogger("edl_torch.client")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -74,6 +75,7 @@ class Session:
         self._waiting: list[Wait] = []
         self._clock: Callable[[], float] | None = None  # that of liveness, where it is ever in doubt
         self._worker: Thread | None = None
+        self._may_need_worker = not master.in_process
         self._iterations: Iterations = NoIterations()
         self.elastic = ElasticSession(self)
         self.position = Position(self)
@@ -89,7 +91,7 @@ class Session:
         answer: Any = None
         try:
             while True:
-                action = self._resume(resume, answer)
+                action = self.do(resume, answer)
                 try:
                     resume, answer = procedure.send, self._act(action)
                 except Exception as exc:  # noqa: BLE001  the procedure decides what becomes of it
@@ -98,31 +100,26 @@ class Session:
             result: T = end.value
             return result
         except BaseException:  # Ctrl-C too, wherever it came
-            self._give_up(procedure)
+            self.do(procedure.close)  # what it had begun is undone
             raise
 
-    def _resume(self, resume: Callable[[Any], Action], answer: Any) -> Action:
+    def do(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
         with self._changed:
             if self._clock is not None:
                 self.trainer.state.now = self._clock()
             try:
-                return resume(answer)
+                return decide(*args, **kwargs)
             finally:
-                self._decided()
-
-    def do(self, decide: Callable[[], T]) -> T:
-        """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
-        with self._changed:
-            try:
-                return decide()
-            finally:
-                self._decided()
+                if self.trainer.state.facts or self._waiting or self._may_need_worker:
+                    self._decided()
 
     def _decided(self) -> None:
         """Write down what has happened, and wake whoever waits for it. The lock is held."""
         if self.trainer.state.facts:
             self._write_down()
-        if self._worker is None and not self.master.in_process and self.trainer.has_work:
+        if self._may_need_worker and self.trainer.has_work:
+            self._may_need_worker = False
             self._worker = self._threads.thread(self._work, "edl-calls")
             self._worker.start()
         for wait in self._waiting:
@@ -137,14 +134,6 @@ class Session:
                 log.warning("%s", fact.text)
             elif self._audit is not None:
                 self._audit.write(fact)
-
-    def _give_up(self, procedure: Procedure[T]) -> None:
-        """Let a procedure that was interrupted undo what it had begun; one that has ended does nothing."""
-        with self._changed:
-            try:
-                procedure.close()
-            finally:
-                self._decided()
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -190,7 +179,7 @@ class Session:
             self.run(self.trainer.work())
         except Exception as exc:  # noqa: BLE001  the top of a thread: whoever waits for it must hear of it
             with self._changed:
-                self._worker = None  # the next report gets another
+                self._may_need_worker = True  # the next report gets another
                 self.trainer.fail(exc)
                 self._changed.notify_all()
 

@@ -107,7 +107,7 @@ class ElasticDataLoader(DataLoader[Any]):
         self._weights = Weights(
             self._peers,
             attached=lambda: service.optimizers,
-            taken_out=lambda: service.session.elastic.taken_out,
+            batches=service.session.trainer.elastic,
         )
         self._lineage = 0
         if self._peers is not None:

@@ -34,7 +34,7 @@ class ElasticPasses:
         self.superseded = 0  # the last pass that a later iteration ended
         self.taken_out = 0  # how often the batch in hand was taken out of the loop's: it failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
-        self._in_hand: tuple[tuple[Slice, int, int], ...] | None = ()  # None: a padding batch
+        self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self.phase.name} exhausted={self._exhausted} {self._state.supply}>"
@@ -142,21 +142,25 @@ class ElasticPasses:
 
     # Batches ----------------------------------------------------------------------------------------------
 
+    def hand_now(self, ticket: Ticket) -> bool:
+        """Hand a batch to the loop, where there is nothing to wait for. False: `hand` must be tried."""
+        state = self._state
+        is_sure = state.liveness is None or self._is_sure()
+        return is_sure and state.outbox.is_settled and self.deliver(ticket)
+
     def hand(self, ticket: Ticket) -> Procedure[bool]:
         """Hand a batch to the loop. False when it was thrown away.
 
         Whatever happens to this trainer from now on, this batch is all that another may have to repeat.
         """
-        if self._state.outbox.unanswered or self._state.outbox.error is not None:
-            yield from self._reporter.flush()
-        if not self.make_sure():
-            yield from self._confirmer.ensure()
+        yield from self._reporter.flush()
+        yield from self._make_sure()
         if self.deliver(ticket):
             return True
         yield from self._throw_away(ticket)
         return False
 
-    def make_sure(self) -> bool:
+    def _is_sure(self) -> bool:
         """Note that the loop goes on. Returns whether the leases are this trainer's without a question."""
         state = self._state
         if state.liveness is None:
@@ -164,14 +168,17 @@ class ElasticPasses:
         state.liveness.moved_on(state.now)
         return state.liveness.sure(state.now)
 
+    def _make_sure(self) -> Procedure[None]:
+        if not self._is_sure():
+            yield from self._confirmer.ensure()
+
     def promise(self, ticket: Ticket, unanswered: int) -> Procedure[bool]:
         """Make sure that a batch is this trainer's; `deliver` hands it over later. False: it was thrown away.
 
         So many reports may still be without answer: 0, where a refused one must not cost a second batch.
         """
         yield from self._reporter.wait_answered(unanswered)
-        if not self.make_sure():
-            yield from self._confirmer.ensure()
+        yield from self._make_sure()
         if self._state.inflight.is_mine(ticket):
             return True
         yield from self._throw_away(ticket)
@@ -183,12 +190,12 @@ class ElasticPasses:
 
     def deliver(self, ticket: Ticket) -> bool:
         """Hand over a batch that was promised. False when it was lost meanwhile."""
-        state = self._state
-        if not state.inflight.hand(ticket):
+        holds = self._state.inflight.hand(ticket)
+        if holds is None:
             return False
         self.phase = moved(self.phase, Loop.TRAINING)
-        state.steps.handed()
-        self._in_hand = state.inflight.slices(ticket)
+        self._state.steps.handed()
+        self._in_hand = holds
         return True
 
     def pad(self) -> None:
@@ -203,7 +210,7 @@ class ElasticPasses:
             return Indices.joined([])
         parts = [
             plan.indices(replace(item, skip=first, limit=after - first))
-            for item, first, after in self._in_hand or ()
+            for item, first, after in self._in_hand or []
         ]
         return Indices.joined(parts)
 
@@ -221,7 +228,24 @@ class ElasticPasses:
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         if not state.steps.attached:
-            yield from self._settle(state.steps.ahead, Way.NEXT)
+            self._settle(state.steps.ahead, Way.NEXT)
+            while self._reporter.is_due():
+                yield from self._reporter.send_one()
+
+    def request_now(self, number: int) -> bool | None:
+        """Do as `batch_requested` for pass `number`, where a step decides what is done with.
+
+        Returns whether the pass is open; None: `batch_requested` must be tried.
+        """
+        if not self.is_open(number):
+            return False
+        state = self._state
+        if not state.steps.attached:
+            return None
+        self.phase = moved(self.phase, Loop.ASKING)
+        if state.liveness is not None:
+            state.liveness.moved_on(state.now)
+        return True
 
     def stepped(self, optimizer: int) -> Procedure[None]:
         """An attached optimizer stepped."""
@@ -231,27 +255,29 @@ class ElasticPasses:
         if self._exhausted:
             state.steps.exhausted_step()
         state.steps.stepped(optimizer)
-        yield from self._settle(state.steps.keep, Way.STEP)
+        self._settle(state.steps.keep, Way.STEP)
+        while self._reporter.is_due():
+            yield from self._reporter.send_one()
 
     def detach(self, optimizer: int) -> Procedure[None]:
         """An optimizer decides no more: what all others have stepped on is acknowledged."""
         steps = self._state.steps
         steps.detach(optimizer)
         if steps.attached:
-            yield from self._settle(steps.keep, Way.STEP)
+            self._settle(steps.keep, Way.STEP)
+            yield from self._reporter.send()
 
     def settle_in_hand(self) -> Procedure[None]:
         """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
         steps = self._state.steps
         attached = steps.attached
-        yield from self._settle(steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN)
-
-    def _settle(self, keep: int, way: Way) -> Procedure[None]:
-        """Acknowledge all handed batches but the last `keep`."""
-        state = self._state
-        if state.inflight.batches > keep:
-            state.outbox.note(acknowledgements=state.inflight.settle(keep), way=way)
+        self._settle(steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN)
         yield from self._reporter.send()
+
+    def _settle(self, keep: int, way: Way) -> None:
+        """Acknowledge all handed batches but the last `keep`."""
+        if done := self._state.inflight.settle(keep):
+            self._state.outbox.note(acknowledgements=done, way=way)
 
     def report(self) -> Procedure[int]:
         """The loop says that it is done with the batch in hand. Returns how many leases that completed."""

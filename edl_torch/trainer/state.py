@@ -106,8 +106,11 @@ class State:
 
     def call(self, kind: type[C], fence: Fence, **more: Any) -> C:
         """Return a call of that member. What it says was answered shows a journal that went back."""
-        asked, reported = self.registered.known(fence)
-        config = self.config
+        registered, config = self.registered, self.config
+        if fence is registered.fence:
+            asked, reported = registered.asked, registered.reported
+        else:
+            asked, reported = registered.known(fence)
         return kind(
             session=config.session,
             dataset=config.dataset,
