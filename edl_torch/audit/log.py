@@ -1,7 +1,7 @@
-"""What a trainer writes down about its acknowledgements, so that they can be proven later.
+"""Audit log of a trainer: what it acknowledges, so that this can be proven later.
 
-It records and decides nothing. A line is with the operating system before the report that it is about is
-sent: a process killed at any point has written down everything that a master can have heard of it.
+A line is with the operating system before the report that it is about is sent: a process killed at any point
+has written down everything that a master can have heard of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Run = tuple[int, int, int]  # task, first position, position after the last
 
 
 class Audit:
-    """The audit of a trainer that keeps none: every method is one that `AuditLog` fills.
+    """Audit of a trainer that keeps none: every method does nothing.
 
     The calls come in the order of events: `joined` (and again whenever leases are void), `granted` for every
     lease; then for every report `intent`, and one of `answered`, `unanswered` and `lost`.
@@ -37,10 +37,10 @@ class Audit:
     def joined(
         self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int, member: int = 0
     ) -> None:
-        """The session takes part in a dataset, for the first time or anew: leases of before are void."""
+        """Note that the session joins a dataset, for the first time or anew: older leases are void."""
 
     def granted(self, grant: Grant) -> None:
-        """A lease arrived."""
+        """Note a lease that arrived."""
 
     def intent(
         self,
@@ -52,43 +52,43 @@ class Audit:
         returned: Iterable[Run] = (),
         step: int | None = None,
     ) -> None:
-        """This is about to be reported. What was written down before and is reported again adds nothing.
+        """Write down a report before it is sent. What is written down already and is repeated adds nothing.
 
         `way` is the `Way` of the acknowledgements; `returned` are records among those given back that the
         loop had, and may have trained on.
         """
 
     def answered(self, stale: Collection[int] = ()) -> None:
-        """The master has answered the last report; it refused what was said of the tasks in `stale`."""
+        """Note the answer to the last report; the master refused the tasks in `stale`."""
 
     def unanswered(self) -> None:
-        """No answer came to the last report: it will be sent again, under another request number."""
+        """Note that no answer came to the last report: it is sent again under another request number."""
 
     def lost(self) -> None:
-        """The report was refused as a whole: nobody will say whether an earlier try of it arrived."""
+        """Note that the report was refused as a whole: an earlier try of it may have arrived."""
 
     def dropped(
         self, acknowledgements: Iterable[Acknowledgement], returned: Iterable[Run], *, on_its_way: bool
     ) -> None:
-        """The leases are void, and this will not be reported (again). Another report may be on its way."""
+        """Note what is void and will not be reported (again). Another report may be on its way."""
 
     def void(self, runs: Iterable[Run]) -> None:
-        """The master took these records back, which the loop has, and trains on or has trained on."""
+        """Note records that the master took back and that the loop has: it may have trained on them."""
 
     def uncounted(self, records: int) -> None:
-        """So many records were reported and are given back, as nobody can say which ones they are."""
+        """Note how many reported records are given back because it is not known which ones they are."""
 
     def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0) -> None:
-        """A token was taken in this session's lineage; `exact` says whether it has just what was trained on.
+        """Note a token of this session's lineage; `exact`: it has exactly what was trained on.
 
         Where it is not, `uncounted` records were reported that it has not.
         """
 
     def restored(self, token: str | None, *, lineage: int) -> None:
-        """This session took the dataset back to a token (None: the beginning), which opened `lineage`."""
+        """Note that this session took the dataset back to a token, which opened `lineage`."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the log."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class _Lease(Span):
 
 
 class AuditLog(Audit):
-    """The log of one session: a file of its own in `directory`, made when the session joins.
+    """Audit log of one session: a file of its own in `directory`, made when the session joins.
 
     `sync` has every line on the disk before its report is sent, which covers the loss of the machine as
     well as that of the process. `clock` gives seconds that only grow. Raises AuditError when a file cannot be
@@ -240,7 +240,7 @@ class AuditLog(Audit):
             yield self._line("crumb", epoch=lease.epoch, shard=lease.shard, start=back.start, upto=upto)
 
     def _held(self, task: int, attempt: int) -> _Lease | None:
-        """The lease, unless it is void: then the master refuses whatever is said of it."""
+        """Return the lease, unless it is void: then the master refuses whatever is said of it."""
         lease = self._leases.get(task)
         return lease if lease is not None and lease.attempt == attempt else None
 
@@ -366,5 +366,5 @@ class AuditLog(Audit):
 
 
 def token_digest(token: str) -> str:
-    """What a log keeps of a token that was taken: BLAKE2b (RFC 7693), 32 hex digits."""
+    """Return the digest of a token that a log keeps: BLAKE2b (RFC 7693), 32 hex digits."""
     return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

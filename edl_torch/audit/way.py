@@ -1,4 +1,4 @@
-"""How a trainer came to acknowledge records: what the claim that they were trained on rests on."""
+"""Ways in which a trainer came to acknowledge records, and how much each of them proves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Way(IntEnum):
-    """Of several that one report carries, the highest counts: it proves the least."""
+    """Way of an acknowledgement. Of several in one report the highest counts: it proves the least."""
 
     STEP = 1  # an attached optimizer stepped
     NEXT = 2  # the loop asked for the next batch, or for the end
@@ -17,10 +17,10 @@ class Way(IntEnum):
 
     @property
     def exact(self) -> bool:
-        """Whether it says which records."""
+        """Whether it says which records were trained on."""
         return self < Way.COUNT
 
     @property
     def label(self) -> str:
-        """As logs and `--json` have it."""
+        """Name in logs and `--json`."""
         return self.name.lower()

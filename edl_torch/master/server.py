@@ -1,7 +1,4 @@
-"""The master as a process: binds an address, serves until a signal, then drains.
-
-It must not know what the calls mean, nor which datasets there are.
-"""
+"""Master as a process: binds an address, serves until a signal, then drains."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ FILES = 1 << 17  # a file for each trainer of `core.limits`, and some
 
 
 class MasterServer:
-    """A grpc server over one host. `start`, `drain` and `stop` run on one event loop."""
+    """Server of a master over one host. `start`, `drain` and `stop` run on one event loop."""
 
     def __init__(
         self,
@@ -95,7 +92,7 @@ class MasterServer:
         self.health.stop()
 
     async def drain(self, grace_s: float = DRAIN_S) -> None:
-        """Say that it stops, take no new calls, answer those that are here, commit, stop."""
+        """Stop gently: take no new calls, answer those that are here, commit."""
         self.health.stop()
         if self._sick is not None:
             self._sick.cancel()
@@ -110,7 +107,7 @@ class MasterServer:
 
     @property
     def failure(self) -> JournalError | None:
-        """Why it cannot answer any more."""
+        """Reason why it cannot answer any more, or None."""
         return self._host.failure
 
     async def failed(self) -> None:
@@ -207,7 +204,7 @@ async def _drain_until_signal(server: MasterServer, signals: asyncio.Queue[int])
 
 
 def allow_connections() -> None:
-    """Let this process have as many files as the system lets it: each trainer's connection is one.
+    """Raise the limit of open files as far as the system allows: each trainer's connection is one.
 
     Many systems give 1024 to who does not ask for more.
     """

@@ -1,7 +1,4 @@
-"""A master with a journal on a thread of its own, for a process that is something else besides.
-
-It must not know what else the process is.
-"""
+"""Master with a journal on a thread of its own, in a process that does something else besides."""
 
 from __future__ import annotations
 
@@ -69,7 +66,7 @@ class ThreadedMaster:
             ) from None
 
     def stop(self) -> None:
-        """Answer who is here, commit, and end."""
+        """Answer the calls that are here, commit, and end the thread."""
         self._ask_to_stop()
         self._thread.join(STOP_S)
 

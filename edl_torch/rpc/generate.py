@@ -19,7 +19,7 @@ GENERATED = (
 
 
 def tools_version() -> str | None:
-    """The installed version of grpcio-tools, or None."""
+    """Return the installed version of grpcio-tools, or None."""
     try:
         return importlib.metadata.version("grpcio-tools")
     except importlib.metadata.PackageNotFoundError:
