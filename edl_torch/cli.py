@@ -26,7 +26,7 @@ from edl_torch.errors import EdlError, InvalidArgument
 if TYPE_CHECKING:
     from edl_torch.core.dispatcher import Dispatcher
     from edl_torch.master.durable import DurableState
-    from edl_torch.rpc.credentials import Credentials, Door
+    from edl_torch.rpc.credentials import Credentials, ServerCredentials
 
 log = logging.getLogger("edl_torch.master")
 
@@ -102,7 +102,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
     # For what starts a master beside itself: see integrations/beside_agent.py.
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
-    _add_door(parser)
+    _add_security(parser)
     _duration(parser, "--lease_timeout_s", 30.0, "a trainer silent for so long is dead (default: 30)")
     _duration(parser, "--grace_s", 1.0, "time to come back after a broken connection (default: 1)")
     _duration(
@@ -143,14 +143,18 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _add_reader(data)
 
 
-def _add_door(parser: argparse.ArgumentParser) -> None:
-    door = parser.add_argument_group("door", "who may come in; without it only this machine")
-    _option(door, "--tls_cert", type=Path, metavar="PEM", help="the master's certificate: for TLS")
-    _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
-    _option(door, "--tls_client_ca", type=Path, metavar="PEM", help="callers need a certificate signed by it")
-    _option(door, "--token_file", type=Path, metavar="PATH", help="callers need the token in this file")
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "security", "which callers are accepted; by default only those of this machine"
+    )
+    _option(group, "--tls_cert", type=Path, metavar="PEM", help="the master's certificate: for TLS")
+    _option(group, "--tls_key", type=Path, metavar="PEM", help="its private key")
     _option(
-        door,
+        group, "--tls_client_ca", type=Path, metavar="PEM", help="callers need a certificate signed by it"
+    )
+    _option(group, "--token_file", type=Path, metavar="PATH", help="callers need the token in this file")
+    _option(
+        group,
         "--insecure",
         action="store_true",
         help="allow an address that other machines can reach without TLS and token",
@@ -158,16 +162,20 @@ def _add_door(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_credentials(parser: argparse.ArgumentParser) -> None:
-    door = parser.add_argument_group("door", "default: EDL_MASTER_TOKEN_FILE, EDL_MASTER_TLS_CA and the like")
-    _option(door, "--token_file", type=Path, metavar="PATH", help="the master's token")
-    _option(door, "--tls", action="store_true", help="the master speaks TLS")
-    _option(door, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
-    _option(door, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one")
-    _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
-    _option(
-        door, "--tls_name", metavar="NAME", help="the name in its certificate (default: the host of --addr)"
+    group = parser.add_argument_group(
+        "security", "default: EDL_MASTER_TOKEN_FILE, EDL_MASTER_TLS_CA and the like"
     )
-    _option(door, "--insecure", action="store_true", help="send the token though there is no TLS")
+    _option(group, "--token_file", type=Path, metavar="PATH", help="the master's token")
+    _option(group, "--tls", action="store_true", help="the master speaks TLS")
+    _option(group, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
+    _option(
+        group, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one"
+    )
+    _option(group, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(
+        group, "--tls_name", metavar="NAME", help="the name in its certificate (default: the host of --addr)"
+    )
+    _option(group, "--insecure", action="store_true", help="send the token though there is no TLS")
 
 
 def _credentials(options: argparse.Namespace) -> Credentials | None:
@@ -322,7 +330,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
         serve(
             *(dispatcher, options.addr),
             insecure=options.insecure,
-            door=_door(options),
+            credentials=_server_credentials(options),
             on_ready=announce,
             make_commits=make_commits,
             health_address=options.health_addr,
@@ -334,10 +342,10 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
     )
 
 
-def _door(options: argparse.Namespace) -> Door:
-    from edl_torch.rpc.credentials import Door
+def _server_credentials(options: argparse.Namespace) -> ServerCredentials:
+    from edl_torch.rpc.credentials import ServerCredentials
 
-    return Door.read(
+    return ServerCredentials.read(
         token_file=options.token_file,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,

@@ -15,7 +15,7 @@ from pathlib import Path
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.durable import DurableState
 from edl_torch.master.server import MasterServer
-from edl_torch.rpc.credentials import Door
+from edl_torch.rpc.credentials import ServerCredentials
 
 log = logging.getLogger("edl_torch.master")
 
@@ -36,7 +36,7 @@ class ThreadedMaster:
         *,
         state: Path,
         insecure: bool = False,
-        door: Door | None = None,
+        credentials: ServerCredentials | None = None,
         lease_timeout_s: float = 30.0,
         grace_s: float = 1.0,
         progress_timeout_s: float = 0.0,
@@ -44,7 +44,7 @@ class ThreadedMaster:
     ) -> None:
         self._wanted = address
         self._insecure = insecure
-        self._door = door
+        self._credentials = credentials
         self._state = state
         self._lease_timeout_s = lease_timeout_s
         self._grace_s = grace_s
@@ -108,7 +108,11 @@ class ThreadedMaster:
         commits = state.group_commit()
         try:
             server = MasterServer(
-                state.dispatcher, self._wanted, insecure=self._insecure, door=self._door, commits=commits
+                state.dispatcher,
+                self._wanted,
+                insecure=self._insecure,
+                credentials=self._credentials,
+                commits=commits,
             )
         except EdlError:
             await commits.close()

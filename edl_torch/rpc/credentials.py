@@ -140,7 +140,7 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class ServerCredentials:
     """Credentials of a master, which decide who may call it.
 
     Attributes:
