@@ -1,7 +1,6 @@
 """Keyed pseudo-random permutations of [0, n), computed element by element: nothing is stored per element.
 
-Knows numbers only, not what they count: neither shards nor records nor epochs have a meaning here. The
-outputs are part of the checkpoint format: they never change, and golden tests hold them.
+The outputs are part of the checkpoint format: they never change, and golden tests hold them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The journal: rows by key in a folder of one master, safe against kill -9 and power loss once written.
+"""Journal: rows by key in a folder of one master, safe against kill -9 and power loss once written.
 
-SQLite in WAL mode with `synchronous=FULL`. It holds what is, so it is as large as what is in flight. It must
-not know what rows mean; `core.persistence` does.
+SQLite in WAL mode with `synchronous=FULL`. It holds the state, not its history, so it is as large
+as what is in flight. `core.persistence` knows what the rows mean.
 
 SQLite forgets without a word what a lost or damaged log held, and does not know whether a page says what was
 written there. So each transaction writes its number and the sum of all rows' checksums as a row of its own,
