@@ -29,7 +29,7 @@ BEAT_LIMIT_S = 5.0
 JOIN_S = 2.0
 
 
-class Door(Protocol):
+class AttendanceStub(Protocol):
     """The two calls of the grpc stub that attendance needs."""
 
     Attend: Callable[..., Any]
@@ -50,7 +50,7 @@ class Attendance:
 
     def __init__(
         self,
-        door: Door,
+        stub: AttendanceStub,
         session: str,
         listener: Listener,
         *,
@@ -59,7 +59,7 @@ class Attendance:
     ) -> None:
         self.listener = listener
         self.clock = clock
-        self._door = door
+        self._stub = stub
         self._session = session
         self._on_connect = on_connect
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class Attendance:
             if self._stop.is_set():
                 return iter(())
             # Waits inside grpc for a master that is away: older releases only then make a new connection.
-            self._stream = self._door.Attend(pb.AttendRequest(session=self._session), wait_for_ready=True)
+            self._stream = self._stub.Attend(pb.AttendRequest(session=self._session), wait_for_ready=True)
             stream: Iterator[pb.AttendEvent] = self._stream
         return stream
 
@@ -152,7 +152,7 @@ class Attendance:
             session=self._session, member=self.listener.member, progress=self.listener.progress
         )
         try:
-            self._door.Heartbeat(request, timeout=timeout_s)
+            self._stub.Heartbeat(request, timeout=timeout_s)
         except grpc.RpcError as error:
             cause = from_status(error, "")
             log.debug("heartbeat of session %s: %s", self._session, cause)

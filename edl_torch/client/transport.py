@@ -53,8 +53,8 @@ class MasterClient:
     follows a master) that it then owns.
 
     A call that finds no master is repeated, with pauses of at most a second, for `master_timeout_s`; then it
-    raises MasterUnavailable. `credentials` open the master's door; default: those of the environment.
-    `close()` ends calls that wait; they raise ServiceClosed.
+    raises MasterUnavailable. `credentials` are for a master that asks for some; default: those of the
+    environment. `close()` ends calls that wait; they raise ServiceClosed.
     """
 
     in_process = False

@@ -52,12 +52,12 @@ _Parts = dict[str, dict[Any, Row]]  # of one dataset: by kind, and by the rest o
 
 
 def update(dispatcher: Dispatcher, keys: Iterable[Key]) -> Update:
-    """The parts of these keys as they are now."""
+    """Return the parts of these keys as they are now."""
     return {key: _ROW[str(key[0])](dispatcher, *key[1:]) for key in keys}
 
 
 def dump(dispatcher: Dispatcher) -> Rows:
-    """All of the state."""
+    """Return all of the state."""
     return {key: row for key, row in update(dispatcher, _keys(dispatcher)).items() if row is not None}
 
 
@@ -94,7 +94,7 @@ def _spec_row(spec: DatasetSpec) -> dict[str, Any]:
 def _of_ledger(
     row: Callable[..., Row | None],
 ) -> Callable[..., Row | None]:
-    """The row of a part of a ledger, which is not there where the ledger is not."""
+    """Return the row of a part of a ledger, which is not there where the ledger is not."""
 
     def find(dispatcher: Dispatcher, dataset: str, *key: str | int) -> Row | None:
         ledger = dispatcher.find_ledger(dataset)
