@@ -42,7 +42,7 @@ class ProcessGroupPeers:
                 "synchronous=True needs torch.distributed: call torch.distributed.init_process_group() "
                 "first, or leave synchronous out where one process trains alone"
             )
-        ranks = dist.get_process_group_ranks(group)
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self.rank = dist.get_rank(group)
         self.size = len(ranks)
         self._gloo = _connect(ranks, self.rank, timeout_s)

@@ -37,7 +37,7 @@ class OwnBatch:
 
 @pytest.fixture
 def _pinning_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 100)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self + 100)
 
 
 @pytest.mark.usefixtures("_pinning_marks")
