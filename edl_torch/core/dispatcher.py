@@ -376,9 +376,7 @@ class Dispatcher:
     def heard(self, call: FencedCall, now: float) -> Member:
         """Note that a session called. Raises JournalWentBack, and SessionLost like `Members.find`."""
         self.rollback.check(call)
-        member = self.members.heard(call.session, call.fence.member, now)
-        member.called = True
-        return member
+        return self.members.heard(call.session, call.fence.member, now)
 
     def _known(self, call: FencedCall) -> Member:
         """Return the member that calls, as `heard` does; a call that waits is not heard again."""

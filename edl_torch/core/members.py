@@ -24,7 +24,7 @@ class Member:
     datasets: set[str] = field(default_factory=set)
     answers: dict[str, LeaseAnswer] = field(default_factory=dict)
     reports: dict[str, int] = field(default_factory=dict)
-    called: bool = True  # since the master started
+    journalled: bool = False  # it registered before the master's start: answers to it may be forgotten
     gone_since: float | None = None
     progress: int = 0  # the training loop's own count, as the last heartbeat told it
     progressed: float = 0.0  # when the loop was last known to move on
@@ -54,7 +54,8 @@ class Members:
         self.progress_timeout_s = progress_timeout_s
         self.next_number = 1
         self.gaps: list[tuple[int, int]] = []  # numbers below the next one that were never given
-        # Of members given up that had not called since the master started: dataset -> asked and reported.
+        # Of members given up that had registered before the master started: dataset -> asked and reported.
+        # Whatever they called since: a call may be one of before that was late, or is repeated.
         self.unheard: dict[int, dict[str, tuple[int, int]]] = {}
         self._members: dict[str, Member] = {}
 
@@ -67,13 +68,13 @@ class Members:
     def enter(self, session: str, worker_id: str, now: float) -> Member:
         """Add a session, or note that it is a member already. Returns the member."""
         if session not in self._members:
-            self.take_up(session, worker_id, self.next_number, now, called=True)
+            self._members[session] = Member(session, worker_id, self.next_number, now)
             self.next_number += 1
         return self.heard(session, self._members[session].number, now)
 
-    def take_up(self, session: str, worker_id: str, number: int, now: float, *, called: bool = False) -> None:
-        """Add a member with the number that it has."""
-        self._members[session] = Member(session, worker_id, number, now, called=called)
+    def take_up(self, session: str, worker_id: str, number: int, now: float) -> None:
+        """Add a member of the journal, with the number that it has."""
+        self._members[session] = Member(session, worker_id, number, now, journalled=True)
 
     def skip(self, count: int) -> None:
         """Never give the next `count` numbers: a lost future of this state may have given them."""
@@ -144,7 +145,7 @@ class Members:
     def leave(self, session: str) -> Member | None:
         """Remove a session. If it calls after all, it may still prove that the journal went back."""
         member = self._members.pop(session, None)
-        if member is not None and not member.called:
+        if member is not None and member.journalled:
             names = sorted(member.datasets)
             self.unheard[member.number] = {
                 name: (member.asked(name), member.reports.get(name, 0)) for name in names

@@ -81,6 +81,7 @@ class Registrar:
             answer: RegisterAnswer = yield Register(again=True)
         except UnknownDataset as exc:
             raise StaleLease(self._forgotten("does not know this dataset")) from exc
+        yield from self._present(lost)  # again: the journal may have gone back before the answer
         fence = answer.fence
         if fence.ledger != lost.ledger:
             raise StaleLease(self._forgotten(f"keeps ledger {fence.ledger}, not {lost.ledger}"))

@@ -21,7 +21,7 @@ from edl_torch.trainer.supply import Mode, Supply
 C = TypeVar("C", bound=FencedCall)
 
 UNREGISTERED = Fence()
-REMEMBERED = 4  # members of before whose late answers are told to the master
+REMEMBERED = 1000  # members of before, some of whose calls may still be answered late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

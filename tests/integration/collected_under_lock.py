@@ -1,7 +1,7 @@
 """A process in which the garbage collector runs at the worst moment: `python collected_under_lock.py`.
 
-The thread that calls the master is about to take the session's lock. The training loop holds it, and there the
-collector finds an iterator that nobody uses any more. The process prints `done`; one that hangs shows all
+The thread that calls the master is about to take the session's lock. The training loop holds it, and there
+the collector finds an iterator that nobody uses any more. The process prints `done`; one that hangs shows all
 stacks after a while and ends with status 1. Run it with `PYTHONPATH=tests`.
 """
 

@@ -65,7 +65,7 @@ def over_grpc(folder: Path) -> Iterator[Connect]:
 
 MASTERS = [embedded, fake, fake_remote, over_grpc]
 
-NESTED = {  # as docs/architecture.md has it: under the session's lock no other is taken but that of a fake clock
+NESTED = {  # under the session's lock no other one is taken but that of a fake clock
     ("LocalMaster._changed", "FakeClock._lock"),
     ("Session._changed", "FakeClock._lock"),
 }
