@@ -85,7 +85,7 @@ def test_a_lease_that_came_while_others_waited_to_be_presented_is_presented_too(
         slow.before_confirm = while_the_stream_is_away
         fake.break_stream(session.id)
         assert not hand(session, grants[0])
-        assert [[lease.task for lease in call.leases] for call in slow.confirms] == [[1], [2]]
+        assert [[task for task, _ in call.leases] for call in slow.confirms] == [[1], [2]]
         assert not session.book, "another trainer may have them"
         session.elastic.close(1)
 
