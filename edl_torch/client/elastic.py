@@ -132,6 +132,10 @@ class ElasticSession:
         """Name and number of each record of the batch that was handed out last."""
         return self._passes.records_in_hand()
 
+    def give_back(self) -> None:
+        """The batch in hand was not trained on: it goes back to the master."""
+        self._session.run(self._passes.give_back())
+
     # Optimizers -------------------------------------------------------------------------------------------
 
     def attach(self, name: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
@@ -43,8 +44,7 @@ class RegisterCall:
     registration: Registration
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
+class Fence(NamedTuple):
     """Fencing triple stamped on every call.
 
     `ledger` is the id of the master's state, `lineage` the number of the dataset's history in it: a restore

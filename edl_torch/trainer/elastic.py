@@ -289,6 +289,29 @@ class ElasticPasses:
         yield from self._reporter.send()
         return completed
 
+    def give_back(self) -> Procedure[None]:
+        """Give the batch in hand back: it was not trained on, though some optimizer may have stepped."""
+        state = self._state
+        if self._in_hand is None:
+            return
+        if state.steps.ahead:
+            raise AccountingError(
+                f"a batch of {state.config.dataset!r} cannot be given back behind a wrapper that reads "
+                f"ahead: later batches of the same leases are on their way to the loop"
+            )
+        if not state.inflight.batches:
+            raise AccountingError(
+                f"there is no batch of {state.config.dataset!r} to give back: the one in hand was "
+                f"acknowledged, by the step of the last attached optimizer or a report. Give it back "
+                f"before that"
+            )
+        returned = state.inflight.handed(1, state.steps.untouched)
+        state.outbox.note(give_backs=state.inflight.take_back(), returned=returned)
+        state.steps.withdrawn(1)
+        self.taken_out += 1
+        self._in_hand = None
+        yield from self._reporter.send()
+
     def fail_batch(self, reason: str) -> Procedure[None]:
         """Put the batch in hand into quarantine: it could not be trained on. Padding has no records."""
         state = self._state

@@ -152,6 +152,14 @@ class InFlight:
         positions = ((task, position) for task, first, after in ticket for position in range(first, after))
         return [failure for task, position in positions for failure in self.fail(task, position, reason)]
 
+    def take_back(self) -> list[GiveBack]:
+        """Give back the newest batch that was handed out, and what follows it in its leases."""
+        starts: dict[int, int] = {}
+        for task, first, _ in self._batches.pop():
+            if task in self._held:
+                starts.setdefault(task, first)
+        return self._give_back_all(starts)
+
     # Records go back --------------------------------------------------------------------------------------
 
     def discard(self, ticket: Ticket) -> list[GiveBack]:
