@@ -86,7 +86,7 @@ class Incarnation(Trainer):
     def _live(self, session: Session) -> None:
         self.weights = load(self._folder, session, self._point)
         self.loaded = True
-        self._optimizer = session.steps.attach() if self._pace.accumulates else -1
+        self._optimizer = session.elastic.attach("optimizer") if self._pace.accumulates else -1
         while not self._sees_the_end(session):
             self._pass(session)
             if self.leave or self._chance.random() < 0.5:

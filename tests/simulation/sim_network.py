@@ -13,7 +13,7 @@ from typing import Any
 from sim_hub import Hub, Process, Task
 from sim_master import SimMaster
 
-from edl_torch.client.presence import Presence
+from edl_torch.client.port import Listener
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
@@ -155,11 +155,10 @@ class SimPort:
         answer: RegisterAnswer = self._call("register", call)
         return answer
 
-    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> Presence:
+    def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float]:
         """Keep the stream and the heartbeat."""
-        self.attendance = Attendance(self, session, on_wanted)
-        self.attendance.presence.member = member
-        return self.attendance.presence
+        self.attendance = Attendance(self, session, listener)
+        return self.hub.clock
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Ask for leases."""
@@ -173,7 +172,7 @@ class SimPort:
 
     def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
         """Present leases once the stream stands."""
-        while self.attendance is not None and not self.attendance.presence.standing:
+        while self.attendance is not None and not self.attendance.listener.standing:
             self.hub.sleep(LOOK_S)
         answer: ConfirmAnswer = self._call("confirm", call)
         return answer
@@ -211,13 +210,12 @@ class SimPort:
 
 
 class Attendance:
-    """Plays the stream and the heartbeats of `client.attendance`, which speaks grpc; the presence is real."""
+    """Plays the stream and the heartbeats of `client.attendance`, which speaks grpc."""
 
-    def __init__(self, port: SimPort, session: str, on_wanted: Callable[[str], None]) -> None:
-        self.presence = Presence(port.hub.clock)
+    def __init__(self, port: SimPort, session: str, listener: Listener) -> None:
+        self.listener = listener
         self.session = session
         self._port = port
-        self._on_wanted = on_wanted
         self._open()
         self._beat_later()
 
@@ -230,7 +228,7 @@ class Attendance:
         if port.cut or not port.master.up:
             self._open_later()
         else:
-            asked_at = self.presence.clock()
+            asked_at = self._port.hub.now
             port.hub.after(port.network.latency(), port.master.attend, self, asked_at)
 
     def _open_later(self) -> None:
@@ -246,7 +244,7 @@ class Attendance:
 
     def _stands(self, asked_at: float, lease_timeout_s: float, progress_timeout_s: float) -> None:
         if self._port.master.stream_of(self.session) is self:
-            self.presence.stood(
+            self.listener.stood(
                 asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
             )
 
@@ -255,7 +253,7 @@ class Attendance:
         self._port.hub.after(self._port.network.latency(), self._port.process.deliver, self._broke)
 
     def _broke(self) -> None:
-        self.presence.broke()
+        self.listener.broke()
         self._open_later()
 
     def wanted(self, dataset: str) -> None:
@@ -267,7 +265,7 @@ class Attendance:
 
     def _heard(self, dataset: str) -> None:
         try:
-            self._on_wanted(dataset)
+            self.listener.wanted(dataset)
         except EdlError as error:  # as the real one, which logs it
             self._port.master.model.note("callback", self.session, type(error).__name__)
 
@@ -283,14 +281,17 @@ class Attendance:
             return
         self._beat_later()
         if not port.cut:
-            beat = (self.presence.clock(), self.presence.progress, self.presence.member)
+            beat = (self._port.hub.now, self.listener.progress, self.listener.member)
             port.hub.after(port.network.latency(), port.master.heartbeat, self, *beat)
 
     def answered(self, asked_at: float, known: bool) -> None:
         """The master heard a heartbeat."""
         if not self._port.cut:
-            action = self.presence.answered if known else self._lost
+            action = self._known if known else self._unknown
             self._port.hub.after(self._port.network.latency(), self._port.process.deliver, action, asked_at)
 
-    def _lost(self, _: float) -> None:
-        self.presence.doubt()
+    def _known(self, asked_at: float) -> None:
+        self.listener.answered(asked_at)
+
+    def _unknown(self, _: float) -> None:
+        self.listener.doubt()

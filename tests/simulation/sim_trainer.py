@@ -17,11 +17,11 @@ from sim_model import History
 from sim_network import Network, SimPort
 
 from edl_torch.client.description import Description
-from edl_torch.client.leases import Mode
 from edl_torch.client.session import Session
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, EdlError, InvalidArgument
 from edl_torch.shard import DatasetSpec, Source
+from edl_torch.trainer.supply import Mode
 from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
 
 PREFETCH = 2  # batches of a loader worker
@@ -145,7 +145,7 @@ class Trainer:
     def _live(self, session: Session) -> None:
         if self._token is not False:
             session.position.restore(self._token or None)  # type: ignore[arg-type]
-        self._optimizer = session.steps.attach() if self._pace.accumulates else -1
+        self._optimizer = session.elastic.attach("optimizer") if self._pace.accumulates else -1
         session.plan()
         while not self.leave:
             session.flush()
