@@ -71,7 +71,7 @@ class Liveness:
         """
         if now >= self._moved_at + self._stall_s:
             self.doubts += 1
-        self._moved_at = math.inf  # nothing rests before the session is attended
+        self._moved_at = now
         self.progress += 1
 
     def confirmed(self, doubts: int, asked_at: float) -> None:
