@@ -22,21 +22,19 @@ class Confirmer:
 
     @property
     def is_sure(self) -> bool:
-        """Whether every lease is this trainer's, without a question."""
-        liveness = self._state.liveness
-        return liveness is None or liveness.sure(self._state.now)
+        """Whether every lease is this trainer's, without a question: one that is not registered has none."""
+        state = self._state
+        return state.liveness is None or state.registered.plan is None or state.liveness.sure(state.now)
 
     def ensure(self) -> Procedure[None]:
         """Return once every lease that is still in flight is this trainer's.
 
         Raises MasterUnavailable when the master does not answer, StaleLease when it is another master by now.
         """
-        liveness = self._state.liveness
-        if liveness is None:
-            return
-        while not liveness.sure(self._state.now):
+        while not self.is_sure:
+            assert self._state.liveness is not None
             # An answer that this process slept over is no longer sure: it counts from when it was asked for.
-            while not (yield from self._present(liveness)):
+            while not (yield from self._present(self._state.liveness)):
                 pass
 
     def _present(self, liveness: Liveness) -> Procedure[bool]:

@@ -45,13 +45,14 @@ class Registrar:
                 answer = yield Register(again=False)
                 registered.plan = Plan(answer.spec)
                 self._take_part(answer)
-                self._move(Member.MEMBER)
                 if not (yield Attend(answer.fence.member)):
                     self._state.liveness = None
                 elif self._state.liveness is not None:
                     self._state.liveness.begin(self._state.now)
+                self._move(Member.MEMBER)
             finally:
                 if self._phase is Member.REGISTERING:
+                    registered.plan = None
                     self._move(Member.NEW)
         assert registered.plan is not None
         return registered.plan

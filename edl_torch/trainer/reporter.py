@@ -62,6 +62,7 @@ class Reporter:
             else:
                 yield Wait(lambda: not outbox.is_sending or self._state.closed)
             outbox.raise_error()
+            outbox.retry()  # another caller may have been told that the master is away, and nobody asks again
 
     def send_one(self) -> Procedure[None]:
         """Send one report. What it raises is kept for the loop."""

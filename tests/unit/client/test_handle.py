@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from edl_torch.client.handle import DirectLink, Handle, LinkServer, SocketLink
-from edl_torch.client.leases import Mode
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import BadRecord, EdlError, MasterUnavailable, ServiceClosed
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.testing import wait_until
 from edl_torch.trainer.deliveries import Deliveries
+from edl_torch.trainer.supply import Mode
 
 SPEC = DatasetSpec(
     name="training",

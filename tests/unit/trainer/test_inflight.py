@@ -1,0 +1,216 @@
+"""Leases and batches of one trainer: what goes back, what counts, what is void."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainer_kit import ack, back
+
+from edl_torch.core.calls import Failure, Grant
+from edl_torch.core.limits import REASON_CHARS, Limits
+from edl_torch.errors import AccountingError
+from edl_torch.shard import Slice
+from edl_torch.trainer.inflight import InFlight
+
+
+def lease(task: int, start: int = 0, stop: int = 10, *, attempt: int = 1, bundle: int = 0) -> Grant:
+    cut = Slice(epoch=0, shard=task, skip=start, limit=stop - start)
+    return Grant(task=task, attempt=attempt, slice=cut, bundle=bundle)
+
+
+@pytest.fixture
+def inflight() -> InFlight:
+    inflight = InFlight()
+    inflight.grant(lease(1))
+    inflight.draw(1, "worker 0")
+    return inflight
+
+
+def test_a_batch_is_acknowledged_when_it_is_settled(inflight: InFlight) -> None:
+    assert inflight.hand(((1, 0, 4),))
+    assert inflight.hand(((1, 4, 8),))
+    assert inflight.settle(1) == [ack(1, 4)]
+    assert (inflight.records, inflight.batches, inflight.batch_records) == (6, 1, 4)
+    assert inflight.settle(0) == [ack(1, 8)]
+    assert inflight.settle(0) == []
+
+
+def test_a_lease_settled_to_its_end_is_forgotten(inflight: InFlight) -> None:
+    inflight.hand(((1, 0, 10),))
+    assert inflight
+    assert inflight.settle(0) == [ack(1, 10)]
+    assert not inflight
+    assert 1 not in inflight
+
+
+def test_positions_out_of_order_are_an_accounting_error(inflight: InFlight) -> None:
+    with pytest.raises(AccountingError, match=r"positions 4…7 of task 1, expected 0"):
+        inflight.hand(((1, 4, 8),))
+    assert inflight.batches == 0
+
+
+@pytest.mark.parametrize("bad", [[0], [0, 1], [3], [9], [4, 5], [0, 3, 9]])
+def test_bad_records_are_no_batchs_wherever_they_are(inflight: InFlight, bad: list[int]) -> None:
+    good = [position for position in range(10) if position not in bad]
+    for position in bad:
+        assert inflight.fail(1, position, "torn") == [
+            Failure(task=1, attempt=1, position=position, reason="torn")
+        ]
+        assert inflight.fail(1, position, "torn") == []
+    for position in good:
+        assert inflight.hand(((1, position, position + 1),))
+    acknowledged = inflight.settle(0)
+    assert acknowledged == [ack(1, good[-1] + 1)]
+    assert not inflight
+
+
+def test_a_bad_record_behind_what_was_acknowledged_is_passed_over(inflight: InFlight) -> None:
+    inflight.hand(((1, 0, 4),))
+    inflight.settle(0)
+    inflight.fail(1, 4, "torn")
+    assert inflight.hand(((1, 5, 8),))
+    assert inflight.withdraw(0) == [back(1, 8)]
+
+
+def test_nothing_below_a_bad_first_record_goes_back(inflight: InFlight) -> None:
+    inflight.fail(1, 0, "torn")
+    assert inflight.withdraw(0) == [back(1, 1)]
+    assert not inflight
+
+
+def test_a_failure_in_what_went_back_is_the_next_readers_business(inflight: InFlight) -> None:
+    inflight.hand(((1, 0, 4),))
+    assert inflight.withdraw(0) == [back(1, 4)]
+    assert inflight.fail(1, 6, "torn") == []
+
+
+def test_a_reason_travels_no_longer_than_it_is_kept(inflight: InFlight) -> None:
+    (failure,) = inflight.fail(1, 0, "x" * 1_000_000)
+    assert failure.reason == Limits().shorten(failure.reason) == "x" * REASON_CHARS + "…"
+
+
+def test_a_lease_with_bad_records_only_is_forgotten(inflight: InFlight) -> None:
+    for position in range(10):
+        inflight.fail(1, position, "torn")
+    assert not inflight
+
+
+def test_withdrawing_takes_the_newest_batches_and_all_that_was_not_handed(inflight: InFlight) -> None:
+    inflight.grant(lease(2))
+    inflight.hand(((1, 0, 4),))
+    inflight.hand(((1, 4, 10), (2, 0, 2)))
+    assert sorted(inflight.withdraw(1), key=lambda b: b.task) == [back(1, 4), back(2, 0)]
+    assert inflight.settle(0) == [ack(1, 4)]
+    assert not inflight
+
+
+def test_a_batch_with_a_void_lease_is_discarded_and_the_rest_of_it_goes_back(inflight: InFlight) -> None:
+    inflight.grant(lease(2))
+    inflight.void([1])
+    assert not inflight.hand(((1, 0, 2), (2, 0, 2)))
+    assert inflight.discard(((1, 0, 2), (2, 0, 2))) == [back(2, 0)]
+    assert not inflight
+
+
+def test_a_discarded_batch_with_a_hole_goes_back_from_its_first_run(inflight: InFlight) -> None:
+    inflight.fail(1, 2, "torn")
+    inflight.void([7])
+    assert inflight.discard(((7, 0, 1), (1, 0, 2), (1, 3, 4))) == [back(1, 0)]
+    assert not inflight
+
+
+def test_settling_a_batch_whose_lease_became_void_tells_nothing(inflight: InFlight) -> None:
+    inflight.hand(((1, 0, 4),))
+    inflight.void([1])
+    assert inflight.settle(0) == []
+
+
+def test_undrawn_leases_stay_when_undelivered_ones_go_back(inflight: InFlight) -> None:
+    inflight.grant(lease(2))
+    inflight.hand(((1, 0, 4),))
+    assert inflight.give_back_undelivered() == [back(1, 4)]
+    assert 2 in inflight
+    assert inflight.give_back_undrawn([lease(2), lease(9)]) == [back(2, 0)]
+
+
+def test_a_called_back_bundle_becomes_remainders_again(inflight: InFlight) -> None:
+    inflight.grant(lease(2, bundle=1))
+    assert inflight.give_back_undrawn([lease(2, bundle=1)]) == [back(2, 0, remainder=True)]
+
+
+def test_a_partial_batch_goes_back_as_remainders(inflight: InFlight) -> None:
+    inflight.hand(((1, 0, 8),))
+    assert inflight.return_remainder(((1, 8, 10),)) == [back(1, 8, remainder=True)]
+    assert inflight.settle(0) == [ack(1, 8)]
+    assert not inflight
+
+
+def test_all_that_is_not_acknowledged_goes_back(inflight: InFlight) -> None:
+    inflight.hand(((1, 0, 4),))
+    inflight.hand(((1, 4, 8),))
+    inflight.settle(1)
+    assert inflight.give_back_unacknowledged() == [back(1, 4)]
+    assert inflight.batches == 0
+
+
+def test_a_failed_batch_is_found_behind_those_read_ahead(inflight: InFlight) -> None:
+    inflight.hand(((1, 0, 4),))
+    inflight.hand(((1, 4, 8),))
+    assert [failure.position for failure in inflight.fail_batch("NaN", ahead=1)] == [0, 1, 2, 3]
+    assert inflight.batches == 1
+    assert inflight.fail_batch("NaN", ahead=1) == []
+    assert inflight.settle(0) == [ack(1, 8)]
+
+
+def test_where_a_stream_is(inflight: InFlight) -> None:
+    inflight.grant(lease(2, 3, 9))
+    inflight.draw(2, "worker 1")
+    inflight.draw(5, "worker 1")  # void meanwhile
+    inflight.hand(((1, 0, 4),))
+    assert inflight.unhanded("worker 0") == [Slice(epoch=0, shard=1, skip=4, limit=6)]
+    assert inflight.unhanded("worker 1") == [Slice(epoch=0, shard=2, skip=3, limit=6)]
+    assert inflight.unhanded("worker 2") == []
+
+
+@settings(max_examples=200)
+@given(
+    stop=st.integers(1, 12),
+    bad=st.sets(st.integers(0, 11)),
+    batch_size=st.integers(1, 4),
+    kept=st.lists(st.integers(0, 2), max_size=12),
+    withdrawn=st.integers(0, 2),
+)
+def test_every_record_of_a_lease_is_told_exactly_one_thing(
+    stop: int, bad: set[int], batch_size: int, kept: list[int], withdrawn: int
+) -> None:
+    inflight = InFlight()
+    inflight.grant(lease(1, 0, stop))
+    inflight.draw(1, "main")
+    bad &= set(range(stop))
+    good = [position for position in range(stop) if position not in bad]
+    told: dict[int, str] = {}
+
+    def fail(below: int) -> None:
+        for position in sorted(bad):
+            if position < below and inflight.fail(1, position, "torn"):
+                told[position] = "bad"
+
+    def settle(keep: int) -> None:
+        for done in inflight.settle(keep):
+            told.update({p: "done" for p in range(done.upto) if p not in told})
+
+    for keep in kept:
+        batch, good = good[:batch_size], good[batch_size:]
+        fail(batch[-1] if batch else stop)
+        if batch:
+            assert inflight.hand(tuple((1, position, position + 1) for position in batch))
+        settle(keep)
+    for gone in inflight.withdraw(withdrawn):
+        told.update({p: "back" for p in range(gone.start, stop) if p not in told})
+    settle(0)
+    assert not inflight
+    assert sorted(told) == list(range(stop))
+    assert all(told[p] != "done" for p in bad)
+    outcomes = [told[p] for p in range(stop) if p not in bad]
+    assert outcomes == sorted(outcomes, key=["done", "back"].index)

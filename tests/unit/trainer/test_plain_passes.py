@@ -1,0 +1,370 @@
+"""Passes of a plain DataLoader and of `fetch_shard`: who takes part in which, and what reports prove."""
+
+from __future__ import annotations
+
+import pytest
+from trainer_kit import Master, Shell, ack, back, reports_of
+
+from edl_torch.errors import AccountingError, InvalidArgument
+from edl_torch.trainer.actions import Register
+from edl_torch.trainer.deliveries import DeliveredBatches, DrawnSamples
+from edl_torch.trainer.facts import Reporting, Uncounted, Voided, Way
+from edl_torch.trainer.plain import NO_PASS, OWN_STREAM, Reading
+
+
+@pytest.fixture
+def master() -> Master:
+    return Master()
+
+
+@pytest.fixture
+def shell(master: Master) -> Shell:
+    return Shell(master, attended=False)
+
+
+# Who takes part ---------------------------------------------------------------------------------------------
+
+
+def test_all_workers_of_one_iteration_share_a_pass(shell: Shell) -> None:
+    assert shell.begin_plain("worker 0", "7 1") == shell.begin_plain("worker 1", "7 1") != NO_PASS
+
+
+def test_the_next_iteration_is_a_pass_of_its_own_whoever_begins_it(shell: Shell) -> None:
+    first = shell.begin_plain("worker 0", "7 1")
+    second = shell.begin_plain("worker 1", "7 2")
+    assert second > first
+    assert shell.begin_plain("worker 0", "7 2") == second
+
+
+def test_a_worker_that_begins_after_its_iteration_was_given_up_gets_nothing(shell: Shell) -> None:
+    first = shell.begin_plain("worker 0", "7 1")
+    second = shell.begin_plain("worker 0", "7 2")
+    late = shell.begin_plain("worker 1", "7 1")
+    assert late == NO_PASS
+    assert shell.next("worker 1", late) is None
+    assert shell.next("worker 0", first) is None
+    assert shell.draw("worker 0", second)
+
+
+def test_a_late_worker_does_not_bring_back_a_pass_that_a_restore_ended(shell: Shell) -> None:
+    shell.begin_plain("worker 0", "7 1")
+    shell.run(shell.trainer.position.restore(None))
+    assert shell.begin_plain("worker 1", "7 1") == NO_PASS
+    assert shell.begin_plain("worker 0", "7 2") != NO_PASS
+
+
+def test_a_late_worker_does_not_end_an_elastic_pass(shell: Shell) -> None:
+    shell.begin_plain("worker 0", "7 1")
+    number = shell.run(shell.trainer.open())
+    assert shell.begin_plain("worker 1", "7 1") == NO_PASS
+    assert shell.elastic.is_open(number)
+
+
+def test_a_plain_pass_ends_an_elastic_one(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    shell.begin_plain()
+    assert not shell.elastic.is_open(number)
+    assert shell.elastic.superseded == number
+
+
+def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(shell: Shell) -> None:
+    number = shell.begin_plain("worker 0", "i7 1", number=7, newest=9)
+    assert shell.begin_plain("worker 0", "i6 1", number=6, newest=9) == NO_PASS
+    assert shell.begin_plain("worker 1", "i7 1", number=7, newest=9) == number
+    assert shell.begin_plain("worker 0", "i6 2", number=6, newest=9) > number  # persistent ones begin again
+    own = shell.begin_plain(OWN_STREAM, newest=9)
+    assert shell.begin_plain("worker 0", "i9 1", number=9, newest=9) == NO_PASS
+    assert shell.begin_plain("worker 0", "i10 1", number=10, newest=10) > own
+
+
+def test_iterations_that_began_elsewhere_have_no_order(shell: Shell) -> None:
+    number = shell.begin_plain("worker 0", "i7 1", number=7)
+    assert shell.begin_plain("worker 0", "other 1") > number
+
+
+def test_workers_of_an_iteration_that_is_gone_get_nothing(shell: Shell) -> None:
+    assert shell.begin_plain("worker 0", "i7 1", number=7, is_over=True) == NO_PASS
+
+
+def test_the_trainers_own_stream_always_begins_a_pass(shell: Shell) -> None:
+    numbers = [shell.begin_plain(), shell.begin_plain("worker 0", "7 1"), shell.begin_plain()]
+    assert numbers == sorted(set(numbers))
+
+
+def test_processes_that_are_no_loader_workers_share_a_pass_until_one_begins_again(shell: Shell) -> None:
+    first = shell.begin_plain("process 1")
+    assert shell.begin_plain("process 2") == first
+    second = shell.begin_plain("process 2")
+    assert second > first
+    assert shell.begin_plain("process 1") == second
+
+
+def test_one_pass_begins_at_a_time(shell: Shell) -> None:
+    """Workers of one iteration arrive together: the second joins the pass that the first one begins."""
+    shell.begin_plain("worker 0", "7 1")
+    shell.draw("worker 0")
+    first = shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="7 2"))).to("report")
+    second = shell.start(shell.trainer.begin_plain(Reading(stream="worker 1", run="7 2")))
+    assert second.must_wait
+    number, plan = first.finish()
+    assert second.finish() == (number, plan)
+
+
+def test_a_beginning_that_was_interrupted_holds_nobody_up(shell: Shell) -> None:
+    shell.begin_plain("worker 0", "7 1")
+    shell.draw("worker 0")
+    shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="7 2"))).to("report").interrupt()
+    assert shell.begin_plain("worker 1", "7 3") != NO_PASS
+
+
+def test_a_worker_whose_iteration_was_given_up_while_it_waited_gets_nothing(shell: Shell) -> None:
+    shell.begin_plain("worker 0", "7 1")
+    shell.draw("worker 0")
+    first = shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="8 1", number=8)))
+    first.to("report")
+    second = shell.start(shell.trainer.begin_plain(Reading(stream="worker 1", run="6 1", number=6)))
+    assert second.must_wait
+    first.finish()
+    assert second.finish()[0] == NO_PASS
+
+
+def test_reading_registers_at_first_use(shell: Shell) -> None:
+    beginning = shell.start(shell.trainer.begin_plain(Reading(stream=OWN_STREAM)))
+    assert isinstance(beginning.action, Register)
+    assert beginning.finish()[1].size == 64
+
+
+# Reports ----------------------------------------------------------------------------------------------------
+
+
+def test_reports_outside_a_pass_prove_nothing(master: Master, shell: Shell) -> None:
+    assert shell.report() == 0
+    shell.begin_plain()
+    shell.draw()
+    shell.run(shell.trainer.plain.finish(abandoned=True))
+    assert shell.report() == 0
+    assert shell.state.inflight.records == 0
+    assert master.status.acknowledged == 0
+    assert shell.warnings == []
+
+
+def test_a_report_acknowledges_a_batch_and_says_how_many_leases_that_completed(
+    master: Master, shell: Shell
+) -> None:
+    shell.begin_plain()
+    shell.draw()
+    assert [shell.report(), shell.report()] == [0, 1]
+    assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 4),), (ack(1, 8),)]
+    assert [fact.way for fact in shell.told(Reporting)] == [Way.REPORT, Way.REPORT]
+    assert shell.state.exact
+
+
+def test_one_report_may_complete_several_leases(master: Master, shell: Shell) -> None:
+    shell.begin_plain()
+    shell.draw()
+    shell.draw()
+    assert shell.report(16) == 2
+    assert master.status.acknowledged == 16
+
+
+def test_reports_of_several_workers_are_counted(master: Master, shell: Shell) -> None:
+    number = shell.begin_plain("worker 0", "7 1")
+    shell.begin_plain("worker 1", "7 1")
+    shell.draw("worker 0", number)
+    shell.draw("worker 1", number)
+    assert [shell.report() for _ in range(3)] == [0, 0, 0]
+    assert not shell.state.exact
+    assert shell.report() == 2
+    assert {fact.way for fact in shell.told(Reporting)} == {Way.COUNT}
+
+
+def test_what_was_reported_and_nobody_can_name_is_told(shell: Shell) -> None:
+    number = shell.begin_plain("worker 0", "7 1")
+    shell.begin_plain("worker 1", "7 1")
+    shell.draw("worker 0", number)
+    shell.draw("worker 1", number)
+    shell.report()
+    assert shell.state.plain.uncounted == 4
+    shell.run(shell.trainer.plain.finish(abandoned=True))
+    assert shell.told(Uncounted) == [Uncounted(4)]
+    assert shell.state.plain.uncounted == 0
+
+
+def test_what_a_loop_was_given_bounds_its_reports(shell: Shell) -> None:
+    drawn = DrawnSamples()
+    shell.begin_plain(deliveries=drawn)
+    grant = shell.draw()
+    drawn.start(grant.task, 0)[2] = 4
+    assert shell.report() == 0
+    with pytest.raises(AccountingError, match="of the 4 delivered in this pass 0"):
+        shell.report()
+
+
+class Delivered(DeliveredBatches):
+    def __init__(self, batch_size: int, count: int, *, drop_last: bool = False) -> None:
+        super().__init__(batch_size, drop_last=drop_last)
+        self.count = count
+
+    @property
+    def batches(self) -> int:
+        return self.count
+
+
+def test_with_another_reader_only_leases_bound_the_reports(shell: Shell) -> None:
+    """What it hands on cannot be seen."""
+    shell.begin_plain("process 1", deliveries=Delivered(4, 0))
+    shell.draw("process 1")
+    with pytest.raises(AccountingError):
+        shell.report()
+    shell.begin_plain("worker 0", "7 1", deliveries=Delivered(4, 0))
+    shell.draw("worker 0")
+    with pytest.raises(AccountingError):
+        shell.report()
+    assert shell.begin_plain("process 2") == shell.state.supply.current.number
+    assert shell.report() == 0
+
+
+def test_a_batch_that_could_not_be_trained_on_goes_to_quarantine(master: Master, shell: Shell) -> None:
+    shell.begin_plain()
+    shell.draw()
+    shell.report()
+    shell.run(shell.trainer.fail_batch(None, "NaN"))
+    assert master.status.quarantined == 4
+    assert [failure.position for failure in reports_of(master)[-1].failures] == [4, 5, 6, 7]
+    assert not shell.state.inflight
+
+
+def test_of_several_workers_no_batch_can_be_named(shell: Shell) -> None:
+    shell.begin_plain("worker 0", "7 1")
+    shell.begin_plain("worker 1", "7 1")
+    shell.draw("worker 0")
+    shell.draw("worker 1")
+    with pytest.raises(InvalidArgument, match="err_msg cannot name its records"):
+        shell.run(shell.trainer.fail_batch(None, "NaN"))
+
+
+def test_a_bad_record_is_in_no_batch(master: Master, shell: Shell) -> None:
+    shell.begin_plain()
+    grant = shell.draw()
+    shell.run(shell.trainer.fail_record(grant.task, 1, "torn"))
+    assert shell.report() == 0
+    assert reports_of(master)[-1].acknowledgements == (ack(1, 5),)
+    assert (master.status.quarantined, master.status.acknowledged) == (1, 4)
+
+
+def test_leases_taken_back_end_the_pass(master: Master) -> None:
+    """Batches of them are on their way, and a report does not say which one it means."""
+    master = Master(progress_timeout_s=30.0, lease_timeout_s=600.0)
+    shell = Shell(master)
+    shell.begin_plain()
+    first = shell.draw()
+    shell.draw()
+    released = master.stall()
+    assert released
+    shell.report()
+    assert not shell.state.supply.current.is_open
+    assert shell.told(Voided)[0].runs[0] == (first.task, 4, 8)
+    assert shell.next() is None
+
+
+def test_after_a_report_the_next_batch_is_sure(master: Master) -> None:
+    """The loop takes it without asking here."""
+    shell = Shell(master)
+    shell.begin_plain()
+    shell.draw()
+    shell.break_stream()
+    shell.report()
+    assert len(master.of("confirm")) == 1
+    assert shell.liveness.progress == 1
+
+
+# The end of a pass ------------------------------------------------------------------------------------------
+
+
+def read_all(shell: Shell) -> None:
+    shell.begin_plain()
+    while shell.next() is not None:
+        pass
+
+
+def test_what_was_not_reported_is_read_again_with_a_warning(master: Master, shell: Shell) -> None:
+    read_all(shell)
+    assert shell.trainer.plain.owed == 64
+    shell.report()
+    assert shell.trainer.plain.owed == 60
+    shell.begin_plain()
+    assert shell.trainer.plain.owed == 0
+    (warning,) = shell.warnings
+    assert "a pass over 'training' ended with 60 record(s) that were not reported as trained on" in warning
+    assert (master.status.leased, master.status.acknowledged) == (0, 4)
+    assert reports_of(master)[-1].give_backs[0] == back(1, 4)
+
+
+def test_a_pass_that_is_not_read_to_its_end_owes_nothing(shell: Shell) -> None:
+    shell.begin_plain()
+    shell.draw()
+    assert shell.trainer.plain.owed == 0
+
+
+def test_three_silent_passes_in_a_row_are_an_error(shell: Shell) -> None:
+    for _ in range(3):
+        read_all(shell)
+    with pytest.raises(AccountingError, match=r"3 passes over 'training' went by without a report, and 64"):
+        shell.begin_plain()
+    assert len(shell.warnings) == 2
+
+
+@pytest.mark.parametrize("between", ["report", "abandon", "unread"])
+def test_a_pass_that_is_not_silent_ends_the_row(shell: Shell, between: str) -> None:
+    read_all(shell)
+    read_all(shell)
+    if between == "report":
+        read_all(shell)
+        shell.report()
+    elif between == "abandon":
+        read_all(shell)
+        shell.run(shell.trainer.plain.finish(abandoned=True))
+    else:
+        shell.begin_plain()
+    read_all(shell)
+    read_all(shell)
+    shell.begin_plain()
+
+
+def test_an_abandoned_pass_warns_of_nothing(master: Master, shell: Shell) -> None:
+    read_all(shell)
+    shell.run(shell.trainer.plain.finish(abandoned=True))
+    assert shell.warnings == []
+    assert master.status.leased == 0
+
+
+def test_an_elastic_pass_finishes_the_plain_one(master: Master, shell: Shell) -> None:
+    read_all(shell)
+    shell.run(shell.trainer.open())
+    assert len(shell.warnings) == 1
+    assert master.status.leased == 0
+
+
+def test_finishing_twice_finishes_once(shell: Shell) -> None:
+    read_all(shell)
+    for _ in range(2):
+        shell.run(shell.trainer.plain.finish())
+    assert len(shell.warnings) == 1
+
+
+def test_a_pass_of_an_older_kind_is_not_finished_as_a_plain_one(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.draw()
+    shell.run(shell.trainer.plain.finish())
+    assert shell.elastic.is_open(1)
+    assert master.status.leased == 8
+
+
+def test_reprs_show_state(shell: Shell) -> None:
+    assert repr(shell.trainer.plain) == "<PlainPasses streams=0 silent=0 None>"
+    shell.begin_plain()
+    shell.draw()
+    assert (
+        repr(shell.trainer.plain) == "<PlainPasses streams=1 silent=0 <StreamCounts streams=1 unreported=8>>"
+    )
+    assert repr(shell.trainer).startswith("<Trainer s <State MEMBER <Supply pass=1 open epoch=0 ready=0>")

@@ -1,0 +1,542 @@
+"""Reports reach the master in order and without loss, whatever happens on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from trainer_kit import Running, ScriptedMaster, Shell, ack, back, reports_of
+
+from edl_torch.core.calls import Acknowledgement, Failure, ReportAnswer
+from edl_torch.errors import AccountingError, EdlError, MasterUnavailable, SessionLost, StaleLease
+from edl_torch.trainer.actions import Call, Wait
+from edl_torch.trainer.facts import Answered, Dropped, Refused, Reporting, Unanswered, Way
+from edl_torch.trainer.outbox import Outbox, Report
+from edl_torch.trainer.phases import Telling
+
+
+class Case(Shell):
+    """A trainer that is registered, and whose reports are answered with nothing but their number."""
+
+    def __init__(self, *, in_process: bool) -> None:
+        super().__init__(ScriptedMaster(), in_process=in_process, attended=False)
+        self.run(self.trainer.registrar.plan())
+        self.facts.clear()
+        self.reporter = self.trainer.reporter
+        self.outbox = self.state.outbox
+
+    def tell(self, *acknowledgements: Acknowledgement) -> None:
+        self.outbox.note(acknowledgements=acknowledgements)
+        self.run(self.reporter.send())
+
+    def tell_and_wait(self, done: Acknowledgement) -> None:
+        self.tell(done)
+        self.run(self.reporter.wait_answered(0))
+
+    def flush(self) -> None:
+        self.run(self.reporter.flush())
+        assert not self.outbox.unanswered
+
+    def sending(self) -> Running[None]:
+        """A report is on its way."""
+        return self.start(self.reporter.send_one())
+
+    def move_to(self, **change: Any) -> None:
+        self.state.follow(replace(self.state.fence, **change))
+
+    @property
+    def reports(self) -> list[Any]:
+        return reports_of(self.master)
+
+    @property
+    def acknowledged(self) -> list[Any]:
+        return [call.acknowledgements for call in self.reports]
+
+    @property
+    def lost(self) -> str:
+        try:
+            self.state.check()
+        except StaleLease as error:
+            return str(error)
+        return ""
+
+
+@pytest.fixture(params=[True, False], ids=["embedded", "remote"])
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(in_process=request.param)
+
+
+@pytest.fixture
+def remote() -> Case:
+    return Case(in_process=False)
+
+
+@pytest.fixture
+def embedded() -> Case:
+    return Case(in_process=True)
+
+
+def test_a_report_carries_ledger_lineage_and_a_growing_number(case: Case) -> None:
+    case.tell(ack(1, 4))
+    case.flush()
+    case.tell(ack(1, 8))
+    case.flush()
+    assert [(c.fence.ledger, c.fence.lineage, c.request) for c in case.reports] == [
+        ("L", 1, 1),
+        ("L", 1, 2),
+    ]
+    assert case.acknowledged == [(ack(1, 4),), (ack(1, 8),)]
+    assert [(c.session, c.dataset, c.reported) for c in case.reports] == [
+        ("s", "training", 0),
+        ("s", "training", 1),
+    ]
+
+
+def test_nothing_to_tell_is_no_call(case: Case) -> None:
+    case.tell()
+    case.flush()
+    assert case.reports == []
+    assert not case.trainer.has_work
+
+
+def test_a_call_in_the_same_process_is_made_at_once(embedded: Case) -> None:
+    embedded.tell(ack(1, 4))
+    assert embedded.acknowledged == [(ack(1, 4),)]
+
+
+def test_calls_that_take_time_are_left_to_the_work_beside_the_loop(remote: Case) -> None:
+    remote.tell(ack(1, 4))
+    assert remote.reports == []
+    assert remote.trainer.has_work
+    remote.work()
+    assert remote.acknowledged == [(ack(1, 4),)]
+    assert not remote.trainer.has_work
+
+
+def test_reports_that_come_faster_than_answers_are_merged(remote: Case) -> None:
+    remote.tell(ack(1, 4))
+    sending = remote.sending()
+    remote.tell(ack(1, 8))
+    remote.tell(ack(1, 10))
+    remote.outbox.note(give_backs=[back(2, 0)])
+    assert not remote.outbox.sendable, "one at a time"
+    assert remote.start(remote.reporter.wait_answered(4)).is_done
+    impatient = remote.start(remote.reporter.wait_answered(3))
+    assert impatient.must_wait
+    sending.finish()
+    impatient.finish()
+    remote.flush()
+    merged = remote.reports[1]
+    assert len(remote.reports) == 2
+    assert merged.acknowledgements == (ack(1, 10),)
+    assert merged.give_backs == (back(2, 0),)
+
+
+def test_what_no_master_answered_is_kept_and_sent_again(case: Case) -> None:
+    case.master.errors = [MasterUnavailable("away")]
+    with pytest.raises(MasterUnavailable, match="away"):
+        case.tell_and_wait(ack(1, 4))
+    assert case.reports == []
+    case.outbox.note(give_backs=[back(1, 4)])
+    assert case.outbox.unanswered == 2
+    case.flush()
+    again, newer = case.reports
+    assert (again.request, again.acknowledgements, again.give_backs) == (1, (ack(1, 4),), ())
+    assert (newer.request, newer.acknowledgements) == (2, ())
+    assert newer.give_backs == (back(1, 4),)
+    assert (again.reported, newer.reported) == (0, 1)
+
+
+def test_a_master_that_is_away_is_not_asked_in_a_tight_loop(remote: Case) -> None:
+    remote.master.errors = [MasterUnavailable("away")] * 3
+    for _ in range(3):
+        with pytest.raises(MasterUnavailable):
+            remote.tell_and_wait(ack(1, 4))
+        assert not remote.trainer.has_work
+    assert remote.master.errors == []
+    remote.flush()
+    assert len(remote.reports) == 2  # the first as it was, and all that was noted since
+
+
+def test_flush_asks_again_instead_of_telling_of_a_time_gone_by(remote: Case) -> None:
+    remote.master.errors = [MasterUnavailable("away")]
+    remote.tell(ack(1, 4))
+    remote.work()
+    assert remote.outbox.phase is Telling.STALLED
+    remote.flush()
+    assert len(remote.reports) == 1
+
+
+def test_send_tells_of_it_and_lets_it_be_sent_again(remote: Case) -> None:
+    remote.master.errors = [MasterUnavailable("away")]
+    remote.tell(ack(1, 4))
+    remote.work()
+    with pytest.raises(MasterUnavailable):
+        remote.tell(ack(1, 8))
+    remote.tell()
+    remote.work()
+    assert remote.acknowledged == [(ack(1, 4),), (ack(1, 8),)]
+
+
+def test_a_refused_report_raises_once_and_is_not_repeated(case: Case) -> None:
+    case.master.errors = [StaleLease("another lineage")]
+    with pytest.raises(StaleLease):
+        case.tell_and_wait(ack(1, 4))
+    case.flush()
+    assert case.reports == []
+    assert case.outbox.phase is Telling.IDLE
+
+
+def test_a_refusal_is_not_forgotten_as_an_absence_is(remote: Case) -> None:
+    remote.master.errors = [StaleLease("another lineage")]
+    remote.tell(ack(1, 4))
+    remote.work()
+    with pytest.raises(StaleLease):
+        remote.flush()
+
+
+def test_a_lost_session_is_told_with_the_fence_that_was_lost(case: Case) -> None:
+    lost = case.state.fence
+    case.master.give_up_all()
+    case.master.errors = [SessionLost("who?")]
+    case.tell(ack(1, 4))
+    case.flush()
+    assert [call.fence for call in case.master.of("progress") or [lost]] == [lost]
+    assert case.state.fence == replace(lost, member=2)
+    assert case.reports == []
+    assert "batches of 1 lease(s)" in case.lost
+
+
+def test_a_closed_trainer_takes_no_part_again(case: Case) -> None:
+    case.outbox.note(acknowledgements=[ack(1, 4)])
+    sending = case.sending()
+    case.state.closed = True
+    sending.fail(SessionLost("who?"))
+    assert sending.is_done
+    assert case.state.fence.member == 1
+
+
+def test_a_member_that_was_given_up_while_its_report_was_answered_says_what_was_answered(
+    remote: Case,
+) -> None:
+    """A master whose journal went back behind that answer is found out by it."""
+    remote.outbox.note(acknowledgements=[ack(1, 4)])
+    sending = remote.sending()
+    lost = remote.state.fence
+    remote.master.give_up_all()
+    remote.run(remote.trainer.registrar.again(lost))
+    sending.answer(ReportAnswer(request=1))
+    sending.finish()
+    told = remote.master.of("progress")
+    assert len(told) == 0 or told[-1].fence == lost
+    assert remote.state.registered.known(lost) == (0, 1)
+
+
+def test_another_lineage_drops_what_was_not_sent(remote: Case) -> None:
+    remote.tell(ack(1, 4))
+    sending = remote.sending()
+    remote.tell(ack(1, 8))
+    remote.move_to(lineage=2, member=2)
+    assert remote.outbox.unanswered == 1
+    assert isinstance(sending.action, Call)
+    remote.master.answer(sending.action)
+    assert remote.outbox.is_sending
+    sending.answer(ReportAnswer(request=1))
+    sending.to("progress").fail(StaleLease("another lineage"))
+    sending.finish()
+    remote.tell(ack(9, 1))
+    remote.flush()
+    assert [(c.fence.lineage, c.acknowledgements) for c in remote.reports] == [
+        (1, (ack(1, 4),)),
+        (2, (ack(9, 1),)),
+    ]
+
+
+@pytest.mark.parametrize("error", [StaleLease("another lineage"), MasterUnavailable("away")])
+def test_what_a_report_of_another_lineage_raised_is_not_raised_in_this_one(
+    remote: Case, error: EdlError
+) -> None:
+    """A loader worker of before may draw a lease, and it go back, while the dataset goes back to a token."""
+    remote.tell(ack(1, 4))
+    sending = remote.sending()
+    remote.move_to(lineage=2, member=2)
+    sending.fail(error)
+    sending.finish()
+    remote.tell(ack(9, 1))
+    remote.flush()
+    assert [c.fence.lineage for c in remote.reports] == [2]
+
+
+def test_what_was_not_answered_is_void_in_another_lineage(remote: Case) -> None:
+    remote.master.errors = [MasterUnavailable("away")]
+    remote.tell(ack(1, 4))
+    remote.work()
+    remote.outbox.note(give_backs=[back(2, 0)], returned=[(2, 0, 4)])
+    remote.move_to(lineage=2)
+    assert remote.outbox.unanswered == 0
+    assert remote.outbox.phase is Telling.IDLE
+    assert remote.told(Dropped) == [
+        Dropped(acknowledgements=(), returned=((2, 0, 4),), on_its_way=False),
+        Dropped(acknowledgements=(ack(1, 4),), returned=(), on_its_way=False),
+    ]
+    assert "batches of 1 lease(s)" in remote.lost
+
+
+def test_what_is_posted_is_sent_and_raised_later(case: Case) -> None:
+    """By callers who cannot act on it: a thread that hears of another trainer's want."""
+    case.master.errors = [StaleLease("another lineage")]
+    case.outbox.note(acknowledgements=[ack(1, 4)])
+    case.run(case.reporter.post())
+    case.work()
+    assert case.outbox.error is not None
+    case.outbox.note(give_backs=[back(2, 0)])
+    case.run(case.reporter.post())
+    case.work()
+    with pytest.raises(StaleLease):
+        case.flush()
+    case.flush()
+    assert len(case.reports) == 1
+
+
+def test_acknowledgements_that_are_never_sent_are_refused(remote: Case) -> None:
+    """The model has learnt from those records, and the master lends them again."""
+    remote.tell(ack(1, 4))
+    sending = remote.sending()
+    remote.tell(ack(2, 8))
+    remote.move_to(member=2)
+    assert "batches of 1 lease(s)" in remote.lost
+    assert remote.told(Dropped) == [Dropped(acknowledgements=(ack(2, 8),), returned=(), on_its_way=True)]
+    remote.state.restored()
+    sending.fail(MasterUnavailable("away"))
+    assert "batches of 1 lease(s)" in remote.lost
+    assert remote.told(Dropped)[1:] == [Dropped(acknowledgements=(ack(1, 4),), returned=(), on_its_way=False)]
+
+
+def test_an_answer_may_lead_to_another_report(embedded: Case) -> None:
+    """Another trainer waits: what nobody has drawn goes back too."""
+    embedded.begin_elastic()
+    embedded.outbox.note(acknowledgements=[ack(9, 4)])
+    sending = embedded.start(embedded.reporter.send())
+    sending.answer(ReportAnswer(request=1, wanted=True))
+    sending.finish()
+    assert [call.give_backs for call in embedded.reports] == [(back(1, 0),)]
+
+
+def test_stale_leases_are_void_and_the_model_has_learnt_from_their_batches(embedded: Case) -> None:
+    embedded.begin_elastic()
+    grant = embedded.draw()
+    embedded.outbox.note(acknowledgements=[ack(grant.task, 4)], give_backs=[back(7, 0)])
+    sending = embedded.start(embedded.reporter.send())
+    sending.answer(ReportAnswer(request=1, stale=(grant.task, 7)))
+    assert not embedded.state.inflight
+    assert "batches of 1 lease(s)" in embedded.lost
+
+
+def test_a_stale_give_back_costs_nothing(embedded: Case) -> None:
+    embedded.outbox.note(give_backs=[back(7, 0)])
+    sending = embedded.start(embedded.reporter.send())
+    sending.answer(ReportAnswer(request=1, stale=(7,)))
+    assert not embedded.lost
+
+
+def test_close_does_not_insist_on_a_master_that_is_away(case: Case) -> None:
+    case.master.is_away = True
+    case.outbox.note(acknowledgements=[ack(1, 4)])
+    closing = case.start(case.trainer.close(1.0))
+    with pytest.raises(MasterUnavailable):
+        closing.finish()
+    assert case.state.closed
+    assert case.reports == []
+    case.work()
+    assert case._worker is not None
+    assert case._worker.is_done
+
+
+def test_close_sends_what_is_left(case: Case) -> None:
+    case.outbox.note(acknowledgements=[ack(1, 4)])
+    case.run(case.trainer.close(5.0))
+    assert len(case.reports) == 1
+
+
+def test_close_waits_no_longer_than_it_may(remote: Case) -> None:
+    remote.outbox.note(acknowledgements=[ack(1, 4)])
+    closing = remote.start(remote.trainer.close(5.0))
+    assert isinstance(closing.action, Wait)
+    assert closing.action.timeout_s == 5.0
+    closing.answer(None)
+    assert closing.is_done
+    assert remote.state.closed
+    remote.work()
+    assert len(remote.reports) == 1, "what is left is still sent"
+
+
+def test_who_flushes_sends_what_no_thread_has_begun(remote: Case) -> None:
+    remote.tell(ack(1, 4))
+    assert remote.reports == []
+    flushing = remote.start(remote.reporter.flush())
+    assert isinstance(flushing.action, Call)
+    flushing.finish()
+    assert remote.acknowledged == [(ack(1, 4),)]
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), RuntimeError("DataLoader worker was killed")])
+def test_an_interrupted_report_is_sent_again(case: Case, interruption: BaseException) -> None:
+    case.master.errors = [interruption]
+    with pytest.raises(type(interruption)):
+        case.tell_and_wait(ack(1, 4))
+    assert case.reports == []
+    case.flush()
+    assert [(c.request, c.acknowledgements) for c in case.reports] == [(1, (ack(1, 4),))]
+
+
+def test_what_the_thread_could_not_send_is_kept_and_sent_by_another(remote: Case) -> None:
+    remote.master.errors = [KeyError("bug")]
+    remote.tell(ack(1, 4))
+    with pytest.raises(KeyError, match="bug") as raised:
+        remote.work()
+    remote.trainer.fail(raised.value)  # as the shell does at the top of the thread
+    with pytest.raises(KeyError, match="bug"):
+        remote.flush()
+    remote.flush()
+    assert remote.acknowledged == [(ack(1, 4),)]
+
+
+def test_work_that_begins_while_another_sends_goes_on_afterwards(remote: Case) -> None:
+    remote.tell(ack(1, 4))
+    impatient = remote.start(remote.reporter.flush())
+    remote.tell(ack(2, 1))
+    remote.work()
+    assert remote.reports == []
+    impatient.finish()
+    remote.tell(ack(1, 8))  # nobody flushes: the work beside the loop has to send it
+    remote.work()
+    assert remote.acknowledged[-1] == (ack(1, 8),)
+    remote.run(remote.trainer.close(5.0))
+    remote.work()
+    assert remote._worker is not None
+    assert remote._worker.is_done
+
+
+def test_who_waits_for_an_answer_hears_of_a_refusal(remote: Case) -> None:
+    remote.tell(ack(1, 4))
+    sending = remote.sending()
+    waiting = remote.start(remote.reporter.flush())
+    assert waiting.must_wait
+    sending.fail(StaleLease("another lineage"))
+    with pytest.raises(StaleLease):
+        waiting.finish()
+
+
+def test_who_waits_for_an_answer_asks_again_where_another_has_heard_that_the_master_is_away(
+    remote: Case,
+) -> None:
+    """A loader worker's report of a bad record hears it, and the loop that waits does not."""
+    remote.tell(ack(1, 4))
+    sending = remote.sending()
+    waiting = remote.start(remote.reporter.flush())
+    assert waiting.must_wait
+    sending.fail(MasterUnavailable("away"))
+    with pytest.raises(MasterUnavailable):
+        remote.tell(ack(2, 1))
+    waiting.finish()
+    assert remote.acknowledged == [(ack(1, 4),), (ack(2, 1),)]
+
+
+def test_who_waits_for_an_answer_waits_no_more_when_the_trainer_closes(remote: Case) -> None:
+    remote.tell(ack(1, 4))
+    sending = remote.sending()
+    waiting = remote.start(remote.reporter.flush())
+    assert waiting.must_wait
+    remote.state.closed = True
+    waiting.finish()
+    assert not sending.is_done
+    assert remote.start(remote.reporter.flush()).is_done
+
+
+# What the audit hears ---------------------------------------------------------------------------------------
+
+
+def test_a_report_is_written_down_before_it_is_sent_and_its_answer_after(embedded: Case) -> None:
+    failure = Failure(task=3, attempt=1, position=2, reason="torn")
+    embedded.outbox.note(failures=[failure], acknowledgements=[ack(1, 4)], way=Way.STEP)
+    embedded.outbox.note(give_backs=[back(2, 1)], returned=[(2, 1, 3)])
+    sending = embedded.start(embedded.reporter.send())
+    assert embedded.facts == [
+        Reporting(
+            failures=(failure,),
+            acknowledgements=(ack(1, 4),),
+            give_backs=(back(2, 1),),
+            way=Way.STEP,
+            returned=((2, 1, 3),),
+        )
+    ]
+    sending.answer(ReportAnswer(request=1, stale=(2,)))
+    assert embedded.told(Answered) == [Answered((2,))]
+
+
+@pytest.mark.parametrize(
+    ("error", "fact"),
+    [
+        (StaleLease("another lineage"), Refused()),
+        (MasterUnavailable("away"), Unanswered()),
+        (RuntimeError("DataLoader worker was killed"), Unanswered()),
+    ],
+)
+def test_what_became_of_a_report_is_written_down(embedded: Case, error: Exception, fact: object) -> None:
+    embedded.outbox.note(acknowledgements=[ack(1, 4)])
+    sending = embedded.start(embedded.reporter.post())
+    if isinstance(error, EdlError):
+        sending.fail(error)
+    else:
+        with pytest.raises(RuntimeError):
+            sending.fail(error)
+    assert embedded.facts[1:] == [fact]
+
+
+def test_what_became_of_an_interrupted_report_is_written_down(embedded: Case) -> None:
+    embedded.outbox.note(acknowledgements=[ack(1, 4)])
+    embedded.start(embedded.reporter.post()).interrupt()
+    assert embedded.facts[1:] == [Unanswered()]
+
+
+def test_without_an_audit_nothing_is_written_down() -> None:
+    shell = Shell(ScriptedMaster(), audited=False, attended=False)
+    shell.run(shell.trainer.registrar.plan())
+    shell.facts.clear()
+    shell.state.outbox.note(acknowledgements=[ack(1, 4)])
+    shell.run(shell.trainer.reporter.flush())
+    assert shell.facts == []
+
+
+# The outbox alone -------------------------------------------------------------------------------------------
+
+
+def test_of_several_ways_the_one_that_proves_the_least_counts(embedded: Case) -> None:
+    for way in (Way.STEP, Way.REPORT, Way.NEXT):
+        embedded.outbox.note(acknowledgements=[ack(1, 4)], way=way)
+    embedded.outbox.note(give_backs=[back(2, 0)], way=Way.COUNT)
+    assert embedded.outbox.take(embedded.state.fence).way == Way.REPORT
+
+
+def test_an_error_is_raised_once() -> None:
+    outbox = Outbox()
+    outbox.error = StaleLease("another lineage")
+    with pytest.raises(StaleLease):
+        outbox.raise_error()
+    outbox.raise_error()
+
+
+def test_one_report_is_on_its_way_at_a_time(embedded: Case) -> None:
+    embedded.outbox.note(acknowledgements=[ack(1, 4)])
+    embedded.outbox.take(embedded.state.fence)
+    with pytest.raises(AccountingError, match="Telling is SENDING: it cannot become SENDING"):
+        embedded.outbox.take(embedded.state.fence)
+    assert embedded.outbox.phase is Telling.SENDING
+
+
+def test_repr_shows_state(remote: Case) -> None:
+    remote.outbox.note(acknowledgements=[ack(1, 4)])
+    assert repr(remote.outbox) == "<Outbox IDLE request=0 unanswered=1>"
+    assert repr(remote.reporter) == "<Reporter <Outbox IDLE request=0 unanswered=1>>"
+    assert repr(Report()) == "<Report 0 0 0>"
