@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
 
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
@@ -44,7 +43,8 @@ class RegisterCall:
     registration: Registration
 
 
-class Fence(NamedTuple):
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
+class Fence:
     """Fencing triple stamped on every call.
 
     `ledger` is the id of the master's state, `lineage` the number of the dataset's history in it: a restore

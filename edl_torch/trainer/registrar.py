@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edl_torch.core.calls import Fence, FencedCall, RegisterAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.rollback import went_back
@@ -117,7 +119,7 @@ class Registrar:
 
     def follow(self, lineage: int) -> None:
         """This trainer took the dataset back to a token, which opened `lineage`."""
-        self._state.follow(self._state.fence._replace(lineage=lineage))
+        self._state.follow(replace(self._state.fence, lineage=lineage))
 
     def move(self, lineage: int) -> None:
         """Another rank of this trainer's job took the dataset back to a token, which opened `lineage`."""
