@@ -82,7 +82,6 @@ class Registrar:
             answer: RegisterAnswer = yield Register(again=True)
         except UnknownDataset as exc:
             raise StaleLease(self._forgotten("does not know this dataset")) from exc
-        yield from self._present(lost)  # again: the journal may have gone back before the answer
         fence = answer.fence
         if fence.ledger != lost.ledger:
             raise StaleLease(self._forgotten(f"keeps ledger {fence.ledger}, not {lost.ledger}"))
@@ -93,6 +92,7 @@ class Registrar:
                 f"{name!r} was taken back to a checkpoint by another trainer: "
                 f"this one's leases are void. Start it again from the newest checkpoint"
             )
+        yield from self._present(lost)  # again: the journal may have gone back before the answer
         return answer
 
     def _present(self, lost: Fence) -> Procedure[None]:
