@@ -18,10 +18,10 @@ from typing import Any, Protocol, Self
 
 from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_count, check_is_reader
-from edl_torch.client.handle import DirectLink, Handle, LinkServer
+from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import Optimizers, SteppingOptimizer
-from edl_torch.client.port import MasterPort
 from edl_torch.client.session import Session
+from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
@@ -77,7 +77,7 @@ class DataShardService:
     def __init__(
         self,
         batch_size: int,
-        master_client: MasterPort | None = None,
+        master_client: MasterApi | None = None,
         reader: AbstractDataReader | None = None,
         dataset_size: int | None = None,
         dataset_name: str = "training",
@@ -364,7 +364,7 @@ class DataShardService:
         self.close()
 
 
-def _choose_master(given: MasterPort | None, master_timeout_s: float | None, *, audited: bool) -> MasterPort:
+def _choose_master(given: MasterApi | None, master_timeout_s: float | None, *, audited: bool) -> MasterApi:
     """The master that the service was given, or the environment's. Raises InvalidArgument."""
     if given is not None and master_timeout_s is not None:
         raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")

@@ -16,7 +16,7 @@ from edl_torch.client.description import Description
 from edl_torch.client.elastic import ElasticSession
 from edl_torch.client.iterations import Iterations, NoIterations
 from edl_torch.client.liveness import LivenessFeed
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.client.position import Position
 from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import Grant
@@ -48,7 +48,7 @@ class Session:
 
     def __init__(
         self,
-        master: MasterPort,
+        master: MasterApi,
         description: Description,
         lookahead: int,
         audit_dir: str | Path | None = None,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.utils.data import DataLoader
 
+from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import SteppingOptimizer
 from edl_torch.client.peers import Peers
-from edl_torch.client.port import MasterPort
 from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import NEW_PASS, DatasetStatus
 from edl_torch.data.collate import Envelope, TicketedCollate
@@ -100,7 +100,7 @@ class ElasticDataLoader(DataLoader[Any]):
         target_transform: Callable[[Any], Any] | None = None,
         on_bad_record: OnBadRecord = "raise",
         seed_transforms: bool | None = None,
-        master_client: MasterPort | None = None,
+        master_client: MasterApi | None = None,
         dataset_name: str = "training",
         task_type: TaskType = TaskType.TRAINING,
         records_per_shard: int | None = None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.client.service import DataShardService
 from edl_torch.data.dataset import ImageDataset, OnBadRecord, ShardedDataset
 from edl_torch.errors import InvalidArgument
@@ -31,7 +31,7 @@ class ReadingOptions:
     target_transform: Callable[[Any], Any] | None = None
     on_bad_record: OnBadRecord = "raise"
     seed_transforms: bool | None = None
-    master_client: MasterPort | None = None
+    master_client: MasterApi | None = None
     dataset_name: str = "training"
     task_type: TaskType = TaskType.TRAINING
     records_per_shard: int | None = None

@@ -45,7 +45,7 @@ class Wanted(Protocol):
 
 
 class LocalMaster:
-    """`MasterPort` over a dispatcher of its own, or over a given one. Safe for many threads.
+    """`MasterApi` over a dispatcher of its own, or over a given one. Safe for many threads.
 
     `clock` tells the dispatcher the time; waiting in `lease` is measured in real time.
     """

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from door_kit import SECRET, credentials, door, token_file
 
-from edl_torch.client.channel import build_channel
+from edl_torch.client.grpc.channel import build_channel
 from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.credentials import AccessToken, Credentials, ServerCredentials
 

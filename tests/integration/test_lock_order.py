@@ -18,13 +18,13 @@ from loader_kit import NumberReader, acknowledged, elastic, flat, once, take, tr
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, LocalMaster, MasterClient, ShardedDataset
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.master.threaded import ThreadedMaster
 from edl_torch.testing import FakeMaster
 
 COUNTS = {"a": 40, "b": 30}
 
-Connect: TypeAlias = Callable[[str], MasterPort]
+Connect: TypeAlias = Callable[[str], MasterApi]
 Masters: TypeAlias = Callable[[Path], AbstractContextManager[Connect]]
 
 
@@ -83,7 +83,7 @@ def leave_in_a_cycle(loader: Any, batches: int) -> None:
     take(cycle[0], batches)
 
 
-def service_of(master: MasterPort, folder: Path, **arguments: Any) -> tuple[DataShardService, ShardedDataset]:
+def service_of(master: MasterApi, folder: Path, **arguments: Any) -> tuple[DataShardService, ShardedDataset]:
     reader = NumberReader(COUNTS)
     service = DataShardService(
         4, master, reader=reader, records_per_shard=6, num_epochs=3, audit_dir=folder / "audit", **arguments

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edl_torch import DataShardService, MasterClient
-from edl_torch.client.following import FollowingChannel
+from edl_torch.client.grpc.following import FollowingChannel
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.errors import AccessDenied, MasterStartError
 from edl_torch.master import threaded

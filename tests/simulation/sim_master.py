@@ -32,7 +32,7 @@ from edl_torch.core.persistence import load, update
 from edl_torch.errors import EdlError, SessionLost
 
 if TYPE_CHECKING:
-    from sim_network import Attendance, Reply
+    from sim_network import Heartbeat, Reply
 
 COMMIT_S = 0.002
 CALL_BACK_S = 0.2
@@ -89,7 +89,7 @@ class SimMaster:
             self.dispatcher.rollback.begin_again(self._nonces.randrange(1 << 40))
         self.dispatcher.resume(self.hub.now)
         self._version = self.dispatcher.version
-        self._streams: dict[str, Attendance] = {}
+        self._streams: dict[str, Heartbeat] = {}
         self._polls: dict[int, tuple[LeaseCall, Reply]] = {}
         self._poll_number = 0
         self._held: list[tuple[Reply | None, Any, EdlError | None]] = []
@@ -306,11 +306,11 @@ class SimMaster:
 
     # Presence -------------------------------------------------------------------------------------------
 
-    def stream_of(self, session: str) -> Attendance | None:
+    def stream_of(self, session: str) -> Heartbeat | None:
         """The stream that stands."""
         return self._streams.get(session) if self.up else None
 
-    def attend(self, stream: Attendance, asked_at: float) -> None:
+    def attend(self, stream: Heartbeat, asked_at: float) -> None:
         """A stream is asked for."""
         if not self.up:
             stream.breaks()
@@ -327,7 +327,7 @@ class SimMaster:
             self._streams.pop(session).breaks()
             self.dispatcher.stream_broke(session, self.hub.now)
 
-    def heartbeat(self, stream: Attendance, asked_at: float, progress: int, member: int) -> None:
+    def heartbeat(self, stream: Heartbeat, asked_at: float, progress: int, member: int) -> None:
         """A heartbeat arrives."""
         if not self.up:
             return

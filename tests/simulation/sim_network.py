@@ -13,7 +13,7 @@ from typing import Any
 from sim_hub import Hub, Process, Task
 from sim_master import SimMaster
 
-from edl_torch.client.port import Listener
+from edl_torch.client.master_api import Listener
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
@@ -120,7 +120,7 @@ class Reply:
 
 
 class SimPort:
-    """A `MasterPort` of one process, which calls whoever is the master at that time."""
+    """A `MasterApi` of one process, which calls whoever is the master at that time."""
 
     in_process = False
     keeps_ledger = True
@@ -132,7 +132,7 @@ class SimPort:
         self.network = network
         self.master = master
         self.cut = False  # nothing passes in either direction
-        self.attendance: Attendance | None = None
+        self.attendance: Heartbeat | None = None
 
     def _call(self, kind: str, call: Any, wait_s: float = 0.0) -> Any:
         give_up_at = self.hub.now + MASTER_TIMEOUT_S
@@ -157,7 +157,7 @@ class SimPort:
 
     def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float]:
         """Keep the stream and the heartbeat."""
-        self.attendance = Attendance(self, session, listener)
+        self.attendance = Heartbeat(self, session, listener)
         return self.hub.clock
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
@@ -209,8 +209,8 @@ class SimPort:
         """Nothing to free."""
 
 
-class Attendance:
-    """Plays the stream and the heartbeats of `client.attendance`, which speaks grpc."""
+class Heartbeat:
+    """Plays the stream and the heartbeats of `client.grpc.heartbeat`, which speaks grpc."""
 
     def __init__(self, port: SimPort, session: str, listener: Listener) -> None:
         self.listener = listener

@@ -338,9 +338,7 @@ def test_another_rank_that_went_back_moves_this_one(master: Master, shell: Shell
     assert master.status.finished
 
 
-def test_only_so_many_members_of_before_are_remembered(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_members_of_before_are_remembered(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edl_torch.trainer.state.REMEMBERED", 4)
     shell.run(shell.trainer.registrar.plan())
     registered, fence = shell.state.registered, shell.state.fence

@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from edl_torch.client.attendance import Attendance
-from edl_torch.client.calling import Caller
-from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.environment import default_worker_id
-from edl_torch.client.following import FollowingChannel
-from edl_torch.client.port import Listener
+from edl_torch.client.grpc.calling import Caller
+from edl_torch.client.grpc.channel import MasterChannel, build_channel
+from edl_torch.client.grpc.following import FollowingChannel
+from edl_torch.client.grpc.heartbeat import Heartbeat
+from edl_torch.client.master_api import Listener
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
@@ -49,7 +49,7 @@ LOOK_S = 0.2  # how soon a wait for the stream notices `close`
 
 
 class MasterClient:
-    """A `MasterPort` over grpc. Takes an address, or a channel (of `build_channel`, or one that
+    """A `MasterApi` over grpc. Takes an address, or a channel (of `build_channel`, or one that
     follows a master) that it then owns.
 
     A call that finds no master is repeated, with pauses of at most a second, for `master_timeout_s`; then it
@@ -74,7 +74,7 @@ class MasterClient:
         self._stub = MasterStub(self._channel)
         self._guard = ForkGuard(self._channel.address)
         self._lock = threading.Lock()
-        self._attendances: dict[str, Attendance] = {}
+        self._attendances: dict[str, Heartbeat] = {}
         atexit.register(self.close)
 
     @property
@@ -149,7 +149,7 @@ class MasterClient:
             attendance = self._attendances.get(session)
             if attendance is not None:
                 return attendance.clock
-            attendance = Attendance(self._stub, session, listener, on_connect=self._guard.refresh)
+            attendance = Heartbeat(self._stub, session, listener, on_connect=self._guard.refresh)
             self._attendances[session] = attendance
         attendance.start()
         return attendance.clock

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from edl_torch.client.attendance import backoff
+from edl_torch.client.grpc.heartbeat import backoff
 from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status, is_masters_own
 

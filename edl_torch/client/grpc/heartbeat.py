@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import grpc
 
 from edl_torch.client.liveness import suspended_clock
-from edl_torch.client.port import Listener
+from edl_torch.client.master_api import Listener
 from edl_torch.errors import SessionLost
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.status import from_status
@@ -29,7 +29,7 @@ BEAT_LIMIT_S = 5.0
 JOIN_S = 2.0
 
 
-class AttendanceStub(Protocol):
+class HeartbeatStub(Protocol):
     """The two calls of the grpc stub that attendance needs."""
 
     Attend: Callable[..., Any]
@@ -45,12 +45,12 @@ def backoff(longest_s: float = 1.0) -> Iterator[float]:
         pause = min(longest_s, 2 * pause)
 
 
-class Attendance:
+class Heartbeat:
     """Keeps a session alive from `start()` to `close()`."""
 
     def __init__(
         self,
-        stub: AttendanceStub,
+        stub: HeartbeatStub,
         session: str,
         listener: Listener,
         *,
@@ -165,4 +165,4 @@ class Attendance:
 
     def __repr__(self) -> str:
         state = "closed" if self._stop.is_set() else "attending" if self.attending else "connecting"
-        return f"<Attendance {self._session} {state}>"
+        return f"<Heartbeat {self._session} {state}>"
