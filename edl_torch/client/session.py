@@ -50,7 +50,7 @@ class Session:
         self,
         master: MasterApi,
         description: Description,
-        lookahead: int,
+        lookahead: int | None,
         audit_dir: str | Path | None = None,
         threads: Threads = SYSTEM,
     ) -> None:

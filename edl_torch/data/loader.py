@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch.utils.data import DataLoader
@@ -107,7 +107,7 @@ class ElasticDataLoader(DataLoader[Any]):
         num_minibatches_per_shard: int | None = None,
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
-        lookahead: int = 0,
+        lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
         synchronous: bool | Peers = False,
@@ -334,6 +334,14 @@ class ElasticDataLoader(DataLoader[Any]):
     def stepped(self) -> None:
         """Say that the batches in hand were trained on, without an attached optimizer that steps on them."""
         self.service.report_batch_done()
+
+    def passed_on(self) -> None:
+        """Say, in a wrapper that reads ahead, that the oldest batch which it has read goes to its loop.
+
+        For `lookahead="told"`. Call it for each batch when the loop asks for it, and once more when it asks
+        and none is left. What was read and not passed on is neither acknowledged nor lost.
+        """
+        self.service.session.elastic.passed_on()
 
     def give_back(self) -> None:
         """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.

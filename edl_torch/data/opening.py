@@ -38,7 +38,7 @@ class ReadingOptions:
     num_minibatches_per_shard: int | None = None
     epoch_barrier: bool = True
     max_bad_records: int = 0
-    lookahead: int = 0
+    lookahead: int | Literal["told"] = 0
     master_timeout_s: float | None = None
     audit_dir: str | Path | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.errors import AccountingError
+from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.confirming import Confirmer
@@ -52,8 +52,13 @@ class ElasticPasses:
                 f"step since the last pass began, though others did: batches wait for a step of each. Call "
                 f"service.detach(optimizer) where another has taken its place"
             )
-        state.steps.passed_on()
-        yield from self.batch_requested()
+        if state.steps.told_in_hand:  # read and not passed on, or passed on to a loop that was left
+            self._withdraw()
+        state.steps.begin_pass()
+        self.phase = moved(self.phase, Loop.ASKING)
+        if not state.steps.attached:
+            self._settle(0, Way.NEXT)
+        yield from self._reporter.send()
         self._exhausted = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
@@ -93,6 +98,7 @@ class ElasticPasses:
         return not finished
 
     def _withdraw(self) -> None:
+        """Give back the batch in hand, if it is not finished with, and all that was not delivered."""
         state, steps = self._state, self._state.steps
         in_hand = steps.in_hand if steps.attached else state.inflight.batches
         if self._in_hand is None:  # those before the padding batch are not in hand any more
@@ -228,9 +234,25 @@ class ElasticPasses:
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         if not state.steps.attached:
-            self._settle(state.steps.ahead, Way.NEXT)
+            if not state.steps.is_told:
+                self._settle(state.steps.ahead, Way.NEXT)
             while self._reporter.is_due():
                 yield from self._reporter.send_one()
+
+    def passed_on(self) -> Procedure[None]:
+        """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
+
+        The loop has asked for it, and so is done with those before.
+        """
+        steps = self._state.steps
+        if not steps.is_told:
+            raise InvalidArgument(
+                "passed_on() is for lookahead='told': with a number the loader counts by itself"
+            )
+        if not steps.attached:
+            self._settle(steps.ahead, Way.NEXT)
+        steps.passed_on()
+        yield from self._reporter.send()
 
     def request_now(self, number: int) -> bool | None:
         """Do as `batch_requested` for pass `number`, where a step decides what is done with.
@@ -253,8 +275,9 @@ class ElasticPasses:
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         if self._exhausted:
-            state.steps.exhausted_step()
-        state.steps.stepped(optimizer)
+            state.steps.stepped_after_the_end(optimizer)
+        else:
+            state.steps.stepped(optimizer)
         self._settle(state.steps.keep, Way.STEP)
         while self._reporter.is_due():
             yield from self._reporter.send_one()

@@ -31,7 +31,7 @@ class Config:
     session: str
     dataset: str
     batch_size: int
-    lookahead: int = 0
+    lookahead: int | None = 0  # None: a wrapper tells when it passes a batch on
     in_process: bool = False  # calls to the master are plain function calls: fetching ahead gains nothing
     keeps_ledger: bool = True  # the master knows epochs, and has tokens
     audited: bool = False
