@@ -171,7 +171,7 @@ class Session:
     def _wanted(self, dataset: str) -> None:
         """Another trainer waits for records of this dataset. Called from any thread."""
         if dataset == self.description.name:
-            self.elastic.end_abandoned()
+            self.elastic.end_abandoned_silently()
             self.run(self.trainer.wanted())
 
     def _work(self) -> None:
@@ -216,7 +216,7 @@ class Session:
         """A reading process begins. Returns the number of the pass that it takes part in, and the dataset."""
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
-        self.elastic.end_abandoned()
+        self.elastic.end_abandoned_silently()
         return self.run(self.trainer.begin_plain(self._reading(stream, run, deliveries)))
 
     def _reading(self, stream: str, run: str, deliveries: Deliveries | None) -> Reading:

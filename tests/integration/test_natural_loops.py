@@ -1,0 +1,138 @@
+"""Loops that people write: they hear of each trap once, with the remedy, and nobody waits in silence."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from loader_kit import all_records, elastic, flat, run_through, take, trainer
+
+from edl_torch.testing import FakeMaster
+
+BOTH = pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+@contextmanager
+def no_warning() -> Iterator[None]:
+    """Every warning is an error, those that other tests may give too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@contextmanager
+def one_warning(text: str) -> Iterator[None]:
+    """Exactly one warning, which matches."""
+    with pytest.warns(UserWarning, match=text) as found:
+        yield
+    assert [warning.category for warning in found] == [UserWarning]
+
+
+# More passes than epochs ------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_passes_after_the_last_epoch_warn_once(in_process: bool) -> None:
+    with trainer(FakeMaster(), num_epochs=2, in_process=in_process) as (_, dataset):
+        loader = elastic(dataset)
+        seen: list[list[int]] = []
+        with no_warning():
+            for _ in range(2):
+                run_through(loader, seen)
+        assert len(flat(seen)) == 2 * len(all_records())
+        with one_warning(r"2 epoch\(s\) of 'training' are over.*num_epochs=.*while not service\.finished"):
+            for _ in range(3):
+                assert list(loader) == []
+
+
+def test_a_pass_that_finds_nothing_since_others_were_quicker_does_not_warn() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (_, quick), trainer(fake) as (service, slow):
+        assert not service.finished
+        list(elastic(quick))
+        with no_warning():
+            assert list(elastic(slow)) == []
+
+
+def test_a_job_that_went_back_to_its_beginning_has_epochs_again() -> None:
+    with trainer(FakeMaster()) as (service, dataset):
+        loader = elastic(dataset)
+        list(loader)
+        service.load_state_dict(None)
+        with no_warning():
+            assert len(flat(take(iter(loader), 100))) == len(all_records())
+
+
+# Loops that are left ----------------------------------------------------------------------------------------
+
+AGAIN = r"batch in hand of 'training'.*read again.*service\.attach\(optimizer\).*report_batch_done\(\) before"
+
+
+@BOTH
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_left_with_a_batch_in_hand_warns_at_the_first_time(num_workers: int, in_process: bool) -> None:
+    with trainer(FakeMaster(), in_process=in_process) as (service, dataset):
+        loader = elastic(dataset, num_workers=num_workers)
+        with one_warning(AGAIN):
+            for _ in range(2):
+                for _ in loader:
+                    break
+                assert not service.finished
+
+
+def test_islice_warns_with_the_call_that_ends_its_pass_and_not_before() -> None:
+    with trainer(FakeMaster()) as (service, dataset):
+        loader = elastic(dataset)
+        with no_warning():
+            assert len(list(itertools.islice(loader, 2))) == 2
+        with one_warning(AGAIN):
+            service.state_dict()
+
+
+def test_an_iterator_that_is_closed_or_superseded_with_a_batch_in_hand_warns() -> None:
+    for leave in (lambda loader: loader.close(), iter):
+        with trainer(FakeMaster()) as (_, dataset):
+            loader = elastic(dataset)
+            kept = iter(loader)
+            take(kept, 1)
+            with one_warning(AGAIN):
+                leave(loader)
+
+
+def test_a_loop_that_is_left_with_nothing_to_lose_does_not_warn() -> None:
+    with no_warning(), trainer(FakeMaster(), num_epochs=9, max_bad_records=4) as (service, dataset):
+        loader = elastic(dataset)
+        list(loader)  # to the end of the pass
+        for _ in loader:
+            service.report_batch_done()
+            break
+        for _ in loader:
+            service.state_dict()  # counts the batch in hand
+            break
+        for _ in loader:
+            service.report_batch_done(err_msg="blurred")
+            break
+        sgd = optimizer()
+        service.attach(sgd)
+        for _ in loader:
+            break
+        assert not service.finished
+
+
+def test_the_thread_in_which_another_trainer_asks_does_not_warn() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 4}) as (_, left), trainer(fake, {"a": 4}) as (_, other):
+        with no_warning():
+            for _ in elastic(left):
+                break
+            assert flat(take(iter(elastic(other)), 9)) == [0, 1, 2, 3]  # it got what the first has given back
+        with one_warning(AGAIN):
+            assert list(elastic(left)) == []
