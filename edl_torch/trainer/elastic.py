@@ -39,6 +39,7 @@ class ElasticPasses:
         self._told_finished = False
         self._took_back = False  # whether a batch in hand went back that the loop may have trained on
         self._told_took_back = False
+        self._unstepped: list[str] = []  # optimizers that never stepped, to be told of when there is more
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self.phase.name} exhausted={self._exhausted} {self._state.supply}>"
@@ -52,12 +53,7 @@ class ElasticPasses:
         yield from self._plain.finish()
         yield from self.tell_taken_back()
         yield from self._tell_finished()
-        if idle := state.steps.take_idle():
-            yield Warn(
-                f"of the optimizers attached for {state.config.dataset!r}, {', '.join(idle)} did not "
-                f"step since the last pass began, though others did: batches wait for a step of each. Call "
-                f"service.detach(optimizer) where another has taken its place"
-            )
+        yield from self._tell_idle()
         state.steps.passed_on()
         yield from self.batch_requested()
         self._exhausted = False
@@ -74,6 +70,27 @@ class ElasticPasses:
                 f"loader reads nothing, and neither does a later one. Give num_epochs=… for more epochs, and "
                 f"loop with `while not service.finished:` or `for epoch in loader.epochs():`"
             )
+
+    def _tell_idle(self) -> Procedure[None]:
+        """Warn of optimizers that did not step in the last pass, though others did."""
+        steps = self._state.steps
+        self._unstepped = steps.take_never()
+        if idle := steps.take_idle():
+            self._unstepped = []
+            yield Warn(
+                f"of the optimizers attached for {self._state.config.dataset!r}, {', '.join(idle)} did not "
+                f"step since the last pass began, though others did: batches wait for a step of each. Call "
+                f"service.detach(optimizer) where another has taken its place"
+            )
+
+    def _tell_unstepped(self) -> Procedure[None]:
+        """Warn of optimizers that did not step in the last pass, now that there is more to read."""
+        unstepped, self._unstepped = self._unstepped, []
+        yield Warn(
+            f"{', '.join(unstepped)}, attached for {self._state.config.dataset!r}, did not step since the "
+            f"last pass began, and no batch counts before it does. Attach the optimizer whose step() the "
+            f"loop calls, and call service.detach(optimizer) for the other"
+        )
 
     def is_open(self, number: int) -> bool:
         """Whether elastic pass `number` is open."""
@@ -145,6 +162,8 @@ class ElasticPasses:
         self._exhausted = not more
         if not more:
             self.check_stuck()
+        elif self._unstepped:
+            yield from self._tell_unstepped()
         return more
 
     def look_for_more(self, wait_s: float = 0.0) -> Procedure[bool]:
@@ -152,6 +171,8 @@ class ElasticPasses:
         yield from self._drain()
         more = yield from self._leasing.look_for_more(wait_s)
         self._exhausted = not more
+        if more and self._unstepped:
+            yield from self._tell_unstepped()
         return more
 
     def _drain(self) -> Procedure[None]:

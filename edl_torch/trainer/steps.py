@@ -18,6 +18,7 @@ class Steps:
         self._names: dict[int, str] = {}  # of optimizers, for messages
         self._next = 0
         self._idle: set[int] = set()  # optimizers that have not stepped since the pass began
+        self._never: set[int] = set()  # those that have not stepped at all, and nobody was told
 
     @property
     def attached(self) -> bool:
@@ -55,6 +56,7 @@ class Steps:
         self._since[number] = self.keep
         self._since.pop(_NOBODY, None)
         self._names[number] = name
+        self._never.add(number)
         return number
 
     def detach(self, number: int) -> None:
@@ -63,6 +65,7 @@ class Steps:
         since = self._since.pop(number)
         del self._names[number]
         self._idle.discard(number)
+        self._never.discard(number)
         if not self._since and since > self._ahead:
             self._since[_NOBODY] = since
 
@@ -81,6 +84,7 @@ class Steps:
         """Optimizer `number` stepped."""
         self._since[number] = min(self._ahead, self._since[number])
         self._idle.discard(number)
+        self._never.discard(number)
 
     def reported(self) -> None:
         """The loop says that it is done with what it was passed."""
@@ -119,6 +123,13 @@ class Steps:
         attached = self._names.keys()
         idle, self._idle = self._idle & attached, set()
         return [self._names[number] for number in sorted(idle)] if idle != attached else []
+
+    def take_never(self) -> list[str]:
+        """Names of optimizers that were attached when the last pass began and have never stepped, though
+        batches wait for them; of each once."""
+        never = {number for number in self._never & self._idle if self._since[number] > self._ahead}
+        self._never -= never
+        return [self._names[number] for number in sorted(never)]
 
     def clear(self) -> None:
         """Another lineage: no batch is in flight."""

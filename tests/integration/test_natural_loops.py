@@ -136,3 +136,31 @@ def test_the_thread_in_which_another_trainer_asks_does_not_warn() -> None:
             assert flat(take(iter(elastic(other)), 9)) == [0, 1, 2, 3]  # it got what the first has given back
         with one_warning(AGAIN):
             assert list(elastic(left)) == []
+
+
+# Optimizers that do not step --------------------------------------------------------------------------------
+
+
+@BOTH
+def test_an_attached_optimizer_that_never_steps_warns_after_its_first_epoch(in_process: bool) -> None:
+    with trainer(FakeMaster(), num_epochs=4, in_process=in_process) as (service, dataset):
+        loader = elastic(dataset)
+        sgd = optimizer()
+        service.attach(sgd)
+        with no_warning():
+            assert len(flat(take(iter(loader), 100))) == len(all_records())
+        with one_warning(r"SGD, attached for 'training', did not step.*no batch counts.*service\.detach"):
+            for _ in range(3):
+                assert len(flat(take(iter(loader), 100))) == len(all_records())
+
+
+def test_an_optimizer_that_steps_late_or_has_nothing_to_step_on_does_not_warn() -> None:
+    with no_warning(), trainer(FakeMaster(), num_epochs=3) as (service, dataset):
+        loader = elastic(dataset)
+        sgd = optimizer()
+        service.attach(sgd)
+        iter(loader).close()  # an empty pass
+        for _ in range(3):
+            list(loader)
+            sgd.step()  # between the epochs
+        assert service.finished
