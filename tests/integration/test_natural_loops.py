@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.distributed as dist
 from loader_kit import all_records, elastic, flat, run_through, take, trainer
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from edl_torch.errors import InvalidArgument
 from edl_torch.testing import FakeMaster
 
 BOTH = pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
@@ -164,3 +167,34 @@ def test_an_optimizer_that_steps_late_or_has_nothing_to_step_on_does_not_warn() 
             list(loader)
             sgd.step()  # between the epochs
         assert service.finished
+
+
+# Ranks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process_group() -> Iterator[Callable[[int], None]]:
+    """Makes a process group of so many ranks, of which the others are not there."""
+
+    def make(size: int) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+
+    yield make
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_ranks_of_a_process_group_must_choose(process_group: Callable[[int], None]) -> None:
+    with trainer(FakeMaster()) as (service, dataset):
+        undecided, alone = elastic(dataset), elastic(dataset, synchronous=False)
+        process_group(2)  # after the loader was made, before the first pass
+        with pytest.raises(InvalidArgument, match=r"2 ranks.*synchronous=True.*synchronous=False"):
+            iter(undecided)
+        assert not service.session.joined
+        assert len(flat(take(iter(alone), 100))) == len(all_records())
+
+
+def test_the_only_rank_need_not_choose(process_group: Callable[[int], None]) -> None:
+    process_group(1)
+    with trainer(FakeMaster()) as (_, dataset):
+        assert len(flat(take(iter(elastic(dataset)), 100))) == len(all_records())
