@@ -7,14 +7,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import grpc
 import pytest
 import torch
 import torch.distributed as dist
-from loader_kit import all_records, elastic, flat, run_through, take, trainer
+from loader_kit import NumberReader, all_records, elastic, flat, run_through, take, trainer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from edl_torch.errors import InvalidArgument
-from edl_torch.testing import FakeMaster
+from edl_torch import DataShardService, LocalMaster, ShardedDataset
+from edl_torch.client.calling import Caller
+from edl_torch.core.calls import LeaseAnswer, LeaseCall, MasterStatus
+from edl_torch.errors import InvalidArgument, Unsupported
+from edl_torch.testing import FakeClock, FakeMaster
+from edl_torch.testing.fake_master import FakeConnection
 
 BOTH = pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 
@@ -198,3 +203,125 @@ def test_the_only_rank_need_not_choose(process_group: Callable[[int], None]) -> 
     process_group(1)
     with trainer(FakeMaster()) as (_, dataset):
         assert len(flat(take(iter(elastic(dataset)), 100))) == len(all_records())
+
+
+# Waiting ----------------------------------------------------------------------------------------------------
+
+
+class Patient(FakeConnection):
+    """A connection on which time passes while a lease call waits; `then` is called at each such wait."""
+
+    then: Callable[[], object] = staticmethod(lambda: None)
+
+    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+        answer = super().lease(call, 0.0)
+        if wait_s and answer.nothing_yet:
+            self._fake.clock.advance(wait_s)
+            self.then()
+        return answer
+
+
+@BOTH
+def test_a_trainer_that_waits_for_records_of_others_says_whose(
+    in_process: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 8}) as (_, other):
+        held = iter(elastic(other))
+        take(held, 2)  # the second batch is in hand
+        client = Patient(fake, fake._local, "patient", in_process=in_process)
+        began = fake.clock()
+        said: list[float] = []
+
+        def look() -> None:
+            said.extend([fake.clock() - began] * (len(caplog.messages) - len(said)))
+            if fake.clock() - began > 130:
+                held.close()  # type: ignore[attr-defined]
+
+        client.then = look
+        with DataShardService(4, client, reader=NumberReader({"a": 8}), records_per_shard=6) as service:
+            waiting = elastic(ShardedDataset(service, NumberReader({"a": 8})))
+            assert flat(take(iter(waiting), 9)) == [4, 5, 6, 7]
+    assert [round(at) for at in said] == [6, 66, 126]
+    for message, seconds in zip(caplog.messages, (5, 65, 125), strict=True):
+        assert message.startswith(f"dataset 'training': this trainer has waited {seconds} s for records")
+        assert "'trainer'" in message
+        assert f"4 record(s), last heard of {seconds} s ago" in message
+        assert "until they are trained on or given back" in message
+    assert {record.name for record in caplog.records} == {"edl_torch.client"}
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_a_trainer_that_waits_for_a_master_which_tells_nothing_says_so_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Reticent(Patient):
+        def status(self) -> MasterStatus:
+            held.close()  # type: ignore[attr-defined]
+            raise Unsupported("no status")
+
+    fake = FakeMaster()
+    with trainer(fake, {"a": 8}) as (_, other):
+        held = iter(elastic(other))
+        take(held, 2)
+        client = Reticent(fake, fake._local, "patient", in_process=True)
+        with DataShardService(4, client, reader=NumberReader({"a": 8}), records_per_shard=6) as service:
+            waiting = elastic(ShardedDataset(service, NumberReader({"a": 8})))
+            assert flat(take(iter(waiting), 9)) == [4, 5, 6, 7]
+    assert len(caplog.messages) == 1
+
+
+def test_a_trainer_in_one_process_with_its_master_knows_the_time() -> None:
+    with DataShardService(4, LocalMaster(), reader=NumberReader({"a": 8})) as service:
+        assert service.size == 8
+        assert service.session.trainer.state.now > 0
+
+
+class Away(grpc.RpcError):
+    """The call did not reach the master."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "connection refused"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+class Unhurried(Caller):
+    """Its pauses pass on a clock of its own."""
+
+    def __init__(self, clock: FakeClock, master_timeout_s: float) -> None:
+        super().__init__("m:1", master_timeout_s, clock=clock)
+        self.pause = clock.advance  # type: ignore[method-assign]
+
+
+def test_who_waits_for_a_master_that_is_away_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    began = clock()
+    said: list[float] = []
+
+    def rpc(request: str, *, timeout: float, wait_for_ready: bool) -> str:
+        said.extend([clock() - began] * (len(caplog.messages) - len(said)))
+        left_s = began + 100 - clock()
+        if wait_for_ready:
+            clock.advance(max(0.0, min(timeout, left_s)))
+        if left_s <= timeout:
+            return "answer"
+        raise Away
+
+    caller = Unhurried(clock, 600.0)
+    assert caller.call(rpc, "request") == "answer"
+    assert 5 <= said[0] < 7
+    assert 65 <= said[1] < 80
+    assert len(said) == len(caplog.messages) == 2
+    assert "no answer from the master at m:1 for 5 s" in caplog.messages[0]
+    assert "connection refused" in caplog.messages[0]
+    assert "master_timeout_s" in caplog.messages[0]
+    assert "up to 600 s" in caplog.messages[0]
+    began = clock() - 88.0
+    assert caller.call(rpc, "request") == "answer"
+    assert len(caplog.messages) == 3  # another wait has its own
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
