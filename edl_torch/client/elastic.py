@@ -52,6 +52,7 @@ class ElasticSession:
     def close(self, number: int) -> None:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         self._session.run(self._passes.close(number))
+        self._session.run(self._passes.tell_taken_back())
 
     def abandon(self, number: int) -> None:
         """Pass `number` has lost its iterator. For finalisers: takes no lock, makes no call, never raises;
@@ -67,8 +68,14 @@ class ElasticSession:
         """End the pass that lost its iterator, if there is one, as `close` would.
 
         Never raises what a report raised: the next one does. Called before anything else that the loop asks
-        for, and for others who wait for records.
+        for.
         """
+        if self._abandoned:
+            self.end_abandoned_silently()
+            self._session.run(self._passes.tell_taken_back())
+
+    def end_abandoned_silently(self) -> None:
+        """Do as `end_abandoned` for another than the loop, which is warned later."""
         while number := self._abandoned:
             self._session.run(self._passes.end_abandoned(number))
             if self._abandoned == number:

@@ -73,7 +73,7 @@ class Session:
         self._audit = None if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
         self._changed = threads.condition()  # the one lock of the session
         self._waiting: list[Wait] = []
-        self._clock: Callable[[], float] | None = None  # that of liveness, where it is ever in doubt
+        self._clock = threads.clock  # that of liveness, where it is ever in doubt
         self._worker: Thread | None = None
         self._may_need_worker = not master.in_process
         self._iterations: Iterations = NoIterations()
@@ -106,8 +106,7 @@ class Session:
     def do(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
         with self._changed:
-            if self._clock is not None:
-                self.trainer.state.now = self._clock()
+            self.trainer.state.now = self._clock()
             try:
                 return decide(*args, **kwargs)
             finally:
@@ -140,6 +139,8 @@ class Session:
     def _act(self, action: Action) -> Any:
         if isinstance(action, Call):
             call = getattr(self.master, action.method)
+            if action.request is None:
+                return call()
             return call(action.request, action.wait_s) if action.wait_s else call(action.request)
         if isinstance(action, Wait):
             return self._wait(action)
@@ -165,13 +166,14 @@ class Session:
         liveness = self.trainer.state.liveness
         assert liveness is not None
         feed = LivenessFeed(liveness, self._changed, self._wanted)
-        self._clock = self.master.attend(self.id, member, feed)
-        return self._clock is not None
+        clock = self.master.attend(self.id, member, feed)
+        self._clock = clock or self._clock
+        return clock is not None
 
     def _wanted(self, dataset: str) -> None:
         """Another trainer waits for records of this dataset. Called from any thread."""
         if dataset == self.description.name:
-            self.elastic.end_abandoned()
+            self.elastic.end_abandoned_silently()
             self.run(self.trainer.wanted())
 
     def _work(self) -> None:
@@ -216,7 +218,7 @@ class Session:
         """A reading process begins. Returns the number of the pass that it takes part in, and the dataset."""
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
-        self.elastic.end_abandoned()
+        self.elastic.end_abandoned_silently()
         return self.run(self.trainer.begin_plain(self._reading(stream, run, deliveries)))
 
     def _reading(self, stream: str, run: str, deliveries: Deliveries | None) -> Reading:

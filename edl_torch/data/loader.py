@@ -27,7 +27,7 @@ from edl_torch.data.dataset import Feed, OnBadRecord, ShardedDataset
 from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
-from edl_torch.data.process_group import ProcessGroupPeers
+from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
 from edl_torch.data.stand_in import StandIn, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, ServiceClosed
@@ -79,13 +79,15 @@ class ElasticDataLoader(DataLoader[Any]):
         transform, target_transform: applied to each record, as by `ImageDataset` where the reader yields
             images, else by `ShardedDataset`. So are `on_bad_record` and `seed_transforms`.
         num_epochs, seed: and the arguments after `seed_transforms`, those of `DataShardService`.
-        synchronous: step together with the other ranks of the process group (or with these peers).
+        synchronous: step together with the other ranks of the process group (or with these peers); False for
+            ranks with models of their own. A process group of several ranks needs the one or the other.
         process_group: the ranks that train one model on different data; default: all.
         kwargs: those of `torch.utils.data.DataLoader`.
 
     Raises:
         InvalidArgument: data that nothing can read by index, an argument that decides the order, one that
-            belongs to the service of a `ShardedDataset`, or a `batch_size` other than that service's.
+            belongs to the service of a `ShardedDataset`, or another `batch_size` than that service's. From the
+            first pass: several ranks, and no word on `synchronous`.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class ElasticDataLoader(DataLoader[Any]):
         lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
-        synchronous: bool | Peers = False,
+        synchronous: bool | Peers | None = None,
         process_group: ProcessGroup | None = None,
         **kwargs: Any,
     ) -> None:
@@ -147,7 +149,7 @@ class ElasticDataLoader(DataLoader[Any]):
         self,
         dataset: ShardedDataset,
         batch_size: int | None,
-        synchronous: bool | Peers,
+        synchronous: bool | Peers | None,
         process_group: ProcessGroup | None,
         kwargs: dict[str, Any],
     ) -> None:
@@ -164,6 +166,7 @@ class ElasticDataLoader(DataLoader[Any]):
         self._feed: Feed | None = None
         self._live: weakref.ref[LoaderPass] | None = None
         self._peers = _peers_of(synchronous, process_group)
+        self._undecided = synchronous is None
         self._ranks = 1 if self._peers is None else self._peers.size
         self._stand_in = StandIn()
         self._statistics = Statistics()
@@ -241,6 +244,8 @@ class ElasticDataLoader(DataLoader[Any]):
         return iterator
 
     def _begin(self, epoch: int) -> LoaderPass:
+        if self._undecided:
+            check_no_ranks()
         session = self.service.session
         session.plan()  # joins
         whole_batch = self.batch_size if self.drop_last else None
@@ -414,8 +419,8 @@ class ElasticDataLoader(DataLoader[Any]):
         return to_tensors if self.batch_size is None else to_batch
 
 
-def _peers_of(synchronous: bool | Peers, group: ProcessGroup | None) -> Peers | None:
-    if not isinstance(synchronous, bool):
+def _peers_of(synchronous: bool | Peers | None, group: ProcessGroup | None) -> Peers | None:
+    if synchronous is not None and not isinstance(synchronous, bool):
         return synchronous
     if group is not None and not synchronous:
         raise InvalidArgument("process_group is for synchronous ranks: give synchronous=True too")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl_torch.core.calls import NEW_PASS
+from edl_torch.core.calls import NEW_PASS, PassState
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.actions import Procedure, Warn
@@ -35,6 +35,11 @@ class ElasticPasses:
         self.taken_out = 0  # how often the batch in hand was taken out of the loop's: it failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
+        self._finished_in = 0  # the lineage in which a pass ended with the last epoch
+        self._told_finished = False
+        self._took_back = False  # whether a batch in hand went back that the loop may have trained on
+        self._told_took_back = False
+        self._unstepped: list[str] = []  # optimizers that never stepped, to be told of when there is more
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self.phase.name} exhausted={self._exhausted} {self._state.supply}>"
@@ -46,12 +51,9 @@ class ElasticPasses:
         state = self._state
         yield from self.supersede()
         yield from self._plain.finish()
-        if idle := state.steps.take_idle():
-            yield Warn(
-                f"of the optimizers attached for {state.config.dataset!r}, {', '.join(idle)} did not "
-                f"step since the last pass began, though others did: batches wait for a step of each. Call "
-                f"service.detach(optimizer) where another has taken its place"
-            )
+        yield from self.tell_taken_back()
+        yield from self._tell_finished()
+        yield from self._tell_idle()
         if state.steps.told_in_hand:  # read and not passed on, or passed on to a loop that was left
             self._withdraw()
         state.steps.begin_pass()
@@ -63,6 +65,38 @@ class ElasticPasses:
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
 
+    def _tell_finished(self) -> Procedure[None]:
+        """Warn, once, of a pass that begins after the last epoch."""
+        plan, lineage = self._state.registered.plan, self._state.fence.lineage
+        if self._finished_in == lineage and plan is not None and not self._told_finished:
+            self._told_finished = True
+            yield Warn(
+                f"all {plan.spec.num_epochs} epoch(s) of {plan.spec.name!r} are over: this pass over the "
+                f"loader reads nothing, and neither does a later one. Give num_epochs=… for more epochs, and "
+                f"loop with `while not service.finished:` or `for epoch in loader.epochs():`"
+            )
+
+    def _tell_idle(self) -> Procedure[None]:
+        """Warn of optimizers that did not step in the last pass, though others did."""
+        steps = self._state.steps
+        self._unstepped = steps.take_never()
+        if idle := steps.take_idle():
+            self._unstepped = []
+            yield Warn(
+                f"of the optimizers attached for {self._state.config.dataset!r}, {', '.join(idle)} did not "
+                f"step since the last pass began, though others did: batches wait for a step of each. Call "
+                f"service.detach(optimizer) where another has taken its place"
+            )
+
+    def _tell_unstepped(self) -> Procedure[None]:
+        """Warn of optimizers that did not step in the last pass, now that there is more to read."""
+        unstepped, self._unstepped = self._unstepped, []
+        yield Warn(
+            f"{', '.join(unstepped)}, attached for {self._state.config.dataset!r}, did not step since the "
+            f"last pass began, and no batch counts before it does. Attach the optimizer whose step() the "
+            f"loop calls, and call service.detach(optimizer) for the other"
+        )
+
     def is_open(self, number: int) -> bool:
         """Whether elastic pass `number` is open."""
         current = self._state.supply.current
@@ -72,6 +106,17 @@ class ElasticPasses:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         if self.end(number):
             yield from self._reporter.send()
+
+    def tell_taken_back(self) -> Procedure[None]:
+        """Warn, once, that a batch went back which the loop may have trained on. For the loop's own calls."""
+        if self._took_back and not self._told_took_back:
+            self._told_took_back = True
+            yield Warn(
+                f"the loop was left with the batch in hand of {self._state.config.dataset!r}, which goes "
+                f"back and is read again, though the loop may have trained on it: nothing says that it is "
+                f"done. Call service.attach(optimizer) before the loop, so that each step says so, or "
+                f"service.report_batch_done() before leaving it"
+            )
 
     def supersede(self) -> Procedure[None]:
         """Another iteration begins: the pass that is open ends, and its iterator is of no use any more."""
@@ -91,14 +136,18 @@ class ElasticPasses:
             return False
         # Synchronous ranks look ahead of the batch in hand: all may be handed out, and one be in training.
         finished = self._exhausted and self.phase is Loop.ASKING
+        had_batch = self.phase is Loop.TRAINING and self._in_hand is not None
         self.phase = moved(self.phase, Loop.IDLE)
+        if self._state.supply.current.state is PassState.FINISHED:
+            self._finished_in = self._state.fence.lineage
         self._state.close_pass()
         if not finished:
-            self._withdraw()
+            unfinished = self._withdraw()
+            self._took_back |= had_batch and bool(unfinished) and not self._state.steps.attached
         return not finished
 
-    def _withdraw(self) -> None:
-        """Give back the batch in hand, if it is not finished with, and all that was not delivered."""
+    def _withdraw(self) -> int:
+        """Give back what the loop has not finished with. Returns how many batches it was handed of that."""
         state, steps = self._state, self._state.steps
         in_hand = steps.in_hand if steps.attached else state.inflight.batches
         if self._in_hand is None:  # those before the padding batch are not in hand any more
@@ -107,6 +156,7 @@ class ElasticPasses:
         returned = state.inflight.handed(in_hand, steps.untouched)
         state.outbox.note(give_backs=state.inflight.withdraw(in_hand), returned=returned)
         steps.withdrawn(in_hand)
+        return in_hand
 
     # More to read -----------------------------------------------------------------------------------------
 
@@ -117,6 +167,8 @@ class ElasticPasses:
         self._exhausted = not more
         if not more:
             self.check_stuck()
+        elif self._unstepped:
+            yield from self._tell_unstepped()
         return more
 
     def look_for_more(self, wait_s: float = 0.0) -> Procedure[bool]:
@@ -124,6 +176,8 @@ class ElasticPasses:
         yield from self._drain()
         more = yield from self._leasing.look_for_more(wait_s)
         self._exhausted = not more
+        if more and self._unstepped:
+            yield from self._tell_unstepped()
         return more
 
     def _drain(self) -> Procedure[None]:

@@ -40,6 +40,7 @@ class Steps:
         self._names: dict[int, str] = {}  # of optimizers, for messages
         self._expected: set[int] = set()  # optimizers that were attached when the pass began
         self._next = 0
+        self._never: set[int] = set()  # optimizers that have not stepped at all, and nobody was told
 
     @property
     def is_told(self) -> bool:
@@ -82,6 +83,7 @@ class Steps:
         self._since[number] = self.keep
         self._since.pop(_NOBODY, None)
         self._names[number] = name
+        self._never.add(number)
         return number
 
     def detach(self, number: int) -> None:
@@ -90,6 +92,7 @@ class Steps:
         since = self._since.pop(number)
         del self._names[number]
         self._in_pass.pop(number, None)
+        self._never.discard(number)
         if not self._since and since > self._ahead:
             self._since[_NOBODY] = since
 
@@ -111,6 +114,7 @@ class Steps:
         mine = self._in_pass.get(number)
         if mine is None:
             mine = self._in_pass[number] = _InPass(before=self._handed)
+            self._never.discard(number)
         mine.steps += 1
         self._since[number] = min(self._ahead, self._since[number])
 
@@ -127,6 +131,7 @@ class Steps:
         AccountingError where it has read further ahead than it said: batches were acknowledged too soon.
         """
         mine = self._in_pass.setdefault(number, _InPass(before=self._handed))
+        self._never.discard(number)
         mine.after += 1
         if not self._since[number]:
             mine.surplus += 1
@@ -190,11 +195,23 @@ class Steps:
         self._in_pass.clear()
         self._expected = set(self._names)
 
+    @property
+    def _idle(self) -> set[int]:
+        """Optimizers that were attached when the pass began and have not stepped since."""
+        return (self._expected & self._names.keys()) - self._in_pass.keys()
+
     def take_idle(self) -> list[str]:
         """Return the names of optimizers that have not stepped since the pass began, where others have."""
-        idle = (self._expected & self._names.keys()) - self._in_pass.keys()
+        idle = self._idle
         self._expected.clear()
         return [self._names[number] for number in sorted(idle)] if idle != self._names.keys() else []
+
+    def take_never(self) -> list[str]:
+        """Names of optimizers that were attached when the last pass began and have never stepped, though
+        batches wait for them; of each once."""
+        never = {number for number in self._never & self._idle if self._since[number] > self._ahead}
+        self._never -= never
+        return [self._names[number] for number in sorted(never)]
 
     def clear(self) -> None:
         """Another lineage: no batch is in flight."""

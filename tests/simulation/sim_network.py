@@ -28,7 +28,7 @@ from edl_torch.core.calls import (
     ReportCall,
     RestoreCall,
 )
-from edl_torch.errors import EdlError, MasterUnavailable
+from edl_torch.errors import EdlError, MasterUnavailable, Unsupported
 
 ATTEMPT_S = 10.0  # until a call that is lost is repeated
 MASTER_TIMEOUT_S = 600.0
@@ -196,8 +196,8 @@ class SimPort:
         return answer
 
     def status(self) -> MasterStatus:
-        """Everything."""
-        raise NotImplementedError
+        """Nobody reads what it is asked for."""
+        raise Unsupported("no status in the simulation")
 
     def leave(self, session: str, member: int) -> None:
         """Goodbye, without insisting."""

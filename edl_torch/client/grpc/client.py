@@ -39,6 +39,7 @@ from edl_torch.rpc.convert import checked
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.rpc.stub import MasterStub
 from edl_torch.system.forks import ForkGuard
+from edl_torch.trainer.silence import Silence
 
 __all__ = ["MasterClient", "build_channel"]
 
@@ -110,11 +111,14 @@ class MasterClient:
             attendance = self._attendances.get(session)
         if attendance is None:
             return
-        give_up_at = time.monotonic() + self._caller.timeout_s
+        began, silence = time.monotonic(), Silence()
         while not attendance.listener.wait_standing(min(LOOK_S, self._caller.timeout_s)):
             self._caller.check_usable()
-            if time.monotonic() >= give_up_at:
+            waited_s = time.monotonic() - began
+            if waited_s >= self._caller.timeout_s:
                 raise self._caller.unavailable("the session's stream did not stand")
+            if silence.is_due(waited_s):
+                self._caller.say_waiting(waited_s, "the session's stream does not stand")
 
     def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
