@@ -1,0 +1,581 @@
+"""Passes of an `ElasticDataLoader`: what goes to the loop, what counts as trained on, and what goes back."""
+
+from __future__ import annotations
+
+import pytest
+from trainer_kit import Master, Shell, ack, back, reports_of, whole
+
+from edl_torch.core.calls import Grant
+from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
+from edl_torch.trainer.facts import Logged, Reporting, Voided, Way
+from edl_torch.trainer.phases import Loop
+from edl_torch.trainer.supply import Mode
+
+
+@pytest.fixture
+def master() -> Master:
+    return Master()
+
+
+@pytest.fixture
+def shell(master: Master) -> Shell:
+    return Shell(master, attended=False)
+
+
+def acknowledged(master: Master) -> list[tuple[int, int]]:
+    return [(done.task, done.upto) for call in reports_of(master) for done in call.acknowledgements]
+
+
+def given_back(master: Master) -> list[tuple[int, int]]:
+    return [(gone.task, gone.start) for call in reports_of(master) for gone in call.give_backs]
+
+
+def hand_next(shell: Shell) -> Grant:
+    """The loop asks for a batch, and gets a whole lease."""
+    shell.request()
+    grant = shell.draw()
+    assert shell.hand(grant)
+    return grant
+
+
+def ways(shell: Shell) -> list[int]:
+    return [fact.way for fact in shell.told(Reporting) if fact.acknowledgements]
+
+
+# What counts as trained on ----------------------------------------------------------------------------------
+
+
+def test_asking_for_the_next_batch_acknowledges_the_one_before(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    hand_next(shell)
+    assert acknowledged(master) == []
+    hand_next(shell)
+    assert acknowledged(master) == [(1, 8)]
+    assert ways(shell) == [Way.NEXT]
+
+
+def test_batches_that_a_wrapper_reads_ahead_are_not_done_with(master: Master) -> None:
+    shell = Shell(master, lookahead=2, attended=False)
+    shell.begin_elastic()
+    for _ in range(4):
+        hand_next(shell)
+    assert acknowledged(master) == [(1, 8)]
+
+
+def test_an_attached_optimizer_decides(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    optimizer = shell.state.steps.attach()
+    for _ in range(2):
+        hand_next(shell)
+    assert acknowledged(master) == []
+    shell.run(shell.elastic.stepped(optimizer))
+    assert acknowledged(master) == [(1, 8), (2, 8)]
+    assert ways(shell) == [Way.STEP]
+
+
+def test_a_detached_optimizer_holds_back_nothing_more(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    quick, slow = shell.state.steps.attach("quick"), shell.state.steps.attach("slow")
+    hand_next(shell)
+    shell.run(shell.elastic.stepped(quick))
+    assert acknowledged(master) == []
+    shell.run(shell.elastic.detach(slow))
+    assert acknowledged(master) == [(1, 8)]
+    assert ways(shell) == [Way.STEP]
+
+
+def test_what_the_last_optimizer_has_not_stepped_on_is_not_acknowledged_by_its_end(
+    master: Master, shell: Shell
+) -> None:
+    shell.begin_elastic()
+    only = shell.state.steps.attach()
+    hand_next(shell)
+    shell.run(shell.elastic.detach(only))
+    assert acknowledged(master) == []
+
+
+def test_detaching_the_last_one_leaves_the_batch_in_hand(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    only = shell.state.steps.attach()
+    hand_next(shell)
+    shell.run(shell.elastic.stepped(only))
+    shell.run(shell.elastic.detach(only))
+    hand_next(shell)
+    assert acknowledged(master) == [(1, 8)]
+
+
+def test_steps_after_the_last_batch_acknowledge_what_was_read_ahead(master: Master) -> None:
+    shell = Shell(Master(records=16), batch_size=8, lookahead=1, attended=False)
+    shell.begin_elastic()
+    optimizer = shell.state.steps.attach()
+    hand_next(shell)
+    hand_next(shell)
+    shell.run(shell.elastic.stepped(optimizer))
+    assert acknowledged(shell.master) == [(1, 8)]
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.stepped(optimizer))
+    assert acknowledged(shell.master) == [(1, 8), (2, 8)]
+
+
+def test_a_step_before_the_last_batch_passes_nothing_on(master: Master) -> None:
+    shell = Shell(master, lookahead=1, attended=False)
+    shell.begin_elastic()
+    optimizer = shell.state.steps.attach()
+    hand_next(shell)
+    for _ in range(3):
+        shell.run(shell.elastic.stepped(optimizer))
+    assert acknowledged(master) == []
+
+
+def test_a_report_says_how_many_leases_it_completed(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    hand_next(shell)
+    first = shell.draw()
+    shell.run(shell.elastic.settle_in_hand())
+    shell.request()
+    assert shell.run(shell.elastic.hand(((first.task, 0, 4),)))
+    assert shell.report() == 0
+    shell.request()
+    assert shell.run(shell.elastic.hand(((first.task, 4, 8),)))
+    assert shell.report() == 1
+    assert ways(shell) == [Way.TOKEN, Way.REPORT, Way.REPORT]
+    assert acknowledged(master) == [(1, 8), (2, 4), (2, 8)]
+
+
+def test_a_report_leaves_what_was_read_ahead(master: Master) -> None:
+    shell = Shell(master, lookahead=1, attended=False)
+    shell.begin_elastic()
+    shell.state.steps.attach()
+    hand_next(shell)
+    hand_next(shell)
+    assert shell.report() == 1
+    assert acknowledged(master) == [(1, 8)]
+
+
+def test_a_token_counts_the_batch_in_hand_unless_a_step_on_it_is_due(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.elastic.settle_in_hand())
+    assert acknowledged(master) == [(1, 8)]
+    optimizer = shell.state.steps.attach()
+    hand_next(shell)
+    shell.run(shell.elastic.settle_in_hand())
+    assert acknowledged(master) == [(1, 8)]
+    shell.state.steps.stepped(optimizer)
+    shell.run(shell.elastic.settle_in_hand())
+    assert acknowledged(master) == [(1, 8), (2, 8)]
+    assert ways(shell) == [Way.TOKEN, Way.STEP]
+
+
+def test_a_batch_that_could_not_be_trained_on_goes_to_quarantine(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    optimizer = shell.state.steps.attach()
+    hand_next(shell)
+    hand_next(shell)
+    shell.run(shell.trainer.fail_batch(None, "NaN"))
+    assert master.status.quarantined == 8
+    assert shell.elastic.taken_out == 1
+    assert {failure.task for failure in reports_of(master)[-1].failures} == {2}
+    shell.run(shell.elastic.stepped(optimizer))
+    assert acknowledged(master) == [(1, 8)]
+
+
+def test_a_padding_batch_has_no_records_to_fail(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    hand_next(shell)
+    shell.request()
+    shell.elastic.pad()
+    shell.run(shell.trainer.fail_batch(None, "NaN"))
+    assert master.status.quarantined == 0
+    assert shell.elastic.taken_out == 0
+    assert len(shell.elastic.records_in_hand()) == 0
+
+
+def test_the_records_in_hand_have_names_and_numbers(shell: Shell) -> None:
+    assert len(shell.elastic.records_in_hand()) == 0
+    shell.begin_elastic()
+    assert len(shell.elastic.records_in_hand()) == 0
+    first, second = shell.draw(), shell.draw()
+    assert shell.run(shell.elastic.hand(((first.task, 0, 2),)))
+    shell.request()
+    assert shell.run(shell.elastic.hand(((first.task, 2, 8), (second.task, 0, 3))))
+    assert list(shell.elastic.records_in_hand()) == [("a", number) for number in range(2, 11)]
+
+
+# The end of a pass ------------------------------------------------------------------------------------------
+
+
+def test_a_whole_epoch_is_read_and_over(master: Master, shell: Shell) -> None:
+    assert shell.train_through() == 64
+    assert master.status.finished
+    master.outcomes.check_complete(1)
+    assert given_back(master) == []
+    assert not shell.state.supply.current.is_open
+
+
+def test_epochs_follow_each_other() -> None:
+    master = Master(num_epochs=3)
+    shell = Shell(master)
+    assert [shell.train_through() for _ in range(4)] == [64, 64, 64, 0]
+    master.outcomes.check_complete(3)
+
+
+def test_a_loop_that_is_left_gives_back_the_batch_in_hand_and_all_that_was_drawn(
+    master: Master, shell: Shell
+) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    hand_next(shell)
+    shell.draw()
+    shell.run(shell.elastic.close(number))
+    assert acknowledged(master) == [(1, 8)]
+    assert sorted(given_back(master)) == [(2, 0), (3, 0)]
+    assert shell.elastic.taken_out == 1
+    assert shell.told(Reporting)[-1].returned == ((2, 0, 8),)
+    assert shell.elastic.phase is Loop.IDLE
+
+
+def test_a_loop_that_is_left_after_asking_has_no_batch_in_hand(master: Master, shell: Shell) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.request()
+    shell.run(shell.elastic.close(number))
+    assert acknowledged(master) == [(1, 8)]
+    assert shell.elastic.taken_out == 0
+    assert master.status.leased == 0
+
+
+def test_with_an_optimizer_only_the_batch_without_a_step_goes_back(master: Master, shell: Shell) -> None:
+    number = shell.begin_elastic()
+    optimizer = shell.state.steps.attach()
+    hand_next(shell)
+    hand_next(shell)
+    shell.run(shell.elastic.close(number))
+    assert given_back(master) == [(2, 0)]
+    assert shell.told(Reporting)[-1].returned == (), "no optimizer stepped on it"
+    assert master.status.leased == 8, "the one before waits for a step"
+    shell.run(shell.elastic.stepped(optimizer))
+    assert acknowledged(master) == [(1, 8)]
+    assert shell.elastic.taken_out == 1
+
+
+def test_of_two_optimizers_one_may_have_trained_on_what_goes_back(master: Master, shell: Shell) -> None:
+    number = shell.begin_elastic()
+    quick = shell.state.steps.attach()
+    shell.state.steps.attach()
+    hand_next(shell)
+    shell.run(shell.elastic.stepped(quick))
+    shell.run(shell.elastic.close(number))
+    assert shell.told(Reporting)[-1].returned == ((1, 0, 8),)
+
+
+def test_a_batch_that_was_stepped_on_does_not_go_back(master: Master, shell: Shell) -> None:
+    number = shell.begin_elastic()
+    optimizer = shell.state.steps.attach()
+    hand_next(shell)
+    shell.run(shell.elastic.stepped(optimizer))
+    shell.run(shell.elastic.close(number))
+    assert given_back(master) == []
+    assert shell.elastic.taken_out == 0
+
+
+def test_a_padding_batch_is_in_hand_in_the_place_of_those_before(master: Master, shell: Shell) -> None:
+    number = shell.begin_elastic()
+    shell.state.steps.attach()
+    hand_next(shell)
+    shell.request()
+    shell.elastic.pad()
+    shell.run(shell.elastic.close(number))
+    assert given_back(master) == []
+    assert shell.elastic.taken_out == 0
+
+
+def test_a_loop_that_heard_of_the_end_gives_back_nothing(master: Master) -> None:
+    shell = Shell(Master(records=8), batch_size=8, lookahead=1, attended=False)
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
+    assert given_back(shell.master) == []
+    assert shell.state.inflight.batches == 1
+
+
+def test_all_handed_out_and_one_in_training_is_not_the_end(master: Master) -> None:
+    shell = Shell(Master(records=8), batch_size=8, attended=False)
+    number = shell.begin_elastic()
+    hand_next(shell)
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
+    assert given_back(shell.master) == [(1, 0)]
+
+
+def test_closing_an_older_pass_does_nothing(master: Master, shell: Shell) -> None:
+    first = shell.begin_elastic()
+    shell.run(shell.trainer.open())
+    assert shell.elastic.superseded == first
+    hand_next(shell)
+    shell.run(shell.elastic.close(first))
+    assert shell.elastic.is_open(first + 1)
+    assert not shell.elastic.is_open(first)
+
+
+def test_a_later_iteration_ends_the_one_before(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.trainer.open())
+    assert given_back(master) == [(1, 0)]
+    assert acknowledged(master) == []
+    assert shell.state.inflight.batches == 0
+
+
+def test_what_the_end_of_an_abandoned_pass_raises_is_raised_later(master: Master, shell: Shell) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    master.errors = [StaleLease("another lineage")]
+    shell.run(shell.elastic.end_abandoned(number))
+    assert not shell.elastic.is_open(number)
+    with pytest.raises(StaleLease):
+        shell.run(shell.trainer.reporter.flush())
+
+
+def test_a_pass_that_is_not_open_is_not_ended_again(master: Master, shell: Shell) -> None:
+    number = shell.begin_elastic()
+    shell.run(shell.elastic.close(number))
+    assert not shell.elastic.end(number)
+    shell.run(shell.elastic.end_abandoned(number))
+    shell.begin_plain()
+    assert not shell.elastic.is_open(number + 1)
+
+
+def test_opening_warns_of_optimizers_that_did_not_step(shell: Shell) -> None:
+    quick = shell.state.steps.attach("quick")
+    shell.state.steps.attach("idle")
+    shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.elastic.stepped(quick))
+    shell.run(shell.trainer.open())
+    assert shell.warnings[0].startswith(
+        "of the optimizers attached for 'training', idle did not step since the last pass began"
+    )
+
+
+def test_a_pass_that_opens_reads_nothing_ahead_of_what_its_wrapper_did(master: Master) -> None:
+    shell = Shell(Master(records=8, num_epochs=2), batch_size=8, lookahead=1, attended=False)
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.request()
+    shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
+    assert acknowledged(shell.master) == []
+    shell.run(shell.trainer.open())
+    assert acknowledged(shell.master) == [(1, 8)]
+
+
+def test_a_pass_over_one_epoch_is_over_with_it() -> None:
+    master = Master(num_epochs=2)
+    shell = Shell(master)
+    assert shell.train_through() == 64
+    shell.run(shell.trainer.open(0))
+    assert not shell.run(shell.elastic.more_to_read())
+    shell.run(shell.trainer.open(1))
+    assert shell.run(shell.elastic.more_to_read())
+    assert shell.state.supply.current.epoch == 1
+    assert shell.state.supply.current.mode is Mode.ELASTIC
+
+
+# More to read -----------------------------------------------------------------------------------------------
+
+
+def test_what_was_drawn_and_no_batch_brought_goes_back_before_the_verdict(
+    master: Master, shell: Shell
+) -> None:
+    shell.begin_elastic()
+    hand_next(shell)
+    shell.draw()
+    assert shell.run(shell.elastic.look_for_more())
+    assert given_back(master) == [(2, 0)]
+    assert master.of("lease")[-1].drained
+
+
+def test_records_that_only_this_trainer_can_finish_are_an_error(shell: Shell) -> None:
+    """A loop without a step on its last batches would wait for itself."""
+    shell = Shell(Master(records=8), batch_size=8, attended=False)
+    number = shell.begin_elastic()
+    shell.state.steps.attach("sgd")
+    shell.state.steps.attach("adam")
+    hand_next(shell)
+    shell.request()
+    shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
+    shell.run(shell.trainer.open())
+    with pytest.raises(
+        AccountingError, match=r"8 record\(s\) of 'training' were handed .* \(sgd, adam\) and nothing else is"
+    ):
+        shell.run(shell.elastic.more_to_read())
+
+
+def test_a_pass_that_reads_while_a_batch_waits_is_not_stuck(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.state.steps.attach()
+    hand_next(shell)
+    shell.elastic.check_stuck()
+    assert shell.state.supply.current.granted == 1
+
+
+def test_nothing_is_stuck_outside_of_a_pass_or_without_leases(shell: Shell) -> None:
+    shell.elastic.check_stuck()
+    shell.run(shell.trainer.open())
+    shell.elastic.check_stuck()
+
+
+def test_a_partial_batch_goes_back_as_a_remainder(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    grant = shell.draw()
+    shell.run(shell.elastic.return_remainder(((grant.task, 0, 8),)))
+    assert reports_of(master)[-1].give_backs == (back(grant.task, 0, remainder=True),)
+
+
+# Promises ---------------------------------------------------------------------------------------------------
+
+
+def test_a_promised_batch_is_delivered_later(shell: Shell) -> None:
+    shell.begin_elastic()
+    grant = shell.draw()
+    assert shell.run(shell.elastic.promise(whole(grant), 0))
+    assert shell.state.inflight.batches == 0
+    assert shell.elastic.deliver(whole(grant))
+    assert shell.state.inflight.batches == 1
+
+
+def test_a_promise_waits_for_as_many_answers_as_it_must(master: Master) -> None:
+    shell = Shell(master, in_process=False, attended=False)
+    shell.begin_elastic()
+    first, second = shell.draw(), shell.draw()
+    assert shell.hand(first)
+    shell.request()
+    assert shell.state.outbox.unanswered == 1
+    assert shell.start(shell.elastic.promise(whole(second), 1)).is_done
+    promising = shell.start(shell.elastic.promise(whole(second), 0))
+    assert not promising.is_done
+    assert promising.finish()
+    assert acknowledged(master) == [(1, 8)]
+
+
+def test_a_promise_that_was_lost_meanwhile_is_not_delivered(shell: Shell) -> None:
+    shell.begin_elastic()
+    grant = shell.draw()
+    assert shell.run(shell.elastic.promise(whole(grant), 0))
+    shell.state.void((grant.task,))
+    assert not shell.elastic.deliver(whole(grant))
+    assert shell.elastic.phase is Loop.ASKING
+    assert not shell.run(shell.elastic.promise(whole(grant), 0))
+
+
+def test_a_promise_presents_leases_in_doubt(master: Master) -> None:
+    shell = Shell(master)
+    shell.begin_elastic()
+    grant = shell.draw()
+    shell.break_stream()
+    assert shell.run(shell.elastic.promise(whole(grant), 0))
+    assert len(master.of("confirm")) == 1
+
+
+def test_a_batch_waits_until_earlier_reports_are_answered(master: Master) -> None:
+    """A refused one must not cost a second batch."""
+    shell = Shell(master, in_process=False, attended=False)
+    shell.begin_elastic()
+    first, second = shell.draw(), shell.draw()
+    assert shell.hand(first)
+    shell.request()
+    assert shell.hand(second)
+    assert acknowledged(master) == [(1, 8)]
+
+
+def test_a_batch_is_not_handed_after_a_report_that_raised(master: Master) -> None:
+    shell = Shell(master, attended=False)
+    shell.begin_elastic()
+    grant = shell.draw()
+    shell.trainer.fail(StaleLease("another lineage"))
+    with pytest.raises(StaleLease):
+        shell.hand(grant)
+    assert shell.hand(grant)
+
+
+def test_a_master_that_is_back_hears_the_report_before_the_next_batch(master: Master) -> None:
+    shell = Shell(master, attended=False)
+    shell.begin_elastic()
+    first, second = shell.draw(), shell.draw()
+    assert shell.hand(first)
+    master.errors = [MasterUnavailable("away")]
+    with pytest.raises(MasterUnavailable):
+        shell.request()
+    assert shell.hand(second)
+    assert acknowledged(master) == [(1, 8)]
+
+
+# Progress of the loop ---------------------------------------------------------------------------------------
+
+
+def test_what_the_loop_does_is_its_progress(master: Master) -> None:
+    shell = Shell(master)
+    shell.run(shell.trainer.registrar.plan())
+    counts = [shell.liveness.progress]
+    optimizer = shell.state.steps.attach()
+    number = shell.run(shell.trainer.open())
+    for do in (
+        lambda: shell.request(),
+        lambda: shell.hand(shell.draw()),
+        lambda: shell.run(shell.elastic.stepped(optimizer)),
+    ):
+        counts.append(shell.liveness.progress)
+        do()
+    counts.append(shell.liveness.progress)
+    assert counts == [0, 1, 2, 3, 4]
+    shell.run(shell.elastic.close(number))
+
+
+# Taken back -------------------------------------------------------------------------------------------------
+
+
+def test_leases_that_were_taken_back_are_told_and_not_drawn_again(master: Master) -> None:
+    shell = Shell(master, in_process=False, attended=False)
+    shell.begin_elastic()
+    for stream in ("worker 0", "worker 1"):
+        shell.draw(stream)
+    shell.work()
+    ready = shell.state.supply.ready
+    assert ready
+    tasks = tuple(task for task, _ in shell.state.inflight.leases())
+    shell.state.void(tasks)
+    assert shell.state.supply.ready == 0
+    assert shell.told(Logged)[-1].text == f"dataset training: {len(tasks)} lease(s) were taken back"
+    assert shell.told(Voided) == []
+    assert shell.elastic.is_open(1)
+    shell.state.check()
+
+
+def test_an_acknowledgement_that_was_refused_parts_the_model_from_the_count(
+    master: Master, shell: Shell
+) -> None:
+    shell.begin_elastic()
+    hand_next(shell)
+    master.dispatcher.find_ledger("training").take_back("s")  # type: ignore[union-attr]
+    shell.request()
+    assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 8),)]
+    with pytest.raises(StaleLease, match=r"batches of 1 lease\(s\) of dataset 'training'"):
+        shell.state.check()
+    shell.state.restored()
+    shell.state.check()
+
+
+def test_repr_shows_state(shell: Shell) -> None:
+    shell.begin_elastic()
+    assert (
+        repr(shell.elastic) == "<ElasticPasses ASKING exhausted=False <Supply pass=1 open epoch=0 ready=1>>"
+    )
+    shell.draw()
+    assert repr(shell.trainer.leasing) == "<Leasing <Supply pass=1 open epoch=0 ready=0>>"
+    shell.run(shell.elastic.close(1))
+    assert repr(shell.state.supply) == "<Supply pass=1 closed ready=0>"

@@ -1,0 +1,453 @@
+"""Which leases a pass asks for, who draws them, and when it is over."""
+
+from __future__ import annotations
+
+import pytest
+from trainer_kit import Master, Shell, back, reports_of, whole
+
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
+from edl_torch.errors import MasterUnavailable
+from edl_torch.shard import Slice
+from edl_torch.trainer.actions import Call, Wait
+from edl_torch.trainer.facts import Granted
+from edl_torch.trainer.leasing import POLL_S
+from edl_torch.trainer.phases import Asking
+from edl_torch.trainer.supply import Mode, Supply
+
+
+@pytest.fixture
+def master() -> Master:
+    return Master()
+
+
+@pytest.fixture
+def shell(master: Master) -> Shell:
+    return Shell(master, attended=False)
+
+
+@pytest.fixture
+def remote(master: Master) -> Shell:
+    return Shell(master, in_process=False, attended=False)
+
+
+def lease(task: int, bundle: int = 0) -> Grant:
+    return Grant(task=task, attempt=1, slice=Slice(epoch=0, shard=task, skip=0, limit=8), bundle=bundle)
+
+
+def answer(*grants: Grant, state: PassState = PassState.OPEN, epoch: int = 0) -> LeaseAnswer:
+    return LeaseAnswer(request=1, epoch=epoch, state=state, grants=grants)
+
+
+def asks(shell: Shell) -> list[int]:
+    return [call.count for call in shell.master.of("lease")]
+
+
+# Drawing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_drawn_once_and_written_down_once(shell: Shell) -> None:
+    shell.begin_elastic()
+    first, second = shell.draw("worker 0"), shell.draw("worker 1")
+    assert [first.task, second.task] == [1, 2]
+    assert [fact.grant for fact in shell.told(Granted)] == [first, second]
+    assert shell.state.inflight.unhanded("worker 1") == [second.slice]
+
+
+def test_without_an_audit_leases_are_not_written_down(master: Master) -> None:
+    shell = Shell(master, audited=False, attended=False)
+    shell.begin_elastic()
+    assert shell.told(Granted) == []
+
+
+def test_an_elastic_stream_that_finds_nothing_ends_and_its_loop_asks_again(
+    master: Master, shell: Shell
+) -> None:
+    other = Shell(master, "other", attended=False)
+    other.begin_elastic()
+    while other.next() is not None:
+        pass
+    number = shell.run(shell.trainer.open())
+    drawing = shell.start(shell.trainer.next_grant("worker 0", number))
+    assert isinstance(drawing.action, Call)
+    assert drawing.action.wait_s == 0.0
+    assert drawing.finish() is None
+    assert shell.state.supply.may_get_more(number)
+
+
+def test_a_plain_stream_that_holds_nothing_waits_for_more(master: Master, shell: Shell) -> None:
+    """What others hold may come back: an end now would lose it."""
+    other = Shell(master, "other", attended=False)
+    number = other.begin_elastic()
+    while other.next() is not None:
+        pass
+    shell.begin_plain()
+    drawing = shell.start(shell.trainer.next_grant("main", 1))
+    for _ in range(3):
+        assert isinstance(drawing.action, Call)
+        assert drawing.action.wait_s == POLL_S
+        drawing.step()
+    other.run(other.elastic.close(number))
+    assert drawing.finish() is not None
+
+
+def test_a_plain_stream_that_holds_a_lease_does_not_wait(master: Master, shell: Shell) -> None:
+    other = Shell(master, "other", attended=False)
+    shell.begin_plain()
+    assert shell.draw()
+    other.begin_plain()
+    while other.next() is not None:
+        pass
+    drawing = shell.start(shell.trainer.next_grant("main", 1))
+    assert isinstance(drawing.action, Call)
+    assert drawing.action.wait_s == 0.0
+    assert drawing.finish() is None
+    assert shell.trainer.plain.owed == 8
+
+
+@pytest.mark.parametrize("end", ["close", "open", "closed"])
+def test_a_stream_of_a_pass_that_is_over_gets_nothing(shell: Shell, end: str) -> None:
+    number = shell.begin_elastic()
+    if end == "close":
+        shell.run(shell.elastic.close(number))
+    elif end == "open":
+        shell.run(shell.trainer.open())
+    else:
+        shell.draw()
+        shell.state.closed = True
+    asked = len(asks(shell))
+    assert shell.next("worker 0", number) is None
+    assert len(asks(shell)) == asked
+
+
+def test_the_rest_of_a_bundle_is_for_the_stream_that_began_it() -> None:
+    supply = Supply(ahead=True)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1, bundle=7), lease(2, bundle=7), lease(3), lease(4, bundle=8)), number)
+    drawn = [
+        supply.draw(stream, number)
+        for stream in ("worker 0", "worker 1", "worker 1", "worker 0", "worker 0", "worker 1")
+    ]
+    assert [grant and grant.task for grant in drawn] == [1, 3, 4, 2, None, None]
+
+
+def test_bundles_that_follow_each_other_are_two() -> None:
+    supply = Supply(ahead=True)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1, bundle=7), lease(2, bundle=8)), number)
+    assert [supply.draw(stream, number).task for stream in "ab"] == [1, 2]  # type: ignore[union-attr]
+
+
+def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() -> None:
+    supply = Supply(ahead=True)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1, bundle=7), lease(2, bundle=7), lease(3, bundle=7), lease(4)), number)
+    supply.draw("worker 0", number)
+    assert [grant.task for grant in supply.rest()] == [4]
+    supply.void((3,))
+    assert [grant.task for grant in supply.close()] == [2]
+    assert supply.close() == []
+
+
+def test_void_leases_are_not_drawn() -> None:
+    supply = Supply(ahead=True)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1), lease(2)), number)
+    supply.void((1,))
+    assert supply.draw("worker 0", number) == lease(2)
+    supply.take_in(answer(lease(3, bundle=1), lease(4, bundle=1), lease(5)), number)
+    supply.draw("worker 0", number)
+    supply.clear()
+    assert supply.draw("worker 0", number) is None
+    assert supply.close() == []
+
+
+# Passes that are over ---------------------------------------------------------------------------------------
+
+
+def test_a_pass_that_has_read_nothing_joins_the_next_epoch() -> None:
+    supply = Supply(ahead=False)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(state=PassState.EPOCH_OVER, epoch=3), number)
+    assert not supply.current.is_over
+    assert supply.current.epoch == NEW_PASS
+
+
+def test_a_pass_over_a_given_epoch_does_not_join_another() -> None:
+    supply = Supply(ahead=False)
+    number = supply.open(Mode.ELASTIC, 3)
+    supply.take_in(answer(state=PassState.EPOCH_OVER, epoch=3), number)
+    assert supply.current.is_over
+    assert not supply.may_get_more(number)
+
+
+def test_a_pass_that_has_read_something_is_over_with_its_epoch() -> None:
+    supply = Supply(ahead=False)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1)), number)
+    supply.take_in(answer(state=PassState.EPOCH_OVER), number)
+    assert supply.current.is_over
+
+
+def test_the_end_of_all_epochs_is_the_end() -> None:
+    supply = Supply(ahead=False)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(state=PassState.FINISHED), number)
+    assert supply.current.is_over
+
+
+def test_what_is_granted_to_a_pass_that_is_over_is_not_wanted() -> None:
+    supply = Supply(ahead=False)
+    first = supply.open(Mode.ELASTIC)
+    second = supply.open(Mode.ELASTIC)
+    assert second == first + 1
+    assert not supply.take_in(answer(lease(1)), first)
+    supply.close()
+    assert not supply.take_in(answer(lease(1)), second)
+    assert (supply.ready, supply.dry_answers) == (0, 0)
+    assert supply.draw("worker 0", first) is None
+
+
+def test_an_error_of_fetching_ahead_ends_with_its_pass() -> None:
+    supply = Supply(ahead=True)
+    supply.error = MasterUnavailable("away")
+    supply.open(Mode.ELASTIC)
+    assert supply.error is None
+
+
+# One call at a time -----------------------------------------------------------------------------------------
+
+
+def test_who_finds_a_call_under_way_waits_for_its_answer(master: Master, shell: Shell) -> None:
+    number = shell.run(shell.trainer.open())
+    first = shell.start(shell.trainer.next_grant("worker 0", number))
+    second = shell.start(shell.trainer.next_grant("worker 1", number))
+    assert isinstance(second.action, Wait)
+    assert second.must_wait
+    first.finish()
+    assert not second.must_wait
+    assert second.finish() is not None
+    assert len(asks(shell)) == 2
+
+
+def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
+    number = shell.run(shell.trainer.open())
+    first = shell.start(shell.trainer.next_grant("worker 0", number))
+    second = shell.start(shell.trainer.next_grant("worker 1", number))
+    third = shell.start(shell.trainer.leasing.wait_for_more())
+    shell.state.close_pass()
+    assert second.finish() is None
+    assert third.finish() is False
+    first.interrupt()
+
+
+def test_who_waits_for_an_answer_ends_with_the_trainer(shell: Shell) -> None:
+    number = shell.run(shell.trainer.open())
+    first = shell.start(shell.trainer.next_grant("worker 0", number))
+    second = shell.start(shell.trainer.next_grant("worker 1", number))
+    shell.state.closed = True
+    assert second.finish() is None
+    first.interrupt()
+
+
+def test_an_interrupted_call_lets_others_ask(shell: Shell) -> None:
+    number = shell.run(shell.trainer.open())
+    shell.start(shell.trainer.next_grant("worker 0", number)).to("lease").interrupt()
+    assert shell.state.supply.phase is Asking.IDLE
+    assert shell.draw()
+
+
+def test_a_verdict_is_waited_for_and_a_look_is_not(master: Master, shell: Shell) -> None:
+    shell.run(shell.trainer.open())
+    waiting = shell.start(shell.trainer.leasing.wait_for_more())
+    assert isinstance(waiting.action, Call)
+    assert waiting.action.wait_s == POLL_S
+    assert waiting.finish()
+    shell.draw()
+    looking = shell.start(shell.trainer.leasing.look_for_more())
+    assert isinstance(looking.action, Call)
+    assert looking.action.wait_s == 0.0
+    assert looking.finish()
+    assert shell.start(shell.trainer.leasing.look_for_more()).is_done, "there is one"
+    assert shell.start(shell.trainer.leasing.wait_for_more()).is_done
+    shell.state.close_pass()
+    assert shell.start(shell.trainer.leasing.look_for_more()).is_done
+    assert shell.run(shell.trainer.leasing.wait_for_more()) is False
+
+
+def test_who_waits_for_the_verdict_of_others_asks_again_and_again(master: Master, shell: Shell) -> None:
+    other = Shell(master, "other", attended=False)
+    number = other.begin_elastic()
+    while other.next() is not None:
+        pass
+    shell.run(shell.trainer.open())
+    waiting = shell.start(shell.trainer.leasing.wait_for_more())
+    for _ in range(3):
+        waiting.step()
+        assert isinstance(waiting.action, Call)
+    assert not shell.state.supply.current.is_over
+    other.run(other.elastic.close(number))
+    assert waiting.finish()
+
+
+def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.read()
+    assert not shell.run(shell.elastic.more_to_read())
+    asked = len(asks(shell))
+    assert not shell.run(shell.elastic.more_to_read())
+    assert not shell.run(shell.elastic.look_for_more())
+    assert len(asks(shell)) == asked
+
+
+# Ahead ------------------------------------------------------------------------------------------------------
+
+
+def test_in_one_process_nothing_is_fetched_ahead(shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.draw()
+    assert not shell.trainer.has_work
+    assert set(asks(shell)) == {1}
+
+
+def test_from_afar_one_lease_a_stream_is_fetched_ahead(remote: Shell) -> None:
+    remote.begin_elastic()
+    remote.draw("worker 0")
+    assert remote.trainer.has_work
+    remote.work()
+    assert remote.state.supply.ready == 1
+    assert not remote.trainer.has_work
+    for stream in ("worker 1", "worker 2"):
+        remote.draw(stream)
+    remote.work()
+    assert remote.state.supply.ready == 3
+    assert remote.master.of("lease")[-1].ahead
+
+
+def test_a_call_asks_for_as_many_as_the_streams_lack(remote: Shell) -> None:
+    number = remote.begin_elastic()
+    assert asks(remote) == [1]
+    supply = remote.state.supply
+    supply.current.streams |= {"worker 0", "worker 1", "worker 2"}
+    assert supply.wanted == 2
+    remote.draw("worker 0", number)
+    assert supply.wanted == 3
+    remote.work()
+    assert supply.ready == 3
+    assert supply.wanted == 1
+
+
+def test_nothing_is_fetched_before_the_first_lease_and_after_the_end(remote: Shell) -> None:
+    supply = remote.state.supply
+    assert not supply.wants_ahead
+    number = remote.run(remote.trainer.open())
+    assert not supply.wants_ahead
+    remote.draw("worker 0", number)
+    assert supply.wants_ahead
+    supply.begin_asking()
+    assert not supply.wants_ahead
+    supply.end_asking()
+    supply.current.state = PassState.EPOCH_OVER
+    assert not supply.wants_ahead
+    supply.current.state = PassState.OPEN
+    remote.state.close_pass()
+    assert not supply.wants_ahead
+
+
+def test_when_nothing_is_left_the_rest_is_fetched_when_it_is_asked_for(master: Master, remote: Shell) -> None:
+    other = Shell(master, "other", attended=False)
+    remote.begin_elastic()
+    remote.draw()
+    other.begin_plain()
+    while other.next() is not None:
+        pass
+    remote.work()
+    assert not remote.state.supply.current.ahead
+    assert not remote.trainer.has_work
+
+
+def test_what_fetching_ahead_raised_the_next_to_ask_hears_once(master: Master, remote: Shell) -> None:
+    number = remote.begin_elastic()
+    remote.draw()
+    master.errors = [MasterUnavailable("away")]
+    remote.work()
+    assert not remote.trainer.has_work
+    with pytest.raises(MasterUnavailable):
+        remote.next("main", number)
+    assert remote.draw("main", number)
+
+
+def test_another_trainer_that_waits_gets_what_is_not_drawn(master: Master, remote: Shell) -> None:
+    remote.begin_elastic()
+    drawn = remote.draw()
+    remote.work()
+    ready = remote.state.supply.ready
+    assert ready == 1
+    remote.run(remote.trainer.wanted())
+    remote.work()
+    assert reports_of(master)[-1].give_backs == (back(drawn.task + 1, 0),)
+    assert not remote.trainer.has_work
+    assert remote.state.inflight.leases() == ((drawn.task, 1),)
+
+
+def test_nothing_goes_back_where_all_is_drawn(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.draw()
+    shell.run(shell.trainer.wanted())
+    assert reports_of(master) == []
+
+
+def test_a_lease_for_a_pass_that_has_ended_goes_back(master: Master, remote: Shell) -> None:
+    remote.begin_elastic()
+    remote.draw()
+    fetching = remote.start(remote.trainer.leasing.fetch_ahead()).to("lease")
+    remote.run(remote.trainer.open())
+    fetching.finish()
+    remote.run(remote.trainer.reporter.flush())
+    assert master.status.leases == 0
+
+
+def test_what_is_not_wanted_goes_back_at_once_in_one_process(master: Master, shell: Shell) -> None:
+    number = shell.run(shell.trainer.open())
+    drawing = shell.start(shell.trainer.next_grant("main", number)).to("lease")
+    shell.state.close_pass()
+    drawing.finish()
+    assert master.status.leases == 0
+
+
+def test_an_end_without_a_batch_in_the_way_is_the_verdict(master: Master) -> None:
+    """A trainer that holds records which others may wait for does not wait for itself."""
+    shell = Shell(Master(records=8), batch_size=8, attended=False)
+    number = shell.begin_elastic()
+    shell.state.steps.attach()
+    assert shell.hand(shell.draw())
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
+    shell.run(shell.trainer.open())
+    assert shell.run(shell.trainer.leasing.wait_for_more()) is False
+    assert len(shell.state.inflight.handed()) == 1
+
+
+def test_work_ends_when_the_trainer_is_closed(remote: Shell) -> None:
+    remote.begin_elastic()
+    remote.draw()
+    remote.work()
+    remote.run(remote.trainer.close(5.0))
+    remote.work()
+    assert remote._worker is not None
+    assert remote._worker.is_done
+    assert remote.master.status.leases == 0
+
+
+def test_work_goes_on_after_an_error(master: Master, remote: Shell) -> None:
+    remote.begin_elastic()
+    grant = remote.draw()
+    remote.work()
+    master.errors = [MasterUnavailable("away")]
+    assert remote.hand(grant)
+    remote.request()
+    remote.work()
+    assert remote.state.outbox.error is not None
+    remote.run(remote.trainer.reporter.flush())
+    assert master.status.acknowledged == 8
+    assert whole(grant)[0][0] not in remote.state.inflight

@@ -1,0 +1,270 @@
+"""Tokens of a trainer's position, and the way back to one."""
+
+from __future__ import annotations
+
+import pytest
+from trainer_kit import DATASET, Master, Shell, ack, reports_of
+
+from edl_torch.core.token import Token
+from edl_torch.errors import MasterUnavailable, StaleLease, UnknownDataset
+from edl_torch.trainer.actions import Call, Describe
+from edl_torch.trainer.facts import Restored, TokenTaken, Uncounted
+from edl_torch.trainer.plain import OWN_STREAM
+
+
+@pytest.fixture
+def master() -> Master:
+    return Master()
+
+
+@pytest.fixture
+def shell(master: Master) -> Shell:
+    return Shell(master, attended=False)
+
+
+def snapshot(shell: Shell) -> str:
+    return shell.run(shell.trainer.position.snapshot())
+
+
+def restore(shell: Shell, token: str | None) -> None:
+    shell.run(shell.trainer.position.restore(token))
+
+
+# The token --------------------------------------------------------------------------------------------------
+
+
+def test_a_token_has_the_batch_in_hand(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    token = snapshot(shell)
+    assert reports_of(master)[-1].acknowledgements == (ack(1, 8),)
+    assert token == master.dispatcher.token(DATASET)
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0)]
+
+
+def test_a_token_waits_until_all_is_reported(master: Master) -> None:
+    shell = Shell(master, in_process=False, attended=False)
+    shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    snapshot(shell)
+    assert master.status.acknowledged == 8
+
+
+def test_the_token_of_data_that_nobody_asked_for_is_their_beginning(master: Master, shell: Shell) -> None:
+    taking = shell.start(shell.trainer.position.snapshot()).to("dataset_status")
+    taking.fail(UnknownDataset("who?"))
+    assert isinstance(taking.action, Describe)
+    taking.answer("from the beginning")
+    assert taking.is_done
+    assert shell.state.registered.plan is None
+    assert master.calls == []
+
+
+def test_data_without_a_plan_are_registered_for_their_token(master: Master, shell: Shell) -> None:
+    taking = shell.start(shell.trainer.position.snapshot()).to("dataset_status")
+    taking.fail(UnknownDataset("who?"))
+    taking.answer("")
+    assert Token.decode(taking.finish()).open == ()
+    assert shell.state.registered.plan is not None
+
+
+def test_data_that_a_master_knows_are_registered_for_their_token(master: Master, shell: Shell) -> None:
+    assert snapshot(shell) == master.dispatcher.token(DATASET)
+    assert [method for method, _ in master.calls] == ["dataset_status", "register", "snapshot"]
+
+
+def test_a_master_without_a_ledger_is_not_asked_for_a_beginning(master: Master) -> None:
+    shell = Shell(master, keeps_ledger=False, attended=False)
+    assert shell.run(shell.trainer.position.beginning()) == ""
+    shell.run(shell.trainer.position.look())
+    assert master.calls == []
+
+
+def test_a_token_says_what_it_lacks(shell: Shell) -> None:
+    for stream in ("worker 0", "worker 1"):
+        shell.begin_plain(stream, "7 1")
+        shell.draw(stream)
+    shell.report()
+    token = snapshot(shell)
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=False, uncounted=4)]
+
+
+def test_a_token_of_one_stream_is_exact(shell: Shell) -> None:
+    shell.begin_plain(OWN_STREAM)
+    shell.draw()
+    shell.report()
+    token = snapshot(shell)
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0)]
+
+
+def test_a_model_that_has_learnt_what_comes_again_gets_no_token(shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.state.lose("1 batch(es)")
+    shell.state.lose("2 batch(es)")
+    with pytest.raises(StaleLease, match=r"^1 batch\(es\) of dataset 'training'"):
+        snapshot(shell)
+
+
+def test_a_session_that_is_given_up_while_it_takes_the_token_gets_none(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.state.steps.attach()
+    assert shell.hand(shell.draw())
+    taking = shell.start(shell.trainer.position.snapshot()).to("snapshot")
+    master.give_up_all()
+    with pytest.raises(StaleLease, match="this trainer was cut off"):
+        taking.finish()
+    assert shell.state.fence.member == 2
+    assert [call.fence.member for call in master.of("snapshot")] == [1, 2]
+    assert shell.told(TokenTaken) == []
+
+
+def test_progress_registers_and_says_what_the_master_knows(master: Master, shell: Shell) -> None:
+    status = shell.run(shell.trainer.position.progress())
+    assert (status.dataset, status.size, status.acknowledged) == (DATASET, 64, 0)
+
+
+# The way back -----------------------------------------------------------------------------------------------
+
+
+def test_going_back_reads_again_what_came_after(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    token = snapshot(shell)
+    shell.request()
+    assert shell.hand(shell.draw())
+    restore(shell, token)
+    assert shell.told(Restored) == [Restored(token=token, lineage=2)]
+    assert shell.state.fence.lineage == 2
+    assert not shell.state.inflight
+    assert not shell.state.supply.current.is_open
+    shell.run(shell.elastic.close(1))
+    assert shell.train_through() == 56
+    assert master.status.finished
+
+
+def test_going_back_makes_model_and_count_one_again(shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.state.lose("1 batch(es)")
+    restore(shell, None)
+    shell.state.check()
+    assert shell.told(Restored) == [Restored(token=None, lineage=2)]
+
+
+def test_going_back_registers_at_first_use(master: Master, shell: Shell) -> None:
+    restore(shell, None)
+    assert [method for method, _ in master.calls] == ["register", "restore"]
+
+
+def test_restores_are_numbered(master: Master, shell: Shell) -> None:
+    restore(shell, None)
+    restore(shell, None)
+    assert [call.request for call in master.of("restore")] == [1, 2]
+    assert [call.fence.lineage for call in master.of("restore")] == [1, 2]
+    assert shell.state.fence.lineage == 3
+
+
+def test_a_restore_whose_answer_was_lost_is_repeated_by_hand(master: Master, shell: Shell) -> None:
+    restoring = shell.start(shell.trainer.position.restore(None)).to("restore")
+    assert isinstance(restoring.action, Call)
+    master.answer(restoring.action)
+    with pytest.raises(MasterUnavailable):
+        restoring.fail(MasterUnavailable("away"))
+    with pytest.raises(StaleLease, match="lineage 2; the call is of lineage 1"):
+        restore(shell, None)
+
+
+def test_a_plain_pass_that_a_restore_ended_is_not_finished(master: Master, shell: Shell) -> None:
+    shell.begin_plain()
+    shell.draw()
+    shell.report()
+    restore(shell, None)
+    assert shell.warnings == []
+    shell.begin_plain()
+    assert shell.warnings == []
+
+
+def test_what_nobody_can_name_is_told_when_it_is_thrown_away(shell: Shell) -> None:
+    for stream in ("worker 0", "worker 1"):
+        shell.begin_plain(stream, "7 1")
+        shell.draw(stream)
+    shell.report()
+    restore(shell, None)
+    assert shell.told(Uncounted) == [Uncounted(4)]
+
+
+def test_a_refused_report_of_before_does_not_hold_it_up(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.trainer.fail(StaleLease("another lineage"))
+    restore(shell, None)
+    assert shell.state.fence.lineage == 2
+
+
+def test_a_master_that_is_away_does(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.draw()
+    shell.state.close_pass()
+    shell.state.outbox.note(give_backs=shell.state.inflight.give_back_unacknowledged())
+    master.errors = [MasterUnavailable("away")]
+    with pytest.raises(MasterUnavailable):
+        restore(shell, None)
+    restore(shell, None)
+    assert shell.state.fence.lineage == 2
+
+
+def test_a_restore_that_another_one_preceded_is_refused(master: Master, shell: Shell) -> None:
+    shell.run(shell.trainer.position.look())
+    master.dispatcher.go_back(DATASET, None)
+    with pytest.raises(StaleLease, match="by another trainer while this one read its own: lineage 2, not 1"):
+        restore(shell, None)
+    restore(shell, None)
+    assert shell.state.fence.lineage == 3, "the look was of another checkpoint"
+
+
+def test_a_look_at_what_nobody_has_heard_of_expects_the_first_lineage(master: Master, shell: Shell) -> None:
+    looking = shell.start(shell.trainer.position.look())
+    looking.fail(UnknownDataset("who?"))
+    restore(shell, None)
+    looking = Shell(master, "other", attended=False)
+    other = looking.start(looking.trainer.position.look())
+    other.fail(UnknownDataset("who?"))
+    with pytest.raises(StaleLease, match="lineage 2, not 1"):
+        restore(looking, None)
+
+
+def test_a_look_notes_the_lineage_that_is(master: Master, shell: Shell) -> None:
+    master.dispatcher.go_back(DATASET, None)
+    shell.run(shell.trainer.position.look())
+    restore(shell, None)
+    assert shell.state.fence.lineage == 3
+
+
+def test_another_master_since_the_look_is_refused(master: Master, shell: Shell) -> None:
+    shell.run(shell.trainer.position.look())
+    master.dispatcher.ledger_id = "M"
+    with pytest.raises(StaleLease, match=r"another master since .*: ledger M, not L"):
+        restore(shell, None)
+
+
+def test_one_that_takes_part_need_not_look(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    asked = len(master.calls)
+    shell.run(shell.trainer.position.look())
+    assert shell.run(shell.trainer.position.beginning()) == ""
+    assert len(master.calls) == asked
+
+
+def test_a_session_that_was_given_up_goes_back_as_the_new_member(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.draw()
+    master.give_up_all()
+    restore(shell, None)
+    assert [call.fence.member for call in master.of("restore")] == [1, 2]
+    assert shell.state.fence.lineage == 2
+
+
+def test_repr_shows_state(shell: Shell) -> None:
+    assert repr(shell.trainer.position).startswith("<Position 'training' Fence(ledger=''")
+    assert repr(shell.trainer.registrar).startswith("<Registrar NEW Fence(ledger=''")
+    assert repr(shell.trainer.confirmer) == "<Confirmer <Liveness standing=False doubts=0>>"
+    shell.run(shell.trainer.registrar.plan())
+    assert repr(shell.trainer.confirmer) == "<Confirmer in one process with the master>"

@@ -1,0 +1,187 @@
+"""What no single part of a trainer does: its end, records that cannot be read, processes that die."""
+
+from __future__ import annotations
+
+import pytest
+from trainer_kit import Master, Shell, ack, back, reports_of
+
+from edl_torch.errors import MasterUnavailable, StaleLease
+from edl_torch.trainer.actions import Register, Wait
+from edl_torch.trainer.facts import Logged, Reporting
+
+
+@pytest.fixture
+def master() -> Master:
+    return Master()
+
+
+@pytest.fixture
+def shell(master: Master) -> Shell:
+    return Shell(master, attended=False)
+
+
+# The end ----------------------------------------------------------------------------------------------------
+
+
+def test_closing_gives_back_all_that_was_not_trained_on(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    for _ in range(2):
+        assert shell.hand(shell.draw())
+        if shell.state.inflight.batches < 2:
+            shell.state.steps.attach()
+            shell.request()
+    shell.draw()
+    shell.run(shell.trainer.close(5.0))
+    assert shell.state.closed
+    assert master.status.leased == 0
+    assert master.status.acknowledged == 0
+    assert sorted(back.task for back in reports_of(master)[-1].give_backs) == [1, 2, 3]
+    assert shell.told(Reporting)[-1].returned == ((1, 0, 8),), "the second was not stepped on"
+
+
+def test_closing_before_the_first_use_makes_no_call(master: Master, shell: Shell) -> None:
+    shell.run(shell.trainer.close(5.0))
+    assert master.calls == []
+
+
+def test_closing_tells_what_the_last_report_led_to(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.draw()
+    master.errors = [StaleLease("another lineage")]
+    with pytest.raises(StaleLease):
+        shell.run(shell.trainer.close(5.0))
+    assert shell.state.closed
+
+
+def test_closing_asks_a_master_that_was_away_once_more(master: Master) -> None:
+    shell = Shell(master, in_process=False, attended=False)
+    shell.begin_elastic()
+    grant = shell.draw()
+    assert shell.hand(grant)
+    shell.request()
+    master.is_away = True
+    shell.work()
+    master.is_away = False
+    shell.run(shell.trainer.close(5.0))
+    assert master.status.acknowledged == 8
+    assert master.status.leased == 0
+
+
+def test_an_interrupted_end_is_an_end(shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.draw()
+    shell.start(shell.trainer.close(5.0)).to("report").interrupt()
+    assert shell.state.closed
+
+
+def test_a_closed_trainer_whose_session_is_gone_does_not_register_again(master: Master) -> None:
+    shell = Shell(master, in_process=False, attended=False)
+    shell.begin_elastic()
+    shell.draw()
+    closing = shell.start(shell.trainer.close(5.0))
+    assert isinstance(closing.action, Wait)
+    closing.answer(None)
+    master.give_up_all()
+    shell.work()
+    assert len(master.of("register")) == 1
+
+
+# Records ----------------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_cannot_be_read_goes_to_quarantine(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    grant = shell.draw()
+    for _ in range(2):
+        shell.run(shell.trainer.fail_record(grant.task, 3, "torn"))
+    (failure,) = [failure for call in reports_of(master) for failure in call.failures]
+    assert (failure.task, failure.attempt, failure.position, failure.reason) == (grant.task, 1, 3, "torn")
+    assert master.status.quarantined == 1
+
+
+# Processes that read ----------------------------------------------------------------------------------------
+
+
+def test_a_process_that_begins_hears_of_the_pass_and_the_data(shell: Shell) -> None:
+    beginning = shell.start(shell.trainer.begin_stream())
+    assert isinstance(beginning.action, Register)
+    number, plan = beginning.finish()
+    assert (number, plan.size) == (0, 64)
+    assert shell.run(shell.trainer.open()) == 1
+    assert shell.run(shell.trainer.begin_stream())[0] == 1
+
+
+def test_a_process_that_dies_is_told_with_the_records_that_it_was_at(shell: Shell) -> None:
+    shell.begin_elastic()
+    first, second = shell.draw("worker 1"), shell.draw("worker 1")
+    assert shell.run(shell.elastic.hand(((first.task, 0, 3),)))
+    shell.run(shell.trainer.stream_broke("worker 1"))
+    where = "records 8 to 15 of 'a' (before them records 3 to 7 of 'a', not delivered yet)"
+    assert second.slice.shard == 1
+    assert shell.run(shell.trainer.broken_streams(1.0)) == {"worker 1": where}
+    assert shell.told(Logged) == [Logged(f"loader worker 1 ended before its pass: {where}")]
+    shell.run(shell.trainer.stream_broke("worker 1"))
+    assert len(shell.told(Logged)) == 1
+
+
+def test_a_process_that_dies_with_nothing_in_its_hands(shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.run(shell.trainer.stream_broke("worker 1"))
+    assert shell.run(shell.trainer.broken_streams(1.0)) == {"worker 1": "no record"}
+
+
+def test_a_process_that_dies_at_one_slice(shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.draw("worker 1")
+    shell.run(shell.trainer.stream_broke("worker 1"))
+    assert shell.run(shell.trainer.broken_streams(1.0)) == {"worker 1": "records 0 to 7 of 'a'"}
+
+
+def test_a_process_that_hangs_up_after_its_pass_has_not_died(shell: Shell) -> None:
+    shell.run(shell.trainer.stream_broke("worker 1"))
+    number = shell.begin_elastic()
+    shell.run(shell.elastic.close(number))
+    shell.run(shell.trainer.stream_broke("worker 1"))
+    assert shell.told(Logged) == []
+
+
+def test_who_asks_for_dead_processes_waits_for_the_first(shell: Shell) -> None:
+    shell.begin_elastic()
+    asking = shell.start(shell.trainer.broken_streams(7.0))
+    assert isinstance(asking.action, Wait)
+    assert asking.action.timeout_s == 7.0
+    shell.run(shell.trainer.stream_broke("worker 1"))
+    assert not asking.must_wait
+    assert set(asking.finish()) == {"worker 1"}
+
+
+def test_the_dead_of_a_pass_are_not_those_of_the_next(shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.run(shell.trainer.stream_broke("worker 1"))
+    shell.run(shell.trainer.open())
+    assert shell.run(shell.trainer.broken_streams(1.0)) == {}
+
+
+def test_others_who_wait_get_nothing_from_a_master_that_is_away(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    master.is_away = True
+    shell.run(shell.trainer.wanted())
+    with pytest.raises(MasterUnavailable):
+        shell.run(shell.trainer.reporter.send())
+    master.is_away = False
+    shell.run(shell.trainer.reporter.flush())
+    assert reports_of(master)[-1].give_backs == (back(1, 0),)
+    assert reports_of(master)[-1].acknowledgements == ()
+
+
+def test_reports_go_to_the_pass_that_is_open(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    assert shell.report() == 1
+    shell.begin_plain()
+    shell.draw()
+    assert shell.report() == 0
+    assert [call.acknowledgements for call in reports_of(master) if call.acknowledgements] == [
+        (ack(1, 8),),
+        (ack(2, 4),),
+    ]
