@@ -6,10 +6,10 @@ trainer, and nothing happens but by the hub: a seed fixes it all.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, NamedTuple
 
 from edl_torch.trainer.actions import Procedure, Wait
 
@@ -17,8 +17,7 @@ Event = Callable[..., None]
 PARKED: Any = object()  # in place of an answer: it comes later
 
 
-@dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(NamedTuple):
     """Wait so long. There is no answer."""
 
     seconds: float
@@ -30,19 +29,18 @@ class Hub:
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        self._number = 0
+        self._numbers = count()
         self._due: list[tuple[float, int, Event, tuple[Any, ...]]] = []
 
     def after(self, seconds: float, event: Event, *arguments: Any) -> None:
         """Do it so much later. What is due at the same time happens in the order in which it was planned."""
-        self._number += 1
-        heapq.heappush(self._due, (self.now + seconds, self._number, event, arguments))
+        heappush(self._due, (self.now + seconds, next(self._numbers), event, arguments))
 
     def run(self, over: Callable[[], bool]) -> None:
         """Until it is over, or nothing is due any more. Raises what any thread or event raises."""
-        due, pop = self._due, heapq.heappop
+        due = self._due
         while due and not over():
-            self.now, _, event, arguments = pop(due)
+            self.now, _, event, arguments = heappop(due)
             self.events += 1
             event(*arguments)
 
