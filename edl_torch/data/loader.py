@@ -86,8 +86,8 @@ class ElasticDataLoader(DataLoader[Any]):
 
     Raises:
         InvalidArgument: data that nothing can read by index, an argument that decides the order, one that
-            belongs to the service of a `ShardedDataset`, or another `batch_size` than that service's. From the
-            first pass: several ranks, and no word on `synchronous`.
+            belongs to the service of a `ShardedDataset`, or another `batch_size` than that service's. From
+            the first pass: several ranks, and no word on `synchronous`.
     """
 
     def __init__(

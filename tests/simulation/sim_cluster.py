@@ -114,7 +114,7 @@ class Cluster:
         thresholds = gc.get_threshold()
         gc.set_threshold(100_000, 50, 50)
         try:
-            self.hub.run(lambda: bool(self.trainers) and self._over())
+            self.hub.run(self._over)
         finally:
             gc.unfreeze()
             gc.set_threshold(*thresholds)
@@ -139,11 +139,9 @@ class Cluster:
         )
 
     def _over(self) -> bool:
-        return self._peace and len(self._ended) == len(self.trainers)
-
-    @property
-    def _peace(self) -> bool:
-        return self.master.up and not self._left
+        if self._left or not self.master.up or len(self._ended) < len(self.trainers):
+            return False
+        return self.master.ledger.finished  # else they were asked to leave, and others come in their place
 
     def _look(self) -> None:
         """Nobody hangs; who has ended is replaced while there is work."""

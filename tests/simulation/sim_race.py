@@ -1,6 +1,6 @@
 """Trainers of different paces share an epoch, and nothing goes wrong: how long that takes.
 
-Real sessions and the real dispatcher, as in `sim_cluster`, whose faults it leaves out.
+Real trainers and the real dispatcher, as in `sim_cluster`, whose faults it leaves out.
 """
 
 from __future__ import annotations
