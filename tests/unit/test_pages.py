@@ -29,7 +29,7 @@ from edl_torch.testing.images import encode, render, write_image_folder
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
-    "docs/training.md": 5,
+    "docs/training.md": 8,
     "docs/testing.md": 1,
     "docs/evaluation-and-prediction.md": 1,
 }
