@@ -57,10 +57,7 @@ class ElasticPasses:
         if state.steps.told_in_hand:  # read and not passed on, or passed on to a loop that was left
             self._withdraw()
         state.steps.begin_pass()
-        self.phase = moved(self.phase, Loop.ASKING)
-        if not state.steps.attached:
-            self._settle(0, Way.NEXT)
-        yield from self._reporter.send()
+        yield from self.batch_requested()
         self._exhausted = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
