@@ -109,7 +109,7 @@ class ElasticSession:
         """
         is_open = self._session.do(self._passes.request_now, number)
         if is_open is None:
-            self._session.run(self._passes.batch_requested())
+            self._session.run(self._trainer.reporter.send())
         return is_open is not False
 
     def hand(self, ticket: Ticket) -> bool:

@@ -284,11 +284,9 @@ class ElasticPasses:
         self.phase = moved(self.phase, Loop.ASKING)
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        if not state.steps.attached:
-            if not state.steps.is_told:
-                self._settle(state.steps.ahead, Way.NEXT)
-            while self._reporter.is_due():
-                yield from self._reporter.send_one()
+        if not state.steps.attached and not state.steps.is_told:
+            self._settle(state.steps.ahead, Way.NEXT)
+        yield from self._reporter.send()
 
     def passed_on(self) -> Procedure[None]:
         """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
@@ -306,19 +304,20 @@ class ElasticPasses:
         yield from self._reporter.send()
 
     def request_now(self, number: int) -> bool | None:
-        """Do as `batch_requested` for pass `number`, where a step decides what is done with.
+        """Do as `batch_requested` for pass `number`, where it is open.
 
-        Returns whether the pass is open; None: `batch_requested` must be tried.
+        Returns whether it is; None where a report must be sent, as `Reporter.send` does.
         """
-        if not self.is_open(number):
-            return False
         state = self._state
-        if not state.steps.attached:
-            return None
+        current = state.supply.current
+        if not (current.is_open and number == current.number and current.mode is Mode.ELASTIC):
+            return False
         self.phase = moved(self.phase, Loop.ASKING)
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        return True
+        if not state.steps.attached and not state.steps.is_told:
+            self._settle(state.steps.ahead, Way.NEXT)
+        return True if state.outbox.is_settled else None
 
     def stepped(self, optimizer: int) -> Procedure[None]:
         """An attached optimizer stepped."""
