@@ -365,6 +365,26 @@ def test_when_nothing_is_left_the_rest_is_fetched_when_it_is_asked_for(master: M
     assert not remote.trainer.has_work
 
 
+def test_a_master_that_has_nothing_more_is_not_asked_in_a_tight_loop(master: Master, remote: Shell) -> None:
+    """One lease waits for two streams, and others hold the rest of the epoch."""
+    remote.begin_elastic()
+    remote.draw("worker 0")
+    remote.draw("worker 1")
+    other = Shell(master, "other", attended=False)
+    other.begin_plain()
+    while master.status.todo > 8:
+        assert other.next() is not None
+    remote.run(remote.trainer.leasing.look_for_more())
+    while other.next() is not None:
+        pass
+    assert remote.state.supply.ready == 1
+    assert remote.trainer.has_work
+    asked = len(asks(remote))
+    remote.work()
+    assert len(asks(remote)) == asked + 1
+    assert not remote.trainer.has_work
+
+
 def test_what_fetching_ahead_raised_the_next_to_ask_hears_once(master: Master, remote: Shell) -> None:
     number = remote.begin_elastic()
     remote.draw()
