@@ -65,6 +65,7 @@ class Master:
                 sources=(Source(name="a", count=records),),
                 records_per_shard=shard,
                 num_epochs=num_epochs,
+                max_bad_records=records,
             )
         )
         ledger = self.dispatcher.find_ledger(DATASET)
