@@ -289,6 +289,23 @@ def test_who_waits_for_the_verdict_of_others_asks_again_and_again(master: Master
     assert waiting.finish()
 
 
+def test_a_trainer_with_a_batch_waits_for_what_others_hold_of_its_epoch(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.state.steps.attach()
+    assert shell.hand(shell.draw())
+    other = Shell(master, "other", attended=False)
+    other.begin_plain()
+    while other.next() is not None:
+        pass
+    shell.request()
+    waiting = shell.start(shell.trainer.leasing.wait_for_more())
+    for _ in range(3):
+        waiting.step()
+        assert isinstance(waiting.action, Call)
+    other.run(other.trainer.plain.finish(abandoned=True))
+    assert waiting.finish()
+
+
 def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
     shell.read()
