@@ -119,8 +119,9 @@ class Position:
         self.restored()
 
     def prepare_restore(self) -> Procedure[None]:
-        """End what is under way."""
+        """End what is under way: a loop in its midst has not trained on the batch in hand."""
         yield from self._registrar.plan()
+        self._elastic.end(self._state.supply.current.number)
         self._state.close_pass()
         with suppress(StaleLease):  # of before: all that is void after this
             yield from self._reporter.flush()

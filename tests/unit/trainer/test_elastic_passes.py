@@ -311,6 +311,12 @@ def test_all_handed_out_and_one_in_training_is_not_the_end(master: Master) -> No
     assert given_back(shell.master) == [(1, 0)]
 
 
+def test_before_a_later_iteration_none_is_superseded(shell: Shell) -> None:
+    assert shell.elastic.superseded == 0
+    shell.begin_elastic()
+    assert shell.elastic.superseded == 0
+
+
 def test_closing_an_older_pass_does_nothing(master: Master, shell: Shell) -> None:
     first = shell.begin_elastic()
     shell.run(shell.trainer.open())

@@ -314,13 +314,16 @@ def test_three_silent_passes_in_a_row_are_an_error(shell: Shell) -> None:
     assert len(shell.warnings) == 2
 
 
-@pytest.mark.parametrize("between", ["report", "abandon", "unread"])
+@pytest.mark.parametrize("between", ["report", "sized report", "abandon", "unread"])
 def test_a_pass_that_is_not_silent_ends_the_row(shell: Shell, between: str) -> None:
     read_all(shell)
     read_all(shell)
     if between == "report":
         read_all(shell)
         shell.report()
+    elif between == "sized report":
+        read_all(shell)
+        shell.report(3)
     elif between == "abandon":
         read_all(shell)
         shell.run(shell.trainer.plain.finish(abandoned=True))
