@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from sim_hub import Hub, Sleep
@@ -107,6 +108,7 @@ class Trainer:
         token: str | bool | None = False,
         on_end: Callable[[Trainer], None],
         pace: Pace | None = None,
+        audit_dir: Path | None = None,
     ) -> None:
         self.number = number
         self.session = f"s{number}"
@@ -116,7 +118,9 @@ class Trainer:
         self.inner_passes = 0
         self.batches_read = 0
         self.ended = False
-        self.shell = SimSession(self.session, f"t{number}", job.description(), hub, network, master)
+        self.shell = SimSession(
+            self.session, f"t{number}", job.description(), hub, network, master, audit_dir
+        )
         self.process, self.port = self.shell.process, self.shell.port
         self.job, self.hub = job, hub
         self._model, self._token = model, token
