@@ -123,7 +123,7 @@ class LockstepPass(LoaderPass):
 
     def _end(self) -> None:
         if not self._steps:
-            together(self._peers, Doing.END, self._passes.check_stuck, str)
+            together(self._peers, Doing.END, self._passes.settle_stuck, str)
         self._session.position.agree_on_end(self._lockstep)
 
     def _take(self, count: Count) -> Any:
