@@ -57,6 +57,7 @@ class LockstepPass(LoaderPass):
 
     def __next__(self) -> Any:
         self._statistics.let_go()
+        self._weights.warn_of_stand_in()
         self._request()
         going_on = False
         try:

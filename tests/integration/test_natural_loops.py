@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -431,3 +432,26 @@ def test_synchronous_ranks_drop_their_windows_together(tmp_path: Path) -> None:
         run_ranks(fake, 2, train, {"a": 40}, audit_dir=tmp_path)
     fake.outcomes["training"].check_complete(1)
     assert verdict_of(tmp_path).unstepped == 32
+
+
+# Synchronous ranks ------------------------------------------------------------------------------------------
+
+UNWEIGHED = r"stand.*loader\.weigh\(loss\).*scale_gradients"
+
+
+@pytest.mark.parametrize("knows", ["", "weigh", "weight"])
+def test_a_synchronous_loop_that_does_not_weigh_hears_of_it_at_a_batch_that_stands_in(knows: str) -> None:
+    def train(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for _ in rank.loader:
+            if knows == "weigh":
+                rank.loader.weigh(torch.zeros(()))
+            elif knows:
+                assert rank.loader.weight >= 0
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run_ranks(FakeMaster(), 2, train, {"a": 4, "b": 4, "c": 4}, records_per_shard=4)
+    said = [str(warning.message) for warning in found]
+    assert len(said) == (0 if knows else 1)
+    assert all(re.search(UNWEIGHED, text) for text in said)
