@@ -246,6 +246,17 @@ def test_a_loop_that_is_left_after_asking_has_no_batch_in_hand(master: Master, s
     assert master.status.leased == 0
 
 
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_loop_that_is_left_between_batches_gives_back_what_was_drawn(
+    master: Master, shell: Shell, looks: bool
+) -> None:
+    number = shell.run(shell.trainer.open())
+    assert shell.run(shell.elastic.look_for_more() if looks else shell.elastic.more_to_read())
+    shell.draw()
+    shell.run(shell.elastic.close(number))
+    assert given_back(master) == [(1, 0)]
+
+
 def test_with_an_optimizer_only_the_batch_without_a_step_goes_back(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
     optimizer = shell.state.steps.attach()
