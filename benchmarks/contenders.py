@@ -30,7 +30,7 @@ from edl_torch import (
     MasterClient,
     ShardedDataset,
 )
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Shard, Task
 
@@ -45,7 +45,7 @@ class Elastic:
         reader: AbstractDataReader,
         transform: Transform | None = None,
         *,
-        master: MasterPort | None = None,
+        master: MasterApi | None = None,
         batch_size: int,
         workers: int,
         shuffle: bool = False,

@@ -24,7 +24,7 @@ from finding import Finding
 from harness import parser, write_json
 from serving import Server, master, serving
 
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
@@ -218,7 +218,7 @@ def _timed(work: Callable[[], None]) -> float:
 class Trainer:
     """A session that leases slices and acknowledges them whole."""
 
-    def __init__(self, master: MasterPort, dataset: str, number: int, size: int = HUGE) -> None:
+    def __init__(self, master: MasterApi, dataset: str, number: int, size: int = HUGE) -> None:
         self._master = master
         self._dataset = dataset
         self._session = f"{dataset}-{number}"

@@ -24,7 +24,7 @@ from records import RepeatedImages, TinyRows, ToTensor
 from torch.utils.data import default_collate
 
 from edl_torch import LocalMaster, MasterClient
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.readers.images.decode import EXTENSIONS
 
 ELASTIC, UNSEEDED, GRPC, PLAIN = "elastic", "elastic, unseeded", "elastic over grpc", "plain DataLoader"
@@ -142,7 +142,7 @@ class Jpeg:
             ],
         )
 
-    def _elastic(self, stack: ExitStack, master: MasterPort, workers: int, *, seeded: bool = True) -> Elastic:
+    def _elastic(self, stack: ExitStack, master: MasterApi, workers: int, *, seeded: bool = True) -> Elastic:
         shape = self._shape(workers)
         return opened(
             stack,

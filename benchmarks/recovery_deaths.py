@@ -25,7 +25,7 @@ from contenders import loopback_master
 from recovery_peers import registration
 from serving import environment_of_children
 
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import NEW_PASS, ConfirmCall, Fence, Grant, LeaseCall, RegisterCall
 from edl_torch.testing.listening import Listening
 

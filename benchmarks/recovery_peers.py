@@ -12,7 +12,7 @@ import sys
 import threading
 import uuid
 
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import NEW_PASS, LeaseCall, RegisterCall, Registration
 from edl_torch.shard import Source
 from edl_torch.testing.listening import Listening

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from edl_torch import errors as errors
     from edl_torch import readers as readers
     from edl_torch import testing as testing
-    from edl_torch.client.elasticdl import ElasticDLMasterClient as ElasticDLMasterClient
+    from edl_torch.client.elasticdl.client import ElasticDLMasterClient as ElasticDLMasterClient
+    from edl_torch.client.grpc.client import MasterClient as MasterClient
+    from edl_torch.client.grpc.client import build_channel as build_channel
     from edl_torch.client.service import DataShardService as DataShardService
-    from edl_torch.client.transport import MasterClient as MasterClient
-    from edl_torch.client.transport import build_channel as build_channel
     from edl_torch.data.checkpoint import load_checkpoint as load_checkpoint
     from edl_torch.data.checkpoint import save_checkpoint as save_checkpoint
     from edl_torch.data.dataset import ImageDataset as ImageDataset
@@ -32,16 +32,16 @@ __version__ = "0.1.0"
 _HOMES = {
     "AbstractDataReader": "edl_torch.readers.base",
     "DataShardService": "edl_torch.client.service",
-    "ElasticDLMasterClient": "edl_torch.client.elasticdl",
+    "ElasticDLMasterClient": "edl_torch.client.elasticdl.client",
     "ElasticDataLoader": "edl_torch.data.loader",
     "ImageDataset": "edl_torch.data.dataset",
     "LocalMaster": "edl_torch.master.embedded",
-    "MasterClient": "edl_torch.client.transport",
+    "MasterClient": "edl_torch.client.grpc.client",
     "Shard": "edl_torch.shard",
     "ShardedDataset": "edl_torch.data.dataset",
     "Task": "edl_torch.shard",
     "TaskType": "edl_torch.shard",
-    "build_channel": "edl_torch.client.transport",
+    "build_channel": "edl_torch.client.grpc.client",
     "load_checkpoint": "edl_torch.data.checkpoint",
     "save_checkpoint": "edl_torch.data.checkpoint",
 }

@@ -1,4 +1,4 @@
-"""The nouns that every room shares: sources, shards, slices, tasks and what identifies a dataset.
+"""Values that every package shares: sources, shards, slices, tasks and the description of a dataset.
 
 Values only: nothing here knows who leases a shard, how it travels or how its records are read.
 """

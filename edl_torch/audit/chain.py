@@ -1,4 +1,4 @@
-"""From the final lineage back to the beginning of the data, token by token.
+"""Chain of lineages from the final one back to the beginning of the data, token by token.
 
 A lineage began from a token; the records that have an outcome in it must have got it in the lineage in which
 that token was taken. What that lineage did beyond the token is rolled back, and proves nothing. All who took
@@ -21,7 +21,7 @@ from edl_torch.errors import AuditError, TokenError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalWord:
-    """What the master says of a dataset at the end; it decides what no log can.
+    """Final state of a dataset by the master; it decides what no log can.
 
     `token` is its position: exactly what has an outcome in it must have one in the logs. `settled` says how
     far leases were acknowledged, by (task, attempt), for reports whose answer a kill cut off. `ledger` and
@@ -35,7 +35,7 @@ class FinalWord:
 
 
 class Chain:
-    """The lineages that made the final model, the final one first."""
+    """Lineages that made the final model, the final one first."""
 
     def __init__(self, history: History, word: FinalWord) -> None:
         self._history = history
@@ -45,7 +45,7 @@ class Chain:
         self._faults: dict[Taken, str] = {}
 
     def parts(self) -> list[Part]:
-        """What each lineage did. Raises AuditError where the logs of a lineage are missing."""
+        """Return what each lineage did. Raises AuditError where the logs of a lineage are missing."""
         self._check_word()
         token = self._decode(self._word.token)
         parts = [self._final_part(self._history.lineages[self._history.final], token)]
@@ -80,7 +80,7 @@ class Chain:
         return self._part(lineage, required, None, self._word.settled)
 
     def _epochs_seen(self, lineage: Lineage) -> int:
-        """Epochs of an endless job that have an outcome."""
+        """Return epochs of an endless job that have an outcome."""
         reports = Reports.join([lineage.acknowledged, lineage.quarantined])
         last = max(int(reports.ends.max(initial=0)), int(self._begun(lineage).ends.max(initial=0)))
         return -(-last // self._history.spec.size)
@@ -143,7 +143,7 @@ class Chain:
         return sound[0] if sound else candidates[0]
 
     def _taken(self, began: Lineage, visited: set[Key]) -> list[Taken]:
-        """All who took the token that a lineage began from."""
+        """Return all who took the token that a lineage began from."""
         taken = self._history.taken.get(token_digest(began.token or ""), ())
         return [one for one in taken if one.key not in visited and _may_precede(one, began)]
 

@@ -1,7 +1,7 @@
-"""A dataset's records on one line, so that sets of them are intervals of integers.
+"""Numbers of a dataset's records on one line, so that sets of records are intervals of integers.
 
 Record `position` of a shard in an epoch has the number `epoch * size + records of the shards before, by
-shard number + position`. Where a record stands in its storage is `audit.naming`'s to say.
+shard number + position`. `audit.naming` says where a record stands in its storage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LARGEST = np.iinfo(np.int64).max
 
 
 class Coordinates:
-    """The line of one dataset: shards by number, epoch after epoch."""
+    """Line of one dataset: shards by number, epoch after epoch."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.plan = Plan(spec)
@@ -48,12 +48,12 @@ class Coordinates:
             )
 
     def starts(self, shards: IndexArray) -> IndexArray:
-        """The number of each shard's first record, within an epoch."""
+        """Return the number of each shard's first record, within an epoch."""
         source, inside = self._places(shards)
         return self.record_ends[source] - self.counts[source] + inside
 
     def lengths(self, shards: IndexArray) -> IndexArray:
-        """Records of each shard."""
+        """Return records of each shard."""
         source, inside = self._places(shards)
         lengths: IndexArray = np.minimum(self.counts[source] - inside, self.per_shard)
         return lengths
@@ -64,7 +64,7 @@ class Coordinates:
         return source, (shards - before) * self.per_shard
 
     def shard_starts(self, numbers: IndexArray) -> IndexArray:
-        """The number of the first record of the shard, in its epoch, that each number lies in."""
+        """Return the number of the first record of the shard, in its epoch, that each number lies in."""
         inside = numbers % self.size
         source = np.searchsorted(self.record_ends, inside, side="right")
         return numbers - (inside - self.record_ends[source] + self.counts[source]) % self.per_shard
@@ -72,18 +72,18 @@ class Coordinates:
     def unsound(
         self, epochs: IndexArray, shards: IndexArray, starts: IndexArray, stops: IndexArray
     ) -> IndexArray:
-        """The places of those runs that are not a part of a shard."""
+        """Return the places of those runs that are not a part of a shard."""
         known = (epochs < self.most_epochs) & (shards < self.plan.num_shards)
         lengths = self.lengths(np.where(known, shards, 0))
         return np.flatnonzero(~(known & (starts < stops) & (stops <= lengths)))
 
     def run(self, cut: Slice) -> tuple[int, int]:
-        """The numbers of a slice that lies in the plan."""
+        """Return the numbers of a slice that lies in the plan."""
         start = int(self.starts(np.array([cut.shard]))[0]) + cut.epoch * self.size
         return start + cut.skip, start + cut.stop
 
     def slices(self, cuts: Iterable[Slice]) -> Intervals:
-        """The records of slices that lie in the plan."""
+        """Return the records of slices that lie in the plan."""
         cuts = tuple(cuts)
         numbers = np.array([(s.epoch, s.shard, s.skip, s.stop) for s in cuts], dtype=np.int64).reshape(-1, 4)
         epochs, shards, skips, stops = numbers.T
@@ -91,11 +91,11 @@ class Coordinates:
         return covered(base + skips, base + stops)
 
     def quarantine(self, records: Iterable[QuarantinedRecord]) -> Intervals:
-        """The records that a token has in quarantine."""
+        """Return the records that a token has in quarantine."""
         return self.slices(Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in records)
 
     def done(self, token: Token) -> Intervals:
-        """The records that have an outcome in a token: all behind its cursor but what is open."""
+        """Return the records that have an outcome in a token: all behind its cursor but what is open."""
         self.check_epochs(token.epoch + 1)
         passed = Intervals.run(0, token.epoch * self.size) | self._begun(token)
         return passed - self.slices((*token.open, *token.remainders))

@@ -1,4 +1,4 @@
-"""Names the records that are not as they should be, and the trainers that reported them."""
+"""Findings: records with too few or too many outcomes, and the trainers that reported them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Finding:
 
 
 class Findings:
-    """All records of each kind, in every lineage that counts; `stale` ones of all lineages."""
+    """Findings of each kind, in every lineage that counts; `stale` ones of all lineages."""
 
     def __init__(self, history: History, parts: Sequence[Part], *, judged: bool) -> None:
         self._history = history
@@ -49,11 +49,11 @@ class Findings:
             self.records["stale"] |= records_of(lineage.acknowledged.answered(Answer.REFUSED))
 
     def count(self, kind: str) -> int:
-        """Records of one kind."""
+        """Return records of one kind."""
         return self.records[kind].count
 
     def named(self, limit: int) -> tuple[Finding, ...]:
-        """The first `limit` ranges of each kind."""
+        """Return the first `limit` ranges of each kind."""
         kinds = {
             "lost": self._lost(limit),
             "doubled": self._reported("doubled", Answer.ACCEPTED, self._counting, limit),

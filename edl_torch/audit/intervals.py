@@ -1,6 +1,6 @@
 """Exact sets of integers as sorted half-open intervals, on numpy arrays.
 
-Arithmetic only: it does not know what the integers stand for. All of it is O(n log n) and vectorised.
+All operations are O(n log n) and vectorised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Intervals:
 
     @classmethod
     def run(cls, start: int, end: int) -> Intervals:
-        """One interval; nothing where `end` is not above `start`."""
+        """Return one interval; nothing where `end` is not above `start`."""
         if end <= start:
             return cls()
         return cls(np.array([start], dtype=np.int64), np.array([end], dtype=np.int64))
@@ -77,7 +77,7 @@ class Intervals:
         return covered(starts, np.concatenate((self.ends, other.ends)), times)
 
     def _complement(self, low: int, high: int) -> Intervals:
-        """All integers of `[low, high)` that are not in here."""
+        """Return all integers of `[low, high)` that are not in here."""
         starts = np.concatenate(([low], np.clip(self.ends, low, high)))
         ends = np.concatenate((np.clip(self.starts, low, high), [high]))
         kept = starts < ends

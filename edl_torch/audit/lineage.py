@@ -1,6 +1,6 @@
-"""Puts the chapters of all logs together: the lineages of a dataset, where each began, and what it reported.
+"""Lineages of a dataset, put together from the chapters of all logs: where each began, what it reported.
 
-A lineage is one history of the model; which of its acknowledgements count is decided by `audit.verdict`.
+A lineage is one history of the model; `audit.verdict` decides which of its acknowledgements count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reports:
 
     @classmethod
     def join(cls, parts: Sequence[Reports]) -> Reports:
-        """All of them, in order."""
+        """Return all of them, in order."""
         if not parts:
             return cls(*(np.empty(0, dtype=np.int64) for _ in cls.__slots__))
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
@@ -50,15 +50,15 @@ class Reports:
         return len(self.starts)
 
     def at(self, places: IndexArray | npt.NDArray[np.bool_]) -> Reports:
-        """Those at `places`, numbers or flags."""
+        """Return those at `places`, numbers or flags."""
         return Reports(*(getattr(self, name)[places] for name in self.__slots__))
 
     def answered(self, *answers: int) -> Reports:
-        """Those with one of these answers."""
+        """Return those with one of these answers."""
         return self.at(np.isin(self.answers, answers))
 
     def until(self, limits: Mapping[int, int]) -> Reports:
-        """Those settled before the line that `limits` has for their log; all of other logs."""
+        """Return those settled before the line that `limits` has for their log; all of other logs."""
         if not limits:
             return self
         kept = np.ones(len(self), dtype=np.bool_)
@@ -74,7 +74,7 @@ class Reports:
 
 @dataclass(slots=True, kw_only=True)
 class Lineage:
-    """What was reported in one lineage. `acknowledged` leaves out what the same lease put into quarantine."""
+    """Reports of one lineage. `acknowledged` leaves out what the same lease put into quarantine."""
 
     key: Key
     acknowledged: Reports
@@ -94,14 +94,14 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A token that a session took: the place of its log, and what that says of it."""
+    """Token that a session took: the place of its log, and what that says of it."""
 
     place: int
     snapshot: Snapshot
 
     @property
     def key(self) -> Key:
-        """The lineage in which it was taken."""
+        """Lineage in which it was taken."""
         return self.snapshot.ledger, self.snapshot.lineage
 
 
@@ -118,7 +118,7 @@ class History:
 
     @property
     def trainer_count(self) -> int:
-        """Sessions that took part."""
+        """Number of sessions that took part."""
         return sum(1 for trainer in self.trainers if trainer)
 
 
@@ -126,7 +126,7 @@ _Placed = tuple[int, Log, Chapter]
 
 
 def histories(logs: Sequence[Log]) -> list[History]:
-    """One history for each dataset, by name. Raises AuditError when logs contradict each other."""
+    """Return one history for each dataset, by name. Raises AuditError when logs contradict each other."""
     datasets: defaultdict[str, list[_Placed]] = defaultdict(list)
     for place, log in enumerate(logs):
         for chapter in log.chapters:

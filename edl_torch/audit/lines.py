@@ -1,4 +1,4 @@
-"""The form of an audit log: what each line says, written and read.
+"""Format of an audit log: its lines, written and read.
 
 One file holds what one trainer session told the master, in order. Lines are ASCII and end with '\\n':
 
@@ -6,8 +6,6 @@ One file holds what one trainer session told the master, in order. Lines are ASC
 * `epoch shard start upto task attempt step ms`: eight decimal numbers. The trainer is about to acknowledge
   positions `start` to `upto` of a shard, in the epoch's order; `ms` counts from the opening of the log;
 * `=`: the master has answered everything above.
-
-It knows the form only; what an answer means for a record is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _SPEC_VALUES = (
 
 
 class DamagedLine(EdlError):
-    """A line that no trainer wrote; `number` counts from 0 within what was read."""
+    """Error: a line that no trainer wrote; `number` counts from 0 within what was read."""
 
     def __init__(self, number: int, text: bytes) -> None:
         super().__init__(f"line {number} is damaged: {text[:80]!r}")
@@ -64,7 +62,7 @@ def write_event(values: Mapping[str, object]) -> bytes:
 
 
 def write_spec(spec: DatasetSpec) -> dict[str, object]:
-    """A dataset as JSON values."""
+    """Return a dataset as JSON values."""
     values: dict[str, object] = {name: getattr(spec, name) for name in _SPEC_VALUES}
     sources = [[source.name, source.start, source.count] for source in spec.sources]
     return values | {"task_type": spec.task_type.name, "sources": sources}

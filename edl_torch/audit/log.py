@@ -1,7 +1,7 @@
-"""What a trainer writes down about its acknowledgements, so that they can be proven later.
+"""Audit log of a trainer: what it acknowledges, so that this can be proven later.
 
-It records and decides nothing. A line is with the operating system before the report that it is about is
-sent: a process killed at any point has written down everything that a master can have heard of it.
+A line is with the operating system before the report that it is about is sent: a process killed at any point
+has written down everything that a master can have heard of it.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class AuditLog:
             yield self._line("crumb", epoch=lease.epoch, shard=lease.shard, start=back.start, upto=upto)
 
     def _held(self, task: int, attempt: int) -> _Lease | None:
-        """The lease, unless it is void: then the master refuses whatever is said of it."""
+        """Return the lease, unless it is void: then the master refuses whatever is said of it."""
         lease = self._leases.get(task)
         return lease if lease is not None and lease.attempt == attempt else None
 
@@ -358,5 +358,5 @@ class AuditLog:
 
 
 def token_digest(token: str) -> str:
-    """What a log keeps of a token that was taken: BLAKE2b (RFC 7693), 32 hex digits."""
+    """Return the digest of a token that a log keeps: BLAKE2b (RFC 7693), 32 hex digits."""
     return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,7 +1,4 @@
-"""Says which records of which storage the numbers of `audit.coordinates` mean, in as few ranges as it takes.
-
-It does not know what is said about the records.
-"""
+"""Names of records by their numbers on the line of `audit.coordinates`, in as few ranges as it takes."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ class _Names:
             found = found - whole
 
     def _within_sources(self, epoch: int, start: int, end: int) -> Iterator[RecordRange]:
-        """A run of records in the order of the sources."""
+        """Return a run of records in the order of the sources."""
         while start < end:
             place = int(np.searchsorted(self._ends, start, side="right"))
             stop, shift = min(end, int(self._ends[place])), int(self._shifts[place])
@@ -88,7 +85,7 @@ class _Names:
         return covered(np.concatenate(starts), np.concatenate(ends))
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """The run cut into what is the same records in any order, and parts of one shard each."""
+        """Return the run cut into what is the same records in any order, and parts of one shard each."""
         if self._plan.order is Shuffle.GLOBAL and start == 0 and end == self._line.size:
             yield start, end, True
             return
@@ -116,14 +113,14 @@ class _Names:
         return shard, int(line.starts(shards)[0]), int(line.lengths(shards)[0])
 
     def _whole_shards(self, end: int) -> int:
-        """The end of the last shard that lies before `end`."""
+        """Return the end of the last shard that lies before `end`."""
         if end == self._line.size:
             return end
         first, _ = self._bounds(end)
         return first
 
     def _look_up(self, epoch: int, low: int, high: int) -> IndexArray:
-        """The numbers, in the order of the sources, of positions of one shard."""
+        """Return the numbers, in the order of the sources, of positions of one shard."""
         shard, first, _ = self._shard_of(low)
         indices = self._plan.indices(Slice(epoch=epoch, shard=shard, skip=low - first, limit=high - low))
         if indices.sources is None:
@@ -133,7 +130,7 @@ class _Names:
         return indices.numbers - self._shifts[source]
 
     def _source_of(self, shard: int) -> int:
-        """The place of an unshuffled shard's source; with a global shuffle of one source, that one."""
+        """Return the place of an unshuffled shard's source; with a global shuffle of one source, that one."""
         if self._plan.order is Shuffle.GLOBAL:
             return 0
         return int(np.searchsorted(self._line.shard_ends, shard, side="right"))

@@ -1,7 +1,4 @@
-"""One lineage's part in the proof: the outcomes that it gave to the records that it is answerable for.
-
-It knows nothing of other lineages but what was done when this one began.
-"""
+"""Part of one lineage in the proof: the outcomes that it gave to the records that it is answerable for."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ Settled = Mapping[tuple[int, int], int]  # (task, attempt) -> the position that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a lineage is asked: for the outcomes of `required`, `begun` having had theirs before.
+    """Question to a lineage: the outcomes of `required`, where `begun` had theirs before.
 
     `quarantine` is what the token or the master that requires them has there, `remainders` those of the token
     that the lineage began from. `left` says at which line of which log the token was taken by which the
@@ -40,7 +37,7 @@ class Question:
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """The answer. `outcomes` includes `begun`; `certain` are those of them that are not assumed.
+    """Answer of a lineage. `outcomes` includes `begun`; `certain` are those of them that are not assumed.
 
     Three sets have what loops had before others had it: `returned` was given back, `void` taken back, and
     `late` reported in vain. `doubt` says what makes the token that the lineage began from inexact.
@@ -122,7 +119,7 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
 
 
 def _late(reported: Reports, required: Intervals) -> Intervals:
-    """Records that a trainer reported in vain: it lives, and the lease was another's by then."""
+    """Return records that a trainer reported in vain: it lives, and the lease was another's by then."""
     refused, lost = records_of(reported.answered(Answer.REFUSED)), records_of(reported.answered(Answer.LOST))
     # What an earlier try may have told has its outcome from that, unless others have it, or no token has.
     return refused | (lost & records_of(reported.answered(Answer.ACCEPTED))) | (lost - required)
@@ -141,7 +138,7 @@ def _ways(reports: Reports, trained: Intervals) -> dict[Way, int]:
 
 
 def records_of(reports: Reports) -> Intervals:
-    """The records that were reported, each once."""
+    """Return the records that were reported, each once."""
     return covered(reports.starts, reports.ends)
 
 

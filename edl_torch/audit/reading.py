@@ -1,6 +1,6 @@
-"""Reads audit logs back: what each session did, lineage by lineage, and what the master answered.
+"""Reader of audit logs: what each session did, lineage by lineage, and what the master answered.
 
-It checks that a log is whole and says where it is not; what the logs prove together is decided elsewhere.
+It checks that a log is whole and says where it is not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 24  # of rows, read together
 
 
 class Answer(IntEnum):
-    """What became of something that was reported."""
+    """Answer to something that was reported."""
 
     NONE = 0  # the trainer never learnt it
     ACCEPTED = 1
@@ -34,7 +34,7 @@ class Answer(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Quarantined:
-    """A record that a session reported as unreadable."""
+    """Record that a session reported as unreadable."""
 
     epoch: int
     shard: int
@@ -48,7 +48,7 @@ class Quarantined:
 
 
 class Kind(IntEnum):
-    """Why records that the loop had went to a loop once more."""
+    """Reason why records went to a training loop once more."""
 
     RETURNED = 0  # given back by the trainer that had them
     VOID = 1  # taken back by the master
@@ -66,7 +66,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A token that was taken. `late` says that the session knew of a later lineage, or of another ledger."""
+    """Token that was taken. `late` says that the session knew of a later lineage, or of another ledger."""
 
     digest: str
     ledger: str
@@ -80,7 +80,7 @@ class Snapshot:
 
 @dataclass(slots=True, kw_only=True)
 class Chapter:
-    """What one session did in one lineage, from one joining to the next.
+    """Chapter of a log: one session in one lineage, from one joining to the next.
 
     `rows` are acknowledgements with the columns of `audit.lines`, `lines` their line numbers from 0,
     `answers` what became of each, `settled` the line that says so (its own where none does) and `ways` how it
@@ -110,7 +110,7 @@ class Chapter:
 
 @dataclass(slots=True, kw_only=True)
 class Log:
-    """One file: one session of one trainer."""
+    """Log of one session of one trainer: one file."""
 
     path: Path
     session: str
@@ -146,7 +146,7 @@ def _check_sessions(logs: list[Log]) -> None:
 
 
 def read_log(path: Path) -> Iterator[Log]:
-    """The log in a file; none where the trainer was killed before its first line was whole."""
+    """Return the log in a file; none where the trainer was killed before its first line was whole."""
     try:
         data = path.read_bytes()
     except OSError as exc:
@@ -343,7 +343,7 @@ class _LogReader:
 
 
 def _settled(lines: IndexArray, settling: IndexArray) -> IndexArray:
-    """The line after each that settles it; its own where none does."""
+    """Return the line after each that settles it; its own where none does."""
     after = np.searchsorted(settling, lines)
     found: IndexArray = np.where(after < len(settling), np.append(settling, 0)[after], lines)
     return found

@@ -1,4 +1,4 @@
-"""Proves, or refutes by naming the records, that each record of each epoch had exactly one outcome.
+"""Verdict of an audit: proof, or refutation by named records, that each record had one outcome an epoch.
 
 What counts is the model that came out: the final lineage and those that it goes back to (`audit.chain`). A
 proof is exact where no record was in that model without being counted: given back, taken back, counted or
@@ -28,7 +28,7 @@ Words = Mapping[str, FinalWord]
 
 
 class Outcome(Enum):
-    """What a verdict comes to, with its exit status."""
+    """Outcome of a verdict, with its exit status."""
 
     PROVEN = "PROVEN", 0
     INEXACT = "PROVEN, acknowledgements inexact", 3
@@ -42,7 +42,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One dataset. Counts are of records in the lineages that made the final model, unless said otherwise.
+    """Verdict on one dataset. Unless said otherwise, counts are of records in lineages of the final model.
 
     `findings` names the first ranges of each kind, `unnamed` counts the records of the others.
     """
@@ -101,7 +101,7 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome:
-        """What it comes to."""
+        """Outcome of the verdict."""
         if self.refuted:
             return Outcome.REFUTED
         if self.unfinished:
@@ -210,7 +210,7 @@ def judge(
 
 
 def _excused(history: History, final: Part, word: FinalWord, unfinished: bool) -> Intervals:
-    """Records that may be without an outcome yet."""
+    """Return records that may be without an outcome yet."""
     if word.token is not None:
         return Intervals()  # the master says which have one
     if unfinished:
@@ -223,7 +223,7 @@ def _excused(history: History, final: Part, word: FinalWord, unfinished: bool) -
 
 
 def _ahead(history: History, final: Part, word: FinalWord) -> Intervals:
-    """Records of the job that have no outcome by the master's word."""
+    """Return records of the job that have no outcome by the master's word."""
     if word.token is None or not history.spec.num_epochs:
         return Intervals()
     history.coordinates.check_epochs(history.spec.num_epochs)

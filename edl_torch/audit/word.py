@@ -1,7 +1,7 @@
-"""The master's final word on each dataset, from the state that its journal holds.
+"""Final state of each dataset, from the master's journal.
 
 A trainer that was killed between its report and the answer cannot know whether it was heard. The master
-wrote down what it heard before it answered, so its state says. Where that was read is not known here.
+wrote down what it heard before it answered, so its state says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edl_torch.errors import AuditError
 
 
 def final_words(dispatcher: Dispatcher) -> dict[str, FinalWord]:
-    """What the master says of each dataset, by name. Raises AuditError where its journal went back."""
+    """Return the final state of each dataset, by name. Raises AuditError where its journal went back."""
     if dispatcher.suspended:
         names = ", ".join(map(repr, sorted(dispatcher.suspended)))
         raise AuditError(

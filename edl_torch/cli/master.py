@@ -17,7 +17,7 @@ from edl_torch.errors import InvalidArgument
 if TYPE_CHECKING:
     from edl_torch.core.dispatcher import Dispatcher
     from edl_torch.master.durable import DurableState
-    from edl_torch.rpc.credentials import Door
+    from edl_torch.rpc.credentials import ServerCredentials
 
 log = logging.getLogger("edl_torch.master")
 
@@ -75,7 +75,7 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
         serve(
             *(dispatcher, options.addr),
             insecure=options.insecure,
-            door=_door(options),
+            credentials=_server_credentials(options),
             on_ready=announce,
             make_commits=make_commits,
             health_address=options.health_addr,
@@ -87,10 +87,10 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
     )
 
 
-def _door(options: argparse.Namespace) -> Door:
-    from edl_torch.rpc.credentials import Door
+def _server_credentials(options: argparse.Namespace) -> ServerCredentials:
+    from edl_torch.rpc.credentials import ServerCredentials
 
-    return Door.read(
+    return ServerCredentials.read(
         token_file=options.token_file,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,

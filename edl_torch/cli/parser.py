@@ -47,7 +47,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
     # For a worker that starts a master: see client/torchrun/sidecar.py.
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
-    _add_door(parser)
+    _add_security(parser)
     _duration(parser, "--lease_timeout_s", 30.0, "a trainer silent for so long is dead (default: 30)")
     _duration(parser, "--grace_s", 1.0, "time to come back after a broken connection (default: 1)")
     _duration(
@@ -88,14 +88,18 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _add_reader(data)
 
 
-def _add_door(parser: argparse.ArgumentParser) -> None:
-    door = parser.add_argument_group("door", "who may come in; without it only this machine")
-    _option(door, "--tls_cert", type=Path, metavar="PEM", help="the master's certificate: for TLS")
-    _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
-    _option(door, "--tls_client_ca", type=Path, metavar="PEM", help="callers need a certificate signed by it")
-    _option(door, "--token_file", type=Path, metavar="PATH", help="callers need the token in this file")
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "security", "which callers are accepted; by default only those of this machine"
+    )
+    _option(group, "--tls_cert", type=Path, metavar="PEM", help="the master's certificate: for TLS")
+    _option(group, "--tls_key", type=Path, metavar="PEM", help="its private key")
     _option(
-        door,
+        group, "--tls_client_ca", type=Path, metavar="PEM", help="callers need a certificate signed by it"
+    )
+    _option(group, "--token_file", type=Path, metavar="PATH", help="callers need the token in this file")
+    _option(
+        group,
         "--insecure",
         action="store_true",
         help="allow an address that other machines can reach without TLS and token",
@@ -103,16 +107,20 @@ def _add_door(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_credentials(parser: argparse.ArgumentParser) -> None:
-    door = parser.add_argument_group("door", "default: EDL_MASTER_TOKEN_FILE, EDL_MASTER_TLS_CA and the like")
-    _option(door, "--token_file", type=Path, metavar="PATH", help="the master's token")
-    _option(door, "--tls", action="store_true", help="the master speaks TLS")
-    _option(door, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
-    _option(door, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one")
-    _option(door, "--tls_key", type=Path, metavar="PEM", help="its private key")
-    _option(
-        door, "--tls_name", metavar="NAME", help="the name in its certificate (default: the host of --addr)"
+    group = parser.add_argument_group(
+        "security", "default: EDL_MASTER_TOKEN_FILE, EDL_MASTER_TLS_CA and the like"
     )
-    _option(door, "--insecure", action="store_true", help="send the token though there is no TLS")
+    _option(group, "--token_file", type=Path, metavar="PATH", help="the master's token")
+    _option(group, "--tls", action="store_true", help="the master speaks TLS")
+    _option(group, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
+    _option(
+        group, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one"
+    )
+    _option(group, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(
+        group, "--tls_name", metavar="NAME", help="the name in its certificate (default: the host of --addr)"
+    )
+    _option(group, "--insecure", action="store_true", help="send the token though there is no TLS")
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ MOST_EPOCHS = 8  # of one bad record
 def run(options: argparse.Namespace) -> int:
     """Print what the master says, once."""
     from edl_torch.client.environment import master_address_from_env
-    from edl_torch.client.transport import MasterClient
+    from edl_torch.client.grpc.client import MasterClient
 
     address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
     credentials = _credentials(options)

@@ -1,6 +1,6 @@
 """The trainer's side: how it reaches a master, and what it keeps account of.
 
-Importing this room settles how grpc treats forks, because grpc looks only once, when it starts.
+Importing this package settles how grpc treats forks, because grpc looks only once, when it starts.
 """
 
 import logging

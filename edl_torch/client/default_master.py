@@ -12,11 +12,11 @@ from edl_torch.client.environment import (
     master_protocol_from_env,
     master_timeout_from_env,
 )
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.errors import InvalidArgument
 
 
-def default_master(master_timeout_s: float | None = None) -> MasterPort:
+def default_master(master_timeout_s: float | None = None) -> MasterApi:
     """A client for the master that the environment names, or of the torchrun job; else a `LocalMaster`.
 
     `master_timeout_s` is the client's; None takes it from the environment too. Raises InvalidArgument for
@@ -40,9 +40,9 @@ def default_master(master_timeout_s: float | None = None) -> MasterPort:
         return LocalMaster()
     timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
     if protocol == "elasticdl":
-        from edl_torch.client.elasticdl import ElasticDLMasterClient
+        from edl_torch.client.elasticdl.client import ElasticDLMasterClient
 
         return ElasticDLMasterClient(address, master_timeout_s=timeout_s)
-    from edl_torch.client.transport import MasterClient
+    from edl_torch.client.grpc.client import MasterClient
 
     return MasterClient(address, master_timeout_s=timeout_s, credentials=credentials)

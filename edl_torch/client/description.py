@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.identity import identity
 from edl_torch.core.registration import new_spec
@@ -103,7 +103,7 @@ class Description:
         self.told = True
         return Token(identity=identity(new_spec(self.in_full(sources), self.batch_size)))
 
-    def register(self, master: MasterPort, session: str, *, again: bool) -> RegisterAnswer:
+    def register(self, master: MasterApi, session: str, *, again: bool) -> RegisterAnswer:
         """Register the dataset for a session; by its name alone where `again`, or without a plan."""
         sources = None if again else self.sources()
         if sources is None:
@@ -115,7 +115,7 @@ class Description:
                     raise
         return self._register(master, session, self.in_full(sources))
 
-    def _register(self, master: MasterPort, session: str, registration: Registration) -> RegisterAnswer:
+    def _register(self, master: MasterApi, session: str, registration: Registration) -> RegisterAnswer:
         return master.register(
             RegisterCall(
                 session=session,

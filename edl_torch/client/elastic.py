@@ -52,6 +52,7 @@ class ElasticSession:
     def close(self, number: int) -> None:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         self._session.run(self._passes.close(number))
+        self._session.run(self._passes.tell_taken_back())
 
     def abandon(self, number: int) -> None:
         """Pass `number` has lost its iterator. For finalisers: takes no lock, makes no call, never raises;
@@ -67,8 +68,14 @@ class ElasticSession:
         """End the pass that lost its iterator, if there is one, as `close` would.
 
         Never raises what a report raised: the next one does. Called before anything else that the loop asks
-        for, and for others who wait for records.
+        for.
         """
+        if self._abandoned:
+            self.end_abandoned_silently()
+            self._session.run(self._passes.tell_taken_back())
+
+    def end_abandoned_silently(self) -> None:
+        """Do as `end_abandoned` for another than the loop, which is warned later."""
         while number := self._abandoned:
             self._session.run(self._passes.end_abandoned(number))
             if self._abandoned == number:
@@ -95,13 +102,19 @@ class ElasticSession:
 
     # Batches ----------------------------------------------------------------------------------------------
 
-    def batch_requested(self) -> None:
-        """The loop asks for the next batch: without an optimizer it is done with those before."""
-        self._session.run(self._passes.batch_requested())
+    def batch_requested(self, number: int) -> bool:
+        """The loop asks for the next batch: without an optimizer it is done with those before.
+
+        False where pass `number` is not open any more.
+        """
+        is_open = self._session.do(self._passes.request_now, number)
+        if is_open is None:
+            self._session.run(self._trainer.reporter.send())
+        return is_open is not False
 
     def hand(self, ticket: Ticket) -> bool:
         """A batch goes to the loop. False when it was thrown away."""
-        return self._session.run(self._passes.hand(ticket))
+        return self._session.do(self._passes.hand_now, ticket) or self._session.run(self._passes.hand(ticket))
 
     def promise(self, ticket: Ticket, *, unanswered: int) -> bool:
         """Make sure that a batch is this trainer's; `deliver` hands it over later. False: it was thrown away.
@@ -112,7 +125,7 @@ class ElasticSession:
 
     def deliver(self, ticket: Ticket) -> bool:
         """A batch that was promised goes to the loop. False when it was lost meanwhile."""
-        return self._session.do(lambda: self._passes.deliver(ticket))
+        return self._session.do(self._passes.deliver, ticket)
 
     def pad(self) -> None:
         """The loop gets a padding batch, which holds no record of its own."""
@@ -122,20 +135,23 @@ class ElasticSession:
         """A partial batch is not to be trained: back to the master, until it fills one."""
         self._session.run(self._passes.return_remainder(ticket))
 
-    @property
-    def taken_out(self) -> int:
-        """How often the batch in hand was taken out of the loop's: it failed, or was given back."""
-        return self._passes.taken_out
-
     def records_in_hand(self) -> Indices:
         """Name and number of each record of the batch that was handed out last."""
         return self._passes.records_in_hand()
+
+    def passed_on(self) -> None:
+        """A wrapper passes on the oldest batch that it has read ahead."""
+        self._session.run(self._passes.passed_on())
+
+    def give_back(self) -> None:
+        """The batch in hand was not trained on: it goes back to the master."""
+        self._session.run(self._passes.give_back())
 
     # Optimizers -------------------------------------------------------------------------------------------
 
     def attach(self, name: str) -> int:
         """Another optimizer decides when a batch has been trained on; returns its number."""
-        return self._session.do(lambda: self._trainer.state.steps.attach(name))
+        return self._session.do(self._trainer.state.steps.attach, name)
 
     def detach(self, optimizer: int) -> None:
         """An optimizer decides no more: what all others have stepped on is acknowledged."""
@@ -143,7 +159,7 @@ class ElasticSession:
 
     def forget_optimizer(self, optimizer: int) -> None:
         """An optimizer does not exist any more."""
-        self._session.do(lambda: self._trainer.state.steps.gone(optimizer))
+        self._session.do(self._trainer.state.steps.gone, optimizer)
 
     def stepped(self, optimizer: int) -> None:
         """An attached optimizer stepped."""

@@ -39,6 +39,7 @@ class Optimizers:
     def __init__(self, passes: ElasticSession) -> None:
         self._passes = passes
         self._attached: dict[int, _Attached] = {}
+        self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
 
     def __repr__(self) -> str:
         return f"<Optimizers {[type(optimizer).__name__ for optimizer in self.alive()]}>"
@@ -61,11 +62,15 @@ class Optimizers:
         number = self._passes.attach(type(optimizer).__name__)
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
-            if not _makes_state(named) and not _is_skipped(optimizer):
+            if self._gone:
                 self._let_go()
+            if "closure" in named and _makes_state(named):
+                return
+            found = getattr(optimizer, "found_inf", None)
+            if found is None or not _is_skipped(found):
                 self._passes.stepped(number)
 
-        self._attached[number] = _Attached(weakref.ref(optimizer), register(stepped))
+        self._attached[number] = _Attached(weakref.ref(optimizer, self._gone.append), register(stepped))
         self._let_go()
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
@@ -93,6 +98,7 @@ class Optimizers:
 
     def _let_go(self) -> None:
         """Detach what does not exist any more, but for the last: somebody's step has to decide."""
+        self._gone.clear()
         dead = [number for number, attached in self._attached.items() if attached.optimizer() is None]
         for number in dead:
             if len(self._attached) > 1:
@@ -116,12 +122,11 @@ def _makes_state(named: Mapping[str, Any]) -> bool:
     return False
 
 
-def _is_skipped(optimizer: Any) -> bool:
-    """Whether a `GradScaler` found an overflow and let the optimizer skip the step, as fused ones do
-    themselves.
+def _is_skipped(found: Any) -> bool:
+    """Whether a `GradScaler` that left this with an optimizer found an overflow and let it skip the step, as
+    fused ones do themselves.
 
     It leaves what it found with the optimizer for the time of the step. Where that is on an accelerator this
     waits for it, as the scaler does for optimizers that are not fused.
     """
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
+    return bool(found)

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_count, check_is_reader
-from edl_torch.client.handle import DirectLink, Handle, LinkServer
+from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import Optimizers, SteppingOptimizer
-from edl_torch.client.port import MasterPort
 from edl_torch.client.session import Session
+from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
@@ -65,7 +65,8 @@ class DataShardService:
             many epochs meet it.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
             of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
-            passed on when the next pass begins.
+            passed on when the next pass begins. "told": the wrapper calls `loader.passed_on()` for each batch
+            that it passes on to its loop, and nothing is guessed.
         master_timeout_s: without `master_client`, how long the master may be away before calls raise
             MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600, and 30 for a torchrun job's own.
         audit_dir: a folder where this trainer writes down what it reports, for `edl-torch audit`.
@@ -77,7 +78,7 @@ class DataShardService:
     def __init__(
         self,
         batch_size: int,
-        master_client: MasterPort | None = None,
+        master_client: MasterApi | None = None,
         reader: AbstractDataReader | None = None,
         dataset_size: int | None = None,
         dataset_name: str = "training",
@@ -91,11 +92,12 @@ class DataShardService:
         *,
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
-        lookahead: int = 0,
+        lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
     ) -> None:
-        check_count("lookahead", lookahead, least=0)
+        if lookahead != "told":
+            check_count("lookahead", lookahead, least=0)
         self._description = Description(
             name=dataset_name,
             batch_size=batch_size,
@@ -113,7 +115,9 @@ class DataShardService:
         )
         self._owns_master = master_client is None
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
-        self._session = Session(master, self._description, lookahead, audit_dir)
+        self._session = Session(
+            master, self._description, None if lookahead == "told" else lookahead, audit_dir
+        )
         self._links: LinkServer | None = None
         self._raw = DirectLink(self._session)
         self._raw_open = False
@@ -364,7 +368,7 @@ class DataShardService:
         self.close()
 
 
-def _choose_master(given: MasterPort | None, master_timeout_s: float | None, *, audited: bool) -> MasterPort:
+def _choose_master(given: MasterApi | None, master_timeout_s: float | None, *, audited: bool) -> MasterApi:
     """The master that the service was given, or the environment's. Raises InvalidArgument."""
     if given is not None and master_timeout_s is not None:
         raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")

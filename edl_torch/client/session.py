@@ -9,14 +9,14 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
 from edl_torch.client.elastic import ElasticSession
 from edl_torch.client.iterations import Iterations, NoIterations
 from edl_torch.client.liveness import LivenessFeed
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.client.position import Position
 from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import Grant
@@ -35,6 +35,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 log = logging.getLogger("edl_torch.client")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -47,9 +48,9 @@ class Session:
 
     def __init__(
         self,
-        master: MasterPort,
+        master: MasterApi,
         description: Description,
-        lookahead: int,
+        lookahead: int | None,
         audit_dir: str | Path | None = None,
         threads: Threads = SYSTEM,
     ) -> None:
@@ -72,8 +73,9 @@ class Session:
         self._audit = None if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
         self._changed = threads.condition()  # the one lock of the session
         self._waiting: list[Wait] = []
-        self._clock: Callable[[], float] | None = None  # that of liveness, where it is ever in doubt
+        self._clock = threads.clock  # that of liveness, where it is ever in doubt
         self._worker: Thread | None = None
+        self._may_need_worker = not master.in_process
         self._iterations: Iterations = NoIterations()
         self.elastic = ElasticSession(self)
         self.position = Position(self)
@@ -89,7 +91,7 @@ class Session:
         answer: Any = None
         try:
             while True:
-                action = self._resume(resume, answer)
+                action = self.do(resume, answer)
                 try:
                     resume, answer = procedure.send, self._act(action)
                 except Exception as exc:  # noqa: BLE001  the procedure decides what becomes of it
@@ -98,31 +100,25 @@ class Session:
             result: T = end.value
             return result
         except BaseException:  # Ctrl-C too, wherever it came
-            self._give_up(procedure)
+            self.do(procedure.close)  # what it had begun is undone
             raise
 
-    def _resume(self, resume: Callable[[Any], Action], answer: Any) -> Action:
-        with self._changed:
-            if self._clock is not None:
-                self.trainer.state.now = self._clock()
-            try:
-                return resume(answer)
-            finally:
-                self._decided()
-
-    def do(self, decide: Callable[[], T]) -> T:
+    def do(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
         with self._changed:
+            self.trainer.state.now = self._clock()
             try:
-                return decide()
+                return decide(*args, **kwargs)
             finally:
-                self._decided()
+                if self.trainer.state.facts or self._waiting or self._may_need_worker:
+                    self._decided()
 
     def _decided(self) -> None:
         """Write down what has happened, and wake whoever waits for it. The lock is held."""
         if self.trainer.state.facts:
             self._write_down()
-        if self._worker is None and not self.master.in_process and self.trainer.has_work:
+        if self._may_need_worker and self.trainer.has_work:
+            self._may_need_worker = False
             self._worker = self._threads.thread(self._work, "edl-calls")
             self._worker.start()
         for wait in self._waiting:
@@ -138,19 +134,13 @@ class Session:
             elif self._audit is not None:
                 self._audit.write(fact)
 
-    def _give_up(self, procedure: Procedure[T]) -> None:
-        """Let a procedure that was interrupted undo what it had begun; one that has ended does nothing."""
-        with self._changed:
-            try:
-                procedure.close()
-            finally:
-                self._decided()
-
     # Actions ------------------------------------------------------------------------------------------------
 
     def _act(self, action: Action) -> Any:
         if isinstance(action, Call):
             call = getattr(self.master, action.method)
+            if action.request is None:
+                return call()
             return call(action.request, action.wait_s) if action.wait_s else call(action.request)
         if isinstance(action, Wait):
             return self._wait(action)
@@ -176,13 +166,14 @@ class Session:
         liveness = self.trainer.state.liveness
         assert liveness is not None
         feed = LivenessFeed(liveness, self._changed, self._wanted)
-        self._clock = self.master.attend(self.id, member, feed)
-        return self._clock is not None
+        clock = self.master.attend(self.id, member, feed)
+        self._clock = clock or self._clock
+        return clock is not None
 
     def _wanted(self, dataset: str) -> None:
         """Another trainer waits for records of this dataset. Called from any thread."""
         if dataset == self.description.name:
-            self.elastic.end_abandoned()
+            self.elastic.end_abandoned_silently()
             self.run(self.trainer.wanted())
 
     def _work(self) -> None:
@@ -190,7 +181,7 @@ class Session:
             self.run(self.trainer.work())
         except Exception as exc:  # noqa: BLE001  the top of a thread: whoever waits for it must hear of it
             with self._changed:
-                self._worker = None  # the next report gets another
+                self._may_need_worker = True  # the next report gets another
                 self.trainer.fail(exc)
                 self._changed.notify_all()
 
@@ -227,7 +218,7 @@ class Session:
         """A reading process begins. Returns the number of the pass that it takes part in, and the dataset."""
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
-        self.elastic.end_abandoned()
+        self.elastic.end_abandoned_silently()
         return self.run(self.trainer.begin_plain(self._reading(stream, run, deliveries)))
 
     def _reading(self, stream: str, run: str, deliveries: Deliveries | None) -> Reading:

@@ -1,8 +1,7 @@
-"""What a trainer may ask of the master and what it is answered: plain values, the same for every transport.
+"""Calls of trainers to the master and its answers: plain values, the same for every transport.
 
-Nothing here decides anything, and nothing here knows protobuf; `rpc.convert` carries these over the wire.
-Calls are not frozen, though nobody changes one: making a frozen value costs three times as much, which was a
-tenth of what the call of a batch cost the master.
+`rpc.convert` turns them into protobuf messages and back. Calls are not frozen, though nobody changes one:
+making a frozen value costs three times as much, which was a tenth of the master's cost of a batch's call.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NEW_PASS = -1  # `LeaseCall.epoch` of a pass that has no epoch yet: the answer n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What a trainer knows of a dataset; None follows what is registered, or the default."""
+    """Description of a dataset by a trainer; None takes what is registered, or the default."""
 
     name: str
     sources: tuple[Source, ...] | None = None
@@ -36,7 +35,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterCall:
-    """Join a dataset; describes it where `registration.sources` is given. `batch_size` is this trainer's."""
+    """Call that joins a dataset, and describes it where `registration.sources` is given."""
 
     session: str
     worker_id: str
@@ -44,7 +43,7 @@ class RegisterCall:
     registration: Registration
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Fence:
     """Fencing triple stamped on every call.
 
@@ -70,7 +69,10 @@ class RegisterAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """One lease: a slice, named by (task, attempt). Grants of one non-zero `bundle` make whole batches."""
+    """Message that gives a lease: its task and attempt, and its slice.
+
+    Grants of one non-zero `bundle` make whole batches together.
+    """
 
     task: int
     attempt: int
@@ -80,7 +82,7 @@ class Grant:
 
 @dataclass(slots=True, kw_only=True)
 class FencedCall:
-    """A session's call on a dataset, with the fence that its registration was answered with.
+    """Call of a session on a dataset, with the fence that its registration was answered with.
 
     The fence is compared with the master's: a call of another master, of a history that was left by a
     restore, or of before its session was given up is refused and changes nothing.
@@ -97,7 +99,7 @@ class FencedCall:
 
 @dataclass(slots=True, kw_only=True)
 class RestoreCall(FencedCall):
-    """Take the dataset back to `token` (None: to the beginning), in place of the lineage that it names.
+    """Call that takes the dataset back to `token` (None: to the beginning), in place of its fence's lineage.
 
     `request` numbers the restores of a session: one that is repeated gets the answer of then.
     """
@@ -107,7 +109,7 @@ class RestoreCall(FencedCall):
 
 
 class PassState(IntEnum):
-    """What a lease call learns of the pass it belongs to; the numbers are those of the wire."""
+    """State of the pass that a lease call belongs to; the numbers are those of the wire."""
 
     OPEN = 0
     EPOCH_OVER = 1
@@ -116,10 +118,10 @@ class PassState(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class LeaseCall(FencedCall):
-    """Ask for up to `count` leases of `epoch`. `request` numbers the call; a repeat is answered alike.
+    """Call for up to `count` leases of `epoch`. `request` numbers the call; a repeat is answered alike.
 
-    `drained` says that every batch of this pass was handed to the loop: the trainer waits for the verdict.
-    `ahead` says that it would read ahead: while it holds batches, what others come to sooner is theirs.
+    `drained` says that every batch of this pass was handed to the loop: the trainer waits to hear whether the
+    pass is over. `ahead` says that it would read ahead: a trainer that needs records sooner goes first.
     """
 
     request: int
@@ -131,7 +133,7 @@ class LeaseCall(FencedCall):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAnswer:
-    """The leases granted (maybe none), the pass's epoch (NEW_PASS while it has none) and its state."""
+    """Leases granted (maybe none), the pass's epoch (NEW_PASS while it has none) and its state."""
 
     request: int
     epoch: int
@@ -146,7 +148,7 @@ class LeaseAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class Acknowledgement:
-    """Records of a lease up to position `upto` (exclusive) were trained on."""
+    """Outcome: records of a lease up to position `upto` (exclusive) were trained on."""
 
     task: int
     attempt: int
@@ -155,7 +157,7 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The record at `position` cannot be read: put it in quarantine."""
+    """Outcome: the record at `position` cannot be read and goes into quarantine."""
 
     task: int
     attempt: int
@@ -165,7 +167,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveBack:
-    """Return a lease's records from position `start` on; as `remainder` when they were less than a batch."""
+    """Return of a lease's records from position `start` on; as `remainder` if they were less than a batch."""
 
     task: int
     attempt: int
@@ -175,7 +177,7 @@ class GiveBack:
 
 @dataclass(slots=True, kw_only=True)
 class ReportCall(FencedCall):
-    """What became of leased records. Applied in the order failures, acknowledgements, give-backs."""
+    """Report on leased records. Applied in the order failures, acknowledgements, give-backs."""
 
     request: int
     failures: tuple[Failure, ...] = ()
@@ -185,7 +187,10 @@ class ReportCall(FencedCall):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportAnswer:
-    """`stale` lists the tasks that were refused; `wanted` says that another trainer waits for records."""
+    """Answer to a report.
+
+    `stale` lists the tasks that were refused; `wanted` says that another trainer waits for records.
+    """
 
     request: int
     stale: tuple[int, ...] = ()
@@ -194,14 +199,14 @@ class ReportAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class ConfirmCall(FencedCall):
-    """A session that was cut off asks which of the leases that it holds are still its own."""
+    """Question of a session that was cut off: which of these leases are still its own?"""
 
     leases: tuple[LeaseId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmAnswer:
-    """`void` lists the tasks that are not the session's any more; each of the others is, as a whole."""
+    """Answer to a confirm call: `void` lists the tasks that are not the session's any more."""
 
     void: tuple[int, ...] = ()
 
@@ -228,10 +233,11 @@ class QuarantinedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStatus:
-    """Counts are of records unless said otherwise; those of outcomes are totals of all epochs.
+    """State of a dataset for people.
 
-    `quarantine` may be its beginning alone; `quarantined` counts all. `lineage` of `ledger` is the history
-    that the counts are of; 0 where the master keeps none.
+    Counts are of records unless said otherwise; those of outcomes are totals of all epochs. `quarantine` may
+    be its beginning alone; `quarantined` counts all. `lineage` of `ledger` is the history that the counts are
+    of; 0 where the master keeps none.
     """
 
     dataset: str
@@ -257,7 +263,7 @@ class DatasetStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStatus:
-    """One session as the master sees it. `idle_s` is the time since its last call.
+    """State of a session for people. `idle_s` is the time since its last call.
 
     `since_progress_s` is the time since its training loop was last known to move on.
     """
@@ -272,7 +278,7 @@ class TrainerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterStatus:
-    """Everything that `edl-torch status` shows.
+    """State of a master for people: what `edl-torch status` shows.
 
     `suspended` says of datasets why nothing of them is lent until they are restored.
     """

@@ -35,7 +35,7 @@ class Changes:
         self._keys.add((kind, *key))
 
     def of(self, dataset: str) -> Mark:
-        """A mark for the parts of one dataset, whose keys name it after the kind."""
+        """Return a mark for the parts of one dataset, whose keys name it after the kind."""
         keys = self._keys
 
         def mark(kind: str, *key: str | int) -> None:
@@ -44,7 +44,7 @@ class Changes:
         return mark
 
     def take(self) -> tuple[Key, ...]:
-        """All keys, and begin anew."""
+        """Return all keys, and begin anew."""
         keys = tuple(self._keys)
         self._keys.clear()  # in place: the marks of the datasets hold on to it
         return keys

@@ -1,7 +1,7 @@
-"""The master's mind: every dataset's ledger and every session, behind one method per call.
+"""Dispatcher: the ledgers of all datasets and all sessions, behind one method per call.
 
-Pure and synchronous: `now` is an argument, and what follows from a call is returned; `changes` names what a
-journal has to write. Locks, long polls, streams and the journal belong to the shells that own a dispatcher.
+Pure and synchronous: `now` is an argument, the consequences of a call are returned, and `changes` names what
+a journal has to write. Locks, long polls, streams and the journal are the business of `master/`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WAITER_S = 3.0  # a trainer that waits asks again well within this time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """A session that was given up, or one that `stalled` and stays, and the slices that it lost."""
+    """Slices that a session lost: it was given up, or it `stalled` and stays."""
 
     session: str
     worker_id: str
@@ -55,9 +55,9 @@ class Released:
 
 
 class Dispatcher:
-    """Applies calls to ledgers. `ledger_id` tells its leases from those of all masters that ever were.
+    """Applies calls to ledgers. `ledger_id` tells its leases from those of all other masters.
 
-    It is durable where somebody takes its `changes` and writes them down.
+    It is durable when it is given `changes`: then a journal writes down every part that changes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Dispatcher:
 
     @property
     def version(self) -> int:
-        """Grows when calls that wait may find something: then they look again."""
+        """Number that grows when calls that wait may find something: then they look again."""
         return self._version.count
 
     # Taking part ----------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Dispatcher:
         return self.add(new_spec(registration, batch_size))
 
     def add(self, spec: DatasetSpec) -> ShardLedger:
-        """A new dataset, all its records ahead."""
+        """Add a new dataset, none of whose records is lent yet. Returns its ledger."""
         mark = unrecorded if self._changes is None else self._changes.of(spec.name)
         ledger = self._ledgers[spec.name] = ShardLedger(spec, mark, self._version)
         mark("dataset")
@@ -147,30 +147,30 @@ class Dispatcher:
             ledger.respecify(spec)
 
     def sessions_of(self, dataset: str) -> set[str]:
-        """The sessions that have joined a dataset."""
+        """Return the sessions that have joined a dataset."""
         return {m.session for m in self.members if dataset in m.datasets}
 
     def heartbeat(self, session: str, member: int, now: float, progress: int | None = None) -> None:
-        """The session lives, as that `member`; `progress` is how often its training loop has moved on."""
+        """Note that a session lives, as that `member`; `progress` counts how often its loop moved on."""
         if progress is None:
             self.members.heard(session, member, now)
         else:
             self.members.beat(session, member, progress, now)
 
     def resume(self, now: float) -> None:
-        """The master has started (again): what is on loan stays so for one full timeout."""
+        """Begin after a start of the master: every lease stays live for one full timeout."""
         self.members.resume(now)
 
     def stream_opened(self, session: str, now: float) -> None:
-        """The session's stream stands, for the first time or again."""
+        """Note that the session's stream stands, for the first time or again."""
         self.members.stream_opened(session, now)
 
     def stream_broke(self, session: str, now: float) -> None:
-        """The session's stream ended: unless it is opened again within the grace, `expire` gives it up."""
+        """Note that the session's stream ended: `expire` gives it up unless it is back within the grace."""
         self.members.stream_broke(session, now)
 
     def leave(self, session: str, member: int) -> tuple[Released, ...]:
-        """The session says goodbye as that `member`; what it did not train on waits again."""
+        """End the session of that `member` at its own wish; what it did not train on waits again."""
         known = self.members.get(session)
         return () if known is None or known.number != member else self.give_up(known)
 
@@ -196,7 +196,7 @@ class Dispatcher:
         return (*dead, *(released for member in stalled for released in self._take_back(member, now)))
 
     def next_deadline(self, now: float) -> float | None:
-        """When to call `expire` again, if nothing more is heard of anybody."""
+        """Return when to call `expire` again if no session is heard of before."""
         dead = self.members.next_deadline()
         if dead is None:
             return None
@@ -224,7 +224,7 @@ class Dispatcher:
         return lost
 
     def _take_back(self, member: Member, now: float) -> list[Released]:
-        """A stalled member loses its leases and nothing else."""
+        """Take all leases of a stalled member, and nothing else."""
         member.progressed = now
         lost = []
         for dataset in sorted(member.datasets):
@@ -251,7 +251,7 @@ class Dispatcher:
         return self._answer(call, self.heard(call, now), now)
 
     def poll(self, call: LeaseCall, now: float) -> LeaseAnswer | None:
-        """Look on behalf of a call that waits in the shell: None, and nothing remembered, while it must wait.
+        """Try to answer a call that waits: None, and nothing is remembered, while it must wait on.
 
         The shell looks again when `version` has changed. Looks do not count as hearing from the session.
         """
@@ -263,14 +263,14 @@ class Dispatcher:
         return None if answer.nothing_yet else self._remember(call, member, answer)
 
     def answer(self, call: LeaseCall, now: float) -> LeaseAnswer:
-        """What a call that has waited long enough is told, be it nothing."""
+        """Return the answer to a call that has waited long enough, maybe without grants."""
         return self._answer(call, self._known(call), now)
 
     def _answer(self, call: LeaseCall, member: Member, now: float) -> LeaseAnswer:
         return self._answered(call, member) or self._remember(call, member, self._lease(call, member, now))
 
     def _answered(self, call: LeaseCall, member: Member) -> LeaseAnswer | None:
-        """The answer that this call was given before. Raises StaleLease when a later one was asked since."""
+        """Return the earlier answer to this call. Raises StaleLease when a later call was answered since."""
         earlier = member.answers.get(call.dataset)
         if earlier is None or call.request > earlier.request:
             return None
@@ -302,7 +302,7 @@ class Dispatcher:
         return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants)
 
     def wanted(self, dataset: str, session: str, now: float) -> bool:
-        """Whether another trainer was sent away empty a moment ago, and so waits for records."""
+        """Return whether another trainer was sent away empty a moment ago, and so waits for records."""
         waiters = self._waiters.get(dataset)
         if not waiters:
             return False
@@ -314,7 +314,7 @@ class Dispatcher:
         return False
 
     def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
-        """The sessions that hold leases while another trainer waits: they may have drawn nothing of some."""
+        """Return the sessions that hold leases while another trainer waits: they may give some back."""
         ledger = self._ledger(dataset)
         holders = (member.session for member in self.members if ledger.holds(member.session))
         return tuple(session for session in holders if self.wanted(dataset, session, now))
@@ -376,17 +376,15 @@ class Dispatcher:
     def heard(self, call: FencedCall, now: float) -> Member:
         """Note that a session called. Raises JournalWentBack, and SessionLost like `Members.find`."""
         self.rollback.check(call)
-        member = self.members.heard(call.session, call.fence.member, now)
-        member.called = True
-        return member
+        return self.members.heard(call.session, call.fence.member, now)
 
     def _known(self, call: FencedCall) -> Member:
-        """The member that calls, as `heard`; a call that waits is not heard again."""
+        """Return the member that calls, as `heard` does; a call that waits is not heard again."""
         self.rollback.check(call)
         return self.members.find(call.session, call.fence.member)
 
     def _fenced(self, call: FencedCall) -> ShardLedger:
-        """The ledger that a call of a living member is about. Raises StaleLease for another history."""
+        """Return the ledger of a call of a living member. Raises StaleLease for another history."""
         ledger = self._ledger(call.dataset)
         if call.fence.ledger != self.ledger_id:
             raise StaleLease(
@@ -411,12 +409,12 @@ class Dispatcher:
     # Tokens and status ----------------------------------------------------------------------------------
 
     def snapshot(self, call: FencedCall, now: float) -> str:
-        """The dataset's position as a token, for a trainer that is still part of its history."""
+        """Return the dataset's position as a token, for a trainer that is still part of its history."""
         self.heard(call, now)
         return self._token_of(self._fenced(call))
 
     def token(self, dataset: str) -> str:
-        """The dataset's position as a token, for who looks from outside: it is no trainer's checkpoint."""
+        """Return the dataset's position as a token, for observers: it is no trainer's checkpoint."""
         return self._token_of(self._ledger(dataset))
 
     def _token_of(self, ledger: ShardLedger) -> str:
@@ -475,28 +473,28 @@ class Dispatcher:
 
     @property
     def ledgers(self) -> Iterable[ShardLedger]:
-        """The ledgers of all datasets, in the order in which these were made."""
+        """Ledgers of all datasets, in the order in which they were made."""
         return self._ledgers.values()
 
     def find_ledger(self, dataset: str) -> ShardLedger | None:
-        """The ledger of a dataset; None when there is none."""
+        """Return the ledger of a dataset; None when there is none."""
         return self._ledgers.get(dataset)
 
     def progress(self, call: FencedCall, now: float) -> DatasetStatus:
-        """The dataset's progress, for a trainer that is still part of its history."""
+        """Return the dataset's progress, for a trainer that is still part of its history."""
         self.heard(call, now)
         return self._status_of(self._fenced(call))
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """The dataset's progress, for who looks from outside."""
+        """Return the dataset's progress, for observers."""
         return self._status_of(self._ledger(dataset))
 
     def _status_of(self, ledger: ShardLedger) -> DatasetStatus:
-        """Of its quarantine the first few alone: trainers ask often."""
+        """Return the status with the first few records of the quarantine only: trainers ask often."""
         return ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
 
     def status(self, now: float) -> MasterStatus:
-        """Everything that there is to see; of quarantines together as much as one may have."""
+        """Return the state of the master; of all quarantines together as much as one may have."""
         datasets, left = [], self.limits.quarantine_bytes
         for ledger in self._ledgers.values():
             shown = ledger.quarantine.within(left)

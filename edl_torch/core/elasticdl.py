@@ -1,7 +1,6 @@
-"""What an ElasticDL client asks of its master and what it is answered, as values.
+"""Calls of ElasticDL clients and their answers, as values; the ids of their tasks.
 
-With how its tasks are named, and which datasets its messages can carry. Nothing here knows protobuf, leases
-or sessions; `rpc.elasticdl` carries these over the wire.
+`rpc.elasticdl` turns the values into ElasticDL's messages and back.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _OTHER_BYTES = 64 << 10  # of a task: all but its indices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetTaskCall:
-    """A worker wants a task; NONE as the type means training."""
+    """Call of a worker for a task; NONE as the type means training."""
 
     worker_id: int
     task_type: TaskType = TaskType.NONE
@@ -27,7 +26,7 @@ class GetTaskCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignTask:
-    """A task as that protocol has it: records `start` to `end` of `name`, or those of `numbers`, in order.
+    """Task of ElasticDL: records `start` to `end` of `name`, or those of `numbers`, in order.
 
     WAIT means: ask again. NONE without a record means: the data is finished. `epoch` is None where the master
     does not tell it.
@@ -49,7 +48,7 @@ class ForeignTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """A worker is done with a task: well, or with an `error`; `failed_records` of it could not be used."""
+    """Report of a worker on a task, with an `error` if it failed; `failed_records` could not be used."""
 
     task_id: int
     error: str = ""
@@ -65,7 +64,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingParams:
-    """A worker describes the training data: a size and how to cut it. 0 minibatches: the master decides."""
+    """Description of the training data by a worker: size and cut. 0 minibatches: the master decides."""
 
     batch_size: int
     num_epochs: int
@@ -88,7 +87,7 @@ class TaskNames:
         self._permutation = Permutation(MAX_INT32, derive_key(0, 0, f"elasticdl tasks of {ledger_id}"))
 
     def name(self, task: int, kind: TaskType) -> int:
-        """The id of a task. Raises InvalidArgument where there are none left."""
+        """Return the id of a task. Raises InvalidArgument where there are none left."""
         number = 4 * task + kind
         if number >= MAX_INT32:
             raise InvalidArgument(
@@ -98,7 +97,7 @@ class TaskNames:
         return 1 + self._permutation(number)
 
     def resolve(self, task_id: int) -> tuple[int, TaskType]:
-        """The task and its type; of an id that was never given out, some task that there never was."""
+        """Return the task and its type; of an id that was never given out, some task that there never was."""
         if not 1 <= task_id <= MAX_INT32:
             return 0, TaskType.NONE
         task, kind = divmod(self._permutation.inverse(task_id - 1), 4)

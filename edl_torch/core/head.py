@@ -1,4 +1,4 @@
-"""The numbers of a ledger, for who writes them down. They are small, whatever the dataset's size."""
+"""Numbers of a ledger that the journal keeps. They are few, whatever the dataset's size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Where the cursor is, what has come of the records, which ids come next."""
+    """Cursor of a ledger, its counts of outcomes, and the ids that come next."""
 
     lineage: int
     opened_by: tuple[int, int]  # the member that opened the lineage by a restore, and its request's number

@@ -1,6 +1,6 @@
-"""What makes two descriptions the same dataset: the fields that, with the epoch, fix every record's place.
+"""Identity of a dataset: the fields that, with the epoch, fix every record's place.
 
-Knows nothing about where an identity is kept; it is plain JSON-able values for journals, tokens and calls.
+It is plain JSON-able values, for journals, tokens and calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MISSING = "nothing"
 
 
 def identity(spec: DatasetSpec) -> dict[str, object]:
-    """The identity of a valid `spec`, as strings, integers and booleans by field name."""
+    """Return the identity of a valid `spec`, as strings, integers and booleans by field name."""
     return {
         "sources": _digest(spec.sources),
         "num_sources": len(spec.sources),
@@ -28,7 +28,7 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
 
 
 def differences(registered: Mapping[str, object], asked: Mapping[str, object]) -> list[str]:
-    """A line for each field in which two identities differ, such as `seed: registered 0, asked 7`."""
+    """Return a line for each field in which two identities differ, such as `seed: registered 0, asked 7`."""
     fields = dict.fromkeys((*registered, *asked))
     pairs = ((field, registered.get(field, _MISSING), asked.get(field, _MISSING)) for field in fields)
     return [f"{_label(field)}: registered {old}, asked {new}" for field, old, new in pairs if old != new]

@@ -15,7 +15,7 @@ class ShardsInProgress:
         return len(self._slices)
 
     def __contains__(self, shard: object) -> bool:
-        """Whether a pair of epoch and number is one of them."""
+        """Return whether a pair of epoch and number is one of them."""
         return shard in self._slices
 
     def enter(self, epoch: int, shard: int) -> None:

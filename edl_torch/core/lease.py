@@ -1,4 +1,4 @@
-"""One lease: a slice lent to a session, and how far that session has come with it."""
+"""Lease: a slice lent to a session, and how far that session has come with it."""
 
 from __future__ import annotations
 

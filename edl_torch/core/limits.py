@@ -1,7 +1,4 @@
-"""How much a master keeps for its callers: what is beyond is refused, by name, before anything is changed.
-
-Numbers and their errors only; it must not know who calls.
-"""
+"""Limits of what a master keeps for its callers: more is refused, by name, before anything is changed."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ REASON_CHARS = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Generous for real jobs, and small enough that a stranger's mistake cannot fill the master's memory."""
+    """Limits, generous for real jobs; no caller's mistake can fill the master's memory."""
 
     datasets: int = 1_000
     sessions: int = 100_000
@@ -82,12 +79,12 @@ class Limits:
         _check("bytes of a token", len(token), self.token_bytes, "lease fewer ahead of the checkpoint")
 
     def with_short_reasons(self, call: ReportCall) -> ReportCall:
-        """The report with its reasons as they are kept."""
+        """Return the report with its reasons as they are kept."""
         short = tuple(replace(failure, reason=self.shorten(failure.reason)) for failure in call.failures)
         return replace(call, failures=short)
 
     def shorten(self, reason: str) -> str:
-        """A reason as it is kept."""
+        """Return a reason as it is kept."""
         return shortened(reason, self.reason_chars)
 
     def _check_names(self, **names: str) -> None:

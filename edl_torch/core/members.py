@@ -1,6 +1,6 @@
-"""Who takes part: the sessions that the master knows, and the last lease answer that each was given.
+"""Sessions that the master knows, their liveness, and the last answers that each was given.
 
-Pure: time comes in as numbers of a monotonic clock. What a lost session held is the ledger's business.
+Pure: time comes in as numbers of a monotonic clock. The leases of a lost session are the ledger's business.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edl_torch.errors import SessionLost
 
 @dataclass(slots=True)
 class Member:
-    """One session: its label, the datasets it joined, and when it was last heard."""
+    """Session under its member number: the datasets it joined, its last answers, when it was last heard."""
 
     session: str
     worker_id: str
@@ -24,7 +24,7 @@ class Member:
     datasets: set[str] = field(default_factory=set)
     answers: dict[str, LeaseAnswer] = field(default_factory=dict)
     reports: dict[str, int] = field(default_factory=dict)
-    called: bool = True  # since the master started
+    journalled: bool = False  # it registered before the master's start: answers to it may be forgotten
     gone_since: float | None = None
     progress: int = 0  # the training loop's own count, as the last heartbeat told it
     progressed: float = 0.0  # when the loop was last known to move on
@@ -34,7 +34,7 @@ class Member:
         self.progressed = self.seen
 
     def asked(self, dataset: str) -> int:
-        """The number of the last lease call that was answered in this lineage; 0 before the first."""
+        """Return the number of the last lease call that was answered in this lineage; 0 before the first."""
         answer = self.answers.get(dataset)
         return 0 if answer is None else answer.request
 
@@ -54,7 +54,8 @@ class Members:
         self.progress_timeout_s = progress_timeout_s
         self.next_number = 1
         self.gaps: list[tuple[int, int]] = []  # numbers below the next one that were never given
-        # Of members given up that had not called since the master started: dataset -> asked and reported.
+        # Of members given up that had registered before the master started: dataset -> asked and reported.
+        # Whatever they called since: a call may be one of before that was late, or is repeated.
         self.unheard: dict[int, dict[str, tuple[int, int]]] = {}
         self._members: dict[str, Member] = {}
 
@@ -65,15 +66,15 @@ class Members:
         return iter(tuple(self._members.values()))
 
     def enter(self, session: str, worker_id: str, now: float) -> Member:
-        """A session opens, or is a member already and says so again."""
+        """Add a session, or note that it is a member already. Returns the member."""
         if session not in self._members:
-            self.take_up(session, worker_id, self.next_number, now, called=True)
+            self._members[session] = Member(session, worker_id, self.next_number, now)
             self.next_number += 1
         return self.heard(session, self._members[session].number, now)
 
-    def take_up(self, session: str, worker_id: str, number: int, now: float, *, called: bool = False) -> None:
-        """A member with the number that it has."""
-        self._members[session] = Member(session, worker_id, number, now, called=called)
+    def take_up(self, session: str, worker_id: str, number: int, now: float) -> None:
+        """Add a member of the journal, with the number that it has."""
+        self._members[session] = Member(session, worker_id, number, now, journalled=True)
 
     def skip(self, count: int) -> None:
         """Never give the next `count` numbers: a lost future of this state may have given them."""
@@ -84,15 +85,15 @@ class Members:
         self.gaps.append((first, self.next_number))
 
     def may_have_given(self, number: int) -> bool:
-        """Whether the number is one of a member, now or before; of no member's at all, that is not known."""
+        """Return whether the number may be that of a member, now or before."""
         return number < self.next_number and not any(first <= number < after for first, after in self.gaps)
 
     def get(self, session: str) -> Member | None:
-        """A member, or None."""
+        """Return a member, or None."""
         return self._members.get(session)
 
     def find(self, session: str, number: int) -> Member:
-        """A member. Raises SessionLost for a session that is none, or not the one of this number."""
+        """Return a member. Raises SessionLost for a session that is none, or not the one of this number."""
         member = self._members.get(session)
         if member is None:
             raise SessionLost(
@@ -106,7 +107,7 @@ class Members:
         return member
 
     def heard(self, session: str, number: int, now: float) -> Member:
-        """A call of a session arrived. Raises SessionLost like `find`.
+        """Note that a session called. Raises SessionLost like `find`.
 
         After its stream broke a call extends the grace and no more: it may have been on its way when the
         trainer died.
@@ -118,33 +119,33 @@ class Members:
         return member
 
     def stream_opened(self, session: str, now: float) -> None:
-        """The session's stream stands (again)."""
+        """Note that the session's stream stands (again)."""
         member = self._members.get(session)
         if member is not None:
             member.seen, member.gone_since = now, None
 
     def stream_broke(self, session: str, now: float) -> None:
-        """The session's stream ended without a goodbye: the grace begins."""
+        """Note that the session's stream ended without a goodbye: the grace begins."""
         member = self._members.get(session)
         if member is not None and member.gone_since is None:
             member.gone_since = now
 
     def beat(self, session: str, number: int, progress: int, now: float) -> None:
-        """A heartbeat arrived, with the training loop's count. Raises SessionLost like `heard`."""
+        """Note a heartbeat, with the training loop's count. Raises SessionLost like `heard`."""
         member = self.heard(session, number, now)
         if progress != member.progress:
             member.progress, member.progressed = progress, now
 
     def resume(self, now: float) -> None:
-        """The master has started (again): every session has its full time to come back."""
+        """Begin after a start of the master: every session has its full time to come back."""
         for member in self:
             member.seen = member.progressed = now
             member.gone_since = None
 
     def leave(self, session: str) -> Member | None:
-        """The session is over. Whether it knew more than this state will be seen if it calls after all."""
+        """Remove a session. If it calls after all, it may still prove that the journal went back."""
         member = self._members.pop(session, None)
-        if member is not None and not member.called:
+        if member is not None and member.journalled:
             names = sorted(member.datasets)
             self.unheard[member.number] = {
                 name: (member.asked(name), member.reports.get(name, 0)) for name in names
@@ -152,15 +153,15 @@ class Members:
         return member
 
     def dead(self, now: float) -> tuple[Member, ...]:
-        """Members whose time is up at `now`."""
+        """Return members whose time is up at `now`."""
         return tuple(m for m in self._members.values() if self._deadline(m) <= now)
 
     def next_deadline(self) -> float | None:
-        """When the next session would be dead if nothing more is heard of it."""
+        """Return when the next session is dead if nothing more is heard of it."""
         return min(map(self._deadline, self._members.values()), default=None)
 
     def progress_deadline(self, member: Member) -> float:
-        """When a member that holds leases is stalled, if its loop does not move on before."""
+        """Return when a member that holds leases is stalled if its loop does not move on before."""
         return member.progressed + (self.progress_timeout_s or math.inf)
 
     def _deadline(self, member: Member) -> float:

@@ -1,7 +1,4 @@
-"""Who takes part in a dataset, with which batch size, and who waits for its records.
-
-Knows no leases, and not whether a session is alive; it is told who comes, asks, is served and goes.
-"""
+"""Sessions that take part in a dataset, with their batch sizes, and those that wait for its records."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ LOOKS = 8  # a trainer that let the others ask so often each has stopped waiting
 
 
 class Participants:
-    """Sessions by id. One waits from a `look` that found nothing until it is `served` or gone."""
+    """Sessions of a dataset, by id. A session waits from a `look` until it is `served` or gone."""
 
     def __init__(self, mark: Mark = unrecorded) -> None:
         self._mark = mark
@@ -29,16 +26,16 @@ class Participants:
         return len(self._batch_sizes)
 
     def batch_size(self, session: str) -> int | None:
-        """The session's batch size; None when it does not take part."""
+        """Return the session's batch size; None when it does not take part."""
         return self._batch_sizes.get(session)
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """All of them."""
+        """All sessions."""
         return tuple(self._batch_sizes)
 
     def enter(self, session: str, batch_size: int) -> None:
-        """A session takes part; entering again may change its batch size."""
+        """Add a session; entering again may change its batch size."""
         self._forget(session)
         self._batch_sizes[session] = batch_size
         self._sizes[batch_size] += 1
@@ -46,7 +43,7 @@ class Participants:
         self._mark("member", session)
 
     def leave(self, session: str) -> None:
-        """A session is gone."""
+        """Remove a session."""
         self._forget(session)
         self.throughput.leave(session)
         self._mark("member", session)
@@ -60,25 +57,25 @@ class Participants:
                 del self._sizes[size]
 
     def look(self, session: str) -> None:
-        """A session asks for records."""
+        """Note that a session asks for records."""
         self._looks += 1
         waiting = self._waiting.setdefault(self._batch_sizes[session], {})
         waiting.pop(session, None)
         waiting[session] = self._looks
 
     def served(self, session: str) -> None:
-        """A session got what it asked for, or no longer asks."""
+        """Note that a session got what it asked for, or no longer asks."""
         size = self._batch_sizes.get(session, 0)
         waiting = self._waiting.get(size, {})
         if waiting.pop(session, None) is not None and not waiting:
             del self._waiting[size]
 
     def nobody_waits(self) -> None:
-        """Those that still do will ask again."""
+        """Forget which sessions wait: those that still do will ask again."""
         self._waiting.clear()
 
     def can_use(self, remainders: int) -> bool:
-        """Whether remainders are enough for a trainer that waits and still asks; while none does, for any."""
+        """Return whether remainders are enough for a trainer that waits; while none does, for any trainer."""
         if not remainders:
             return False
         since = self._looks - LOOKS * len(self._batch_sizes)

@@ -1,7 +1,6 @@
 """Keyed pseudo-random permutations of [0, n), computed element by element: nothing is stored per element.
 
-Knows numbers only, not what they count: neither shards nor records nor epochs have a meaning here. The
-outputs are part of the checkpoint format: they never change, and golden tests hold them.
+The outputs are part of the checkpoint format: they never change, and golden tests hold them.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Permutation:
         self._table = _unranked(self.n, round_keys) if self.n <= _TABLE_SIZE else None
 
     def __call__(self, position: int) -> int:
-        """The element at `position`."""
+        """Return the element at `position`."""
         number = _checked(position, self.n)
         if self._table is not None:
             return self._table[number]
@@ -86,7 +85,7 @@ class Permutation:
         return number - self.n if number >= self.n else number
 
     def inverse(self, element: int) -> int:
-        """The position of `element`."""
+        """Return the position of `element`."""
         number = _checked(element, self.n)
         if self._table is not None:
             return self._table.index(number)
@@ -96,7 +95,7 @@ class Permutation:
         return self._walk(self._backward, self._backward(number))
 
     def many(self, positions: npt.ArrayLike) -> Int64Array:
-        """The elements at `positions` (integers, shape (k,)), as int64 of shape (k,)."""
+        """Return the elements at `positions` (integers, shape (k,)), as int64 of shape (k,)."""
         numbers = _checked_array(positions, self.n)
         if self._table is not None:
             return np.array(self._table, dtype=np.int64)[numbers]
@@ -106,7 +105,7 @@ class Permutation:
         return numbers.view(np.int64)
 
     def many_inverse(self, elements: npt.ArrayLike) -> Int64Array:
-        """The positions of `elements` (integers, shape (k,)), as int64 of shape (k,)."""
+        """Return the positions of `elements` (integers, shape (k,)), as int64 of shape (k,)."""
         numbers = _checked_array(elements, self.n)
         if self._table is not None:
             return np.argsort(np.array(self._table, dtype=np.int64))[numbers]
@@ -247,7 +246,7 @@ def _checked(number: int, n: int) -> int:
 
 
 def _checked_array(values: npt.ArrayLike, n: int) -> UInt64Array:
-    """A new uint64 array of `values`; as unsigned numbers, negative ones are out of range as well."""
+    """Return a new uint64 array of `values`; as unsigned numbers, negative ones are out of range as well."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise InvalidArgument(

@@ -15,7 +15,7 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 | `session`, session | worker id, number of its membership |
 | `next`, `member` | the number of the next member |
 | `next`, `gaps` | the numbers below it that were never given: of each run the first, and the one after it |
-| `unheard`, member | of one that was given up before it called again: dataset, lease call, report, … |
+| `unheard`, member | of one given up that registered before the last start: dataset, lease call, report, … |
 | `ledger`, `id` | the ledger that this is since it went back in time, in place of the journal's own |
 | `suspended`, dataset | why nothing of it is lent until it is restored |
 | `member`, dataset, session | batch size |
@@ -52,12 +52,12 @@ _Parts = dict[str, dict[Any, Row]]  # of one dataset: by kind, and by the rest o
 
 
 def update(dispatcher: Dispatcher, keys: Iterable[Key]) -> Update:
-    """The parts of these keys as they are now."""
+    """Return the parts of these keys as they are now."""
     return {key: _ROW[str(key[0])](dispatcher, *key[1:]) for key in keys}
 
 
 def dump(dispatcher: Dispatcher) -> Rows:
-    """All of the state."""
+    """Return all of the state."""
     return {key: row for key, row in update(dispatcher, _keys(dispatcher)).items() if row is not None}
 
 
@@ -94,7 +94,7 @@ def _spec_row(spec: DatasetSpec) -> dict[str, Any]:
 def _of_ledger(
     row: Callable[..., Row | None],
 ) -> Callable[..., Row | None]:
-    """The row of a part of a ledger, which is not there where the ledger is not."""
+    """Return the row of a part of a ledger, which is not there where the ledger is not."""
 
     def find(dispatcher: Dispatcher, dataset: str, *key: str | int) -> Row | None:
         ledger = dispatcher.find_ledger(dataset)

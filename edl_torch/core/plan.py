@@ -1,4 +1,4 @@
-"""Which shards a dataset has, and which record stands at each position of an epoch: all of it computed.
+"""Plan of a dataset: its shards, and the record at each position of an epoch; all of it is computed.
 
 Knows numbers and names only: not who leases a shard, what has been trained on, or how a record is read.
 """
@@ -53,24 +53,24 @@ class Plan:
         self._rho = _EpochPermutation(self.size, spec.seed, _GLOBAL)
 
     def shard_at(self, epoch: int, position: int) -> int:
-        """The shard that stands at `position` (0 to `num_shards - 1`) of the epoch: π(epoch)."""
+        """Return the shard that stands at `position` (0 to `num_shards - 1`) of the epoch: π(epoch)."""
         self._check_shard("position", position)
         return self._pi(epoch)(position) if self.spec.shuffle_shards else position
 
     def shards_at(self, epoch: int, start: int, stop: int) -> list[int]:
-        """The shards at positions `start` to `stop`: `shard_at` for many, which costs far less."""
+        """Return the shards at positions `start` to `stop`: `shard_at` for many, which costs far less."""
         if not self.spec.shuffle_shards:
             return list(range(start, stop))
         shards: list[int] = self._pi(epoch).many(np.arange(start, stop, dtype=np.int64)).tolist()
         return shards
 
     def position_of(self, epoch: int, shard: int) -> int:
-        """The position of `shard` in the epoch: the inverse of `shard_at`."""
+        """Return the position of `shard` in the epoch: the inverse of `shard_at`."""
         self._check_shard("shard", shard)
         return self._pi(epoch).inverse(shard) if self.spec.shuffle_shards else shard
 
     def records_before(self, epoch: int, position: int) -> int:
-        """Records of the shards that stand before `position` of the epoch."""
+        """Return records of the shards that stand before `position` of the epoch."""
         per = self.spec.records_per_shard
         short = np.fromiter(self._short, np.int64, len(self._short))
         places = self._pi(epoch).many_inverse(short) if self.spec.shuffle_shards else short
@@ -91,12 +91,12 @@ class Plan:
         return (-1 if self.spec.shuffle else place), piece.start + skip, piece.start + stop
 
     def length(self, shard: int) -> int:
-        """How many records the shard has."""
+        """Return how many records the shard has."""
         self._check_shard("shard", shard)
         return self._short.get(shard, self.spec.records_per_shard)
 
     def indices(self, slice: Slice) -> Indices:
-        """Name and record number of each position of the slice, in order: what a slice means."""
+        """Return name and record number of each position of the slice, in order: what a slice means."""
         source, start, _ = self._bounds_of(slice)
         positions = np.arange(slice.skip, slice.stop, dtype=np.int64)
         if self._global is not None:
@@ -106,7 +106,7 @@ class Plan:
         return Indices((self.spec.sources[source].name,), positions + start)
 
     def locate(self, epoch: int, shard: int, position: int) -> tuple[str, int]:
-        """Name and record number of one position of a shard: `indices` for a single record."""
+        """Return name and record number of one position of a shard: `indices` for a single record."""
         source, start, _ = self._bounds_of(Slice(epoch=epoch, shard=shard, skip=position, limit=1))
         if self._global is not None:
             return self._global.one(self._rho(epoch)(start + position))
@@ -115,7 +115,7 @@ class Plan:
         return self.spec.sources[source].name, start + position
 
     def shard(self, slice: Slice) -> Shard:
-        """The slice as users see it.
+        """Return the slice as users see it.
 
         Unshuffled, its bounds are exactly the slice's records; shuffled, they are those of the whole shard,
         and `indices()` says which of its records are meant.
@@ -186,13 +186,13 @@ class _GlobalNumbers:
         self._shifts = np.array([source.start for source in sources], dtype=np.int64) + counts - self._ends
 
     def many(self, numbers: IndexArray) -> Indices:
-        """The pairs of `numbers`, an int64 array."""
+        """Return the pairs of `numbers`, an int64 array."""
         if len(self._names) == 1:
             return Indices(self._names, numbers + self._shifts[0])
         sources = np.searchsorted(self._ends, numbers, side="right")
         return Indices(self._names, numbers + self._shifts[sources], sources)
 
     def one(self, number: int) -> tuple[str, int]:
-        """The pair of one number."""
+        """Return the pair of one number."""
         source = int(np.searchsorted(self._ends, number, side="right"))
         return self._names[source], number + int(self._shifts[source])

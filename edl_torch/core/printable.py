@@ -1,4 +1,4 @@
-"""Names that callers chose, made fit for a log or a terminal: one line, and no control of either."""
+"""Escaping of names that callers chose, for logs and terminals."""
 
 from __future__ import annotations
 

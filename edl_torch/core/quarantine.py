@@ -17,12 +17,12 @@ BadRow = tuple[int, int, int, str, int, str]
 
 
 def row_of(bad: QuarantinedRecord) -> BadRow:
-    """The record as tokens and journals have it."""
+    """Return the record as tokens and journals have it."""
     return bad.epoch, bad.shard, bad.position, bad.name, bad.index, bad.reason
 
 
 def token_bytes(records: Iterable[QuarantinedRecord]) -> int:
-    """How much longer these records make a token. No message of the wire needs more for them, but 64 each."""
+    """Return the bytes that these records add to a token; in a message each takes up to 64 bytes more."""
     return sum(len(json.dumps(row_of(bad), separators=(",", ":"))) + 1 for bad in records)
 
 
@@ -52,14 +52,14 @@ class Quarantine:
         return self._records[number]
 
     def add(self, bad: QuarantinedRecord) -> None:
-        """One more."""
+        """Add a record."""
         self._mark("bad", len(self._records))
         self._records.append(bad)
         self._bad.add((bad.name, bad.index))
         self.bytes += token_bytes((bad,))
 
     def replace(self, records: Iterable[QuarantinedRecord]) -> None:
-        """Keep these, and no other."""
+        """Keep these records only."""
         before = len(self._records)
         self._records = list(records)
         self._bad = {(bad.name, bad.index) for bad in self._records}
@@ -68,11 +68,11 @@ class Quarantine:
             self._mark("bad", number)
 
     def first(self, number: int) -> tuple[QuarantinedRecord, ...]:
-        """So many of the first."""
+        """Return so many of the first records."""
         return tuple(self._records[:number])
 
     def within(self, size: int) -> tuple[QuarantinedRecord, ...]:
-        """As many of the first as make a token no longer than by so many bytes."""
+        """Return as many of the first records as add no more than so many bytes to a token."""
         if self.bytes <= size:
             return tuple(self._records)
         for number, bad in enumerate(self._records):

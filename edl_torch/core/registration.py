@@ -1,4 +1,4 @@
-"""How a dataset comes to be registered, and when a second description of it fits the first."""
+"""Registration of datasets: the first description makes one, later ones must fit it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def new_spec(registration: Registration, batch_size: int) -> DatasetSpec:
 
 
 def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> DatasetSpec:
-    """The registered dataset, with what `asked` may still change of it.
+    """Return the registered dataset, with what `asked` may still change of it.
 
     The identity must agree in every field that `asked` names; a dataset made without a trainer leaves the
     in-shard shuffle open for the first one, and who says nothing of it does not shuffle. Options differ
@@ -62,7 +62,7 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
 
 
 def option_differences(registered: DatasetSpec, asked: Registration) -> list[str]:
-    """A line for each option that `asked` names and that is another one in the registered dataset."""
+    """Return a line for each option that `asked` names and that is another one in the registered dataset."""
     return [
         f"{name}: registered {getattr(registered, name)}, asked {wanted}"
         for name, wanted in _given(asked).items()

@@ -106,7 +106,7 @@ def evidence(call: FencedCall, members: Members, ledger: ShardLedger | None) -> 
             )
         known = members.unheard.get(fence.member, {}).get(call.dataset)
         if known is None:
-            return ""  # it was given up, and had proved before that it knew no more
+            return ""  # it registered since the start, or the journal has its end: nothing of it is lost
         asked, reported = known
     else:
         asked, reported = member.asked(call.dataset), member.reports.get(call.dataset, 0)

@@ -28,7 +28,7 @@ class Span:
         return self.done >= self.stop
 
     def is_open(self, position: int) -> bool:
-        """Whether this position has no outcome yet."""
+        """Return whether this position has no outcome yet."""
         return self.done <= position < self.stop and position not in self.holes
 
     def advance(self, upto: int) -> int:
@@ -69,7 +69,7 @@ class Span:
         return position
 
     def pieces(self, start: int) -> Iterator[tuple[int, int]]:
-        """The positions without an outcome from `start` on, as (first, position after the last)."""
+        """Return the positions without an outcome from `start` on, as (first, position after the last)."""
         begin = max(start, self.done)
         for stop in [*sorted(hole for hole in self.holes if hole >= begin), self.stop]:
             if stop > begin:

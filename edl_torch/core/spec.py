@@ -1,7 +1,4 @@
-"""What a dataset may be: the checks that every description of a dataset passes before it is used.
-
-Knows nothing about how the dataset is then cut, ordered or lent.
-"""
+"""What a dataset may be: the checks that every description of a dataset passes before it is used."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What waits to be lent: the records ahead of a cursor, the slices that came back, and remainders.
+"""Records that wait to be lent: those ahead of a cursor, slices that came back, and remainders.
 
-Knows nothing of sessions, leases or outcomes; it is told what to take and what is over.
+A remainder is less than a batch: it waits until there is enough of them for a whole one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARDS_AT_ONCE = 256  # of the order, computed together
 
 
 class Waiting(NamedTuple):
-    """A slice that waits to be lent, for the `attempt`-th time."""
+    """Slice that waits to be lent, for the `attempt`-th time."""
 
     slice: Slice
     attempt: int
@@ -46,7 +46,7 @@ class SliceQueue:
         self._mark("waiting", number)
 
     def take(self, limit: int) -> Waiting:
-        """The first slice; when it has more than `limit` records, its first `limit`."""
+        """Return the first slice; when it has more than `limit` records, its first `limit`."""
         number = next(iter(self._items))
         item = self._items[number]
         if item.slice.limit <= limit:
@@ -68,11 +68,11 @@ class SliceQueue:
         self.records = 0
 
     def find(self, number: int) -> Waiting | None:
-        """The slice that came back under this number, while it waits."""
+        """Return the slice that came back under this number, while it waits."""
         return self._items.get(number)
 
     def numbers(self) -> Iterator[int]:
-        """The numbers of all slices, in order."""
+        """Return the numbers of all slices, in order."""
         return iter(self._items)
 
     def __iter__(self) -> Iterator[Slice]:
@@ -83,7 +83,7 @@ class SliceQueue:
 
 
 class Todo:
-    """Everything of the epochs begun that is not lent and has no outcome.
+    """Records of the epochs begun that are not lent and have no outcome.
 
     A pass over an epoch reads that epoch's records only; without `spec.epoch_barrier` it reads whatever is
     oldest. `cursor_epoch` is the epoch that the cursor is in, and `num_epochs` at the end of the last.
@@ -112,7 +112,7 @@ class Todo:
         self._run_on()
 
     def _run_on(self) -> None:
-        """Without barrier the cursor never stands at the end of an epoch, where only a barrier holds it."""
+        """Move on from the end of an epoch, where only a barrier holds the cursor."""
         if not (self._barrier or self._ahead or self.past_end):
             self.next_epoch()
 
@@ -189,14 +189,14 @@ class Todo:
         return min(self._returned, default=self.cursor_epoch)
 
     def waiting(self, epoch: int) -> int:
-        """Records that a pass over `epoch` may take, remainders not counted."""
+        """Return records that a pass over `epoch` may take, remainders not counted."""
         if not self._barrier:
             return self.ahead + self.returned_records
         queue = self._returned.get(epoch)
         return (queue.records if queue else 0) + (self.ahead if epoch == self.cursor_epoch else 0)
 
     def take(self, epoch: int, limit: int) -> Waiting | None:
-        """Up to `limit` records for a pass over `epoch`, or None: what came back first, then the cursor's.
+        """Return up to `limit` records for a pass over `epoch`, or None: what came back, then the cursor's.
 
         Whoever takes marks the head, once for all that it takes.
         """
@@ -211,7 +211,7 @@ class Todo:
         return self._take_ahead(limit) if epoch == self.cursor_epoch and self.ahead else None
 
     def put_back(self, item: Slice, attempt: int) -> None:
-        """A slice waits again."""
+        """Let a slice wait again."""
         self._put(self._returned, item, attempt)
 
     def _put(self, where: dict[int, SliceQueue], item: Slice, attempt: int) -> None:
@@ -226,18 +226,18 @@ class Todo:
         return sum(queue.records for queue in self._returned.values())
 
     def returned(self) -> Iterator[Slice]:
-        """The slices that came back, oldest epoch first."""
+        """Return the slices that came back, oldest epoch first."""
         return (item for epoch in sorted(self._returned) for item in self._returned[epoch])
 
     # Remainders: less than a batch, kept until they fill one --------------------------------------------
 
     def put_remainder(self, item: Slice, attempt: int) -> None:
-        """A part of a batch waits until there is enough for a whole one."""
+        """Let a part of a batch wait until there is enough for a whole one."""
         self._put(self._remainders, item, attempt)
 
     @property
     def has_remainders(self) -> bool:
-        """Whether any wait."""
+        """Whether there are remainders."""
         return bool(self._remainders)
 
     @property
@@ -246,11 +246,11 @@ class Todo:
         return sorted(self._remainders)
 
     def remainder_records(self, epoch: int) -> int:
-        """Records of the remainders that a pass over `epoch` may take."""
+        """Return records of the remainders that a pass over `epoch` may take."""
         return sum(self._remainders[e].records for e in self._remainders_of(epoch))
 
     def take_remainders(self, epoch: int, records: int) -> Iterator[Waiting]:
-        """Exactly `records` records of remainders."""
+        """Return exactly `records` records of remainders."""
         for source in self._remainders_of(epoch):
             queue = self._remainders[source]
             while records and queue.records:
@@ -268,7 +268,7 @@ class Todo:
         return records
 
     def remainders(self) -> Iterator[Slice]:
-        """All remainders, oldest epoch first."""
+        """Return all remainders, oldest epoch first."""
         return (item for epoch in self.remainder_epochs for item in self._remainders[epoch])
 
     def _remainders_of(self, epoch: int) -> list[int]:
@@ -311,13 +311,13 @@ class Todo:
     # As rows of a journal -------------------------------------------------------------------------------
 
     def numbers(self) -> Iterator[int]:
-        """The numbers of all slices that wait, remainders included."""
+        """Return the numbers of all slices that wait, remainders included."""
         return chain.from_iterable(
             queue.numbers() for queue in (*self._returned.values(), *self._remainders.values())
         )
 
     def find(self, number: int) -> tuple[bool, Waiting] | None:
-        """Whether the slice of this number is a remainder, and the slice; None when it does not wait."""
+        """Return whether the slice of this number is a remainder, and the slice; None: it does not wait."""
         for remainder, queues in ((False, self._returned), (True, self._remainders)):
             for queue in queues.values():
                 item = queue.find(number)
@@ -326,7 +326,7 @@ class Todo:
         return None
 
     def resume(self, cursor: tuple[int, int, int], waiting: dict[int, tuple[bool, Waiting]]) -> None:
-        """Become what `cursor`, `numbers` and `find` said of another one."""
+        """Take over what `cursor`, `numbers` and `find` said of another object; for a new one."""
         self.move_to(*cursor)
         for number, (remainder, item) in sorted(waiting.items()):
             self._next_number = number

@@ -1,7 +1,4 @@
-"""The data position as one JSON string: what a model checkpoint keeps of the ledger.
-
-A format and its check only; who takes a snapshot, and when that is safe, is decided elsewhere.
-"""
+"""Token: the data position as one JSON string, which a model checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ MOST = MAX_SIZE  # of any number, the records of all epochs included: so all of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A position: the cursor, every begun slice without outcome, and the outcomes that are not training.
+    """Data position: the cursor, every begun slice without outcome, and the outcomes that are not training.
 
     `identity` is that of the dataset; with it alone the token is the beginning of the data.
     """
@@ -108,7 +105,7 @@ class Token:
             )
 
     def encode(self) -> str:
-        """The token as one line of JSON."""
+        """Return the token as one line of JSON."""
         return json.dumps(
             {
                 "version": VERSION,

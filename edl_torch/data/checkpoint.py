@@ -72,11 +72,10 @@ def save_checkpoint(
     name = partial.name.partition(".")[0]
     model_state, optimizer_state = get_state_dict(model, optimizer)
     try:
-        with _alone_or_not() as alone:
+        with _silent_when_alone():
             save(
                 {"model": model_state, "optimizer": optimizer_state, "extra": _pickled(extra)},
                 checkpoint_id=partial,
-                no_dist=alone,
             )
     except (OSError, CheckpointException) as exc:
         raise _unwritten(partial, partial, _reasons(exc)) from exc
@@ -116,8 +115,8 @@ def load_checkpoint(
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, "extra": b""}
     try:
         data = json.loads((folder / _DATA).read_text())
-        with _alone_or_not() as alone:
-            load(state, checkpoint_id=folder, no_dist=alone)
+        with _silent_when_alone():
+            load(state, checkpoint_id=folder)
     except (OSError, CheckpointException, json.JSONDecodeError) as exc:
         raise CheckpointError(
             f"the checkpoint '{folder}' cannot be read: {_reasons(exc)}. It takes the model and the "
@@ -167,13 +166,12 @@ def _alone() -> bool:
 
 
 @contextmanager
-def _alone_or_not() -> Iterator[bool]:
-    """Whether this process saves alone; torch warns of that, though it was asked for."""
-    alone = _alone()
+def _silent_when_alone() -> Iterator[None]:
+    """Leave out torch's warning that this process saves or loads alone: it is meant to."""
     with warnings.catch_warnings():
-        if alone:
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield alone
+        if _alone():
+            warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable)", UserWarning)
+        yield
 
 
 def _pickled(extra: dict[str, Any]) -> bytes:

@@ -17,16 +17,17 @@ from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
 
 
 class Envelope:
-    """A user's batch and the positions that it holds."""
+    """A user's batch, the positions that it holds, and how many these are."""
 
-    __slots__ = ("batch", "ticket")
+    __slots__ = ("batch", "size", "ticket")
 
-    def __init__(self, batch: Any, ticket: Ticket) -> None:
+    def __init__(self, batch: Any, ticket: Ticket, size: int) -> None:
         self.batch = batch
         self.ticket = ticket
+        self.size = size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (packed(self.batch), self.ticket)
+        return _opened, (packed(self.batch), self.ticket, self.size)
 
     def pin_memory(self, device: Any = None) -> Envelope:
         """What torch's pinning thread calls: the batch is pinned as torch would, the ticket kept."""
@@ -34,8 +35,8 @@ class Envelope:
         return self
 
 
-def _opened(message: bytes, ticket: Ticket) -> Envelope:
-    return Envelope(unpacked(message), ticket)
+def _opened(message: bytes, ticket: Ticket, size: int) -> Envelope:
+    return Envelope(unpacked(message), ticket, size)
 
 
 class TicketedCollate:
@@ -56,10 +57,11 @@ class TicketedCollate:
     def __call__(self, samples: Any) -> Envelope:
         self._generators.put_back()
         ticket = self._tally.take()
-        if self._batched and ticket_size(ticket) != len(samples):
+        size = ticket_size(ticket)
+        if self._batched and size != len(samples):
             raise AccountingError(
-                f"a batch of {len(samples)} samples was drawn from {ticket_size(ticket)} positions: "
+                f"a batch of {len(samples)} samples was drawn from {size} positions: "
                 f"something between ShardedDataset and the loader adds or drops samples; do it in "
                 f"`transform` or `collate_fn` instead"
             )
-        return Envelope(self._collate(samples), ticket)
+        return Envelope(self._collate(samples), ticket, size)

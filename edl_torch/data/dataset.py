@@ -13,8 +13,8 @@ from typing import Any, Literal, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from edl_torch.client.handle import DirectLink, Handle, Link, SocketLink
 from edl_torch.client.service import DataShardService
+from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns

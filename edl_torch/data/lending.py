@@ -6,23 +6,28 @@ Python values.
 
 from __future__ import annotations
 
+import codecs
 import io
 import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch.serialization import (
+    add_safe_globals,
+    clear_safe_globals,
     default_restore_location,
-    get_unsafe_globals_in_checkpoint,
-    safe_globals,
+    get_safe_globals,
 )
 
 from edl_torch.errors import InvalidArgument
 
 _BATCH, _REFUSED = b"b", b"r"
 _PLAIN: list[Any] = [
-    *(bytes, frozenset, range, slice),
+    *(bytes, set, frozenset, range, slice, codecs.encode),  # torch allows some of these from 2.5 on
     np.ndarray,
     np.dtype,
     *(value.__reduce__()[0] for value in (np.zeros(1), np.float32(0))),  # what makes arrays and scalars
@@ -37,7 +42,7 @@ def packed_batch(batch: Any) -> bytes:
         torch.save(batch, file)
         _loaded(file.getvalue(), "cpu")
     except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as exc:
-        return _REFUSED + _reason(file, exc).encode()
+        return _REFUSED + _reason(exc).encode()
     return _BATCH + file.getvalue()
 
 
@@ -50,13 +55,8 @@ def unpacked_batch(packed: bytes) -> Any:
     return _loaded(packed[1:], _of_this_rank)
 
 
-def _reason(file: io.BytesIO, error: Exception) -> str:
-    file.seek(0)
-    try:
-        with safe_globals(_PLAIN):
-            unsafe = ", ".join(get_unsafe_globals_in_checkpoint(file))
-    except (RuntimeError, ValueError, pickle.UnpicklingError):  # it could not even be written
-        unsafe = ""
+def _reason(error: Exception) -> str:
+    unsafe = ", ".join(re.findall(r"GLOBAL (\S+)", str(error)))
     return (
         f"a rank that never had a batch needs one of another rank's to stand in, and this loader's cannot be "
         f"lent: they hold {unsafe or str(error).splitlines()[0]}. Tensors, numpy arrays, numbers, strings, "
@@ -66,8 +66,20 @@ def _reason(file: io.BytesIO, error: Exception) -> str:
 
 
 def _loaded(batch: bytes, where: Any) -> Any:
-    with safe_globals(_PLAIN):
+    with _plain_allowed():
         return torch.load(io.BytesIO(batch), map_location=where, weights_only=True)
+
+
+@contextmanager
+def _plain_allowed() -> Iterator[None]:
+    """Let `weights_only` take plain values: torch's `safe_globals`, which came with 2.5."""
+    before = get_safe_globals()
+    add_safe_globals(_PLAIN)
+    try:
+        yield
+    finally:
+        clear_safe_globals()
+        add_safe_globals(before)
 
 
 def _of_this_rank(storage: Any, location: str) -> Any:

@@ -7,26 +7,31 @@ records and does not speak to the master; the session does.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch.utils.data import DataLoader
 
+from edl_torch.client.master_api import MasterApi
+from edl_torch.client.optimizers import SteppingOptimizer
 from edl_torch.client.peers import Peers
 from edl_torch.client.service import DataShardService
-from edl_torch.core.calls import NEW_PASS
+from edl_torch.core.calls import NEW_PASS, DatasetStatus
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
-from edl_torch.data.dataset import Feed, ShardedDataset
+from edl_torch.data.dataset import Feed, OnBadRecord, ShardedDataset
 from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.lockstep_pass import LockstepPass
-from edl_torch.data.process_group import ProcessGroupPeers
+from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
+from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
 from edl_torch.data.stand_in import StandIn, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, ServiceClosed
-from edl_torch.shard import Indices
+from edl_torch.shard import Indices, TaskType
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,14 +44,15 @@ class _FromService:
 
 _FROM_SERVICE: Any = _FromService()
 _ELSEWHERE = {
-    "shuffle": "order is set by shuffle= at the dataset and shuffle_shards=, shuffle= at the service",
     "sampler": "the master decides who reads what",
     "batch_sampler": "the master decides who reads what",
 }
 
 
 class ElasticDataLoader(DataLoader[Any]):
-    """A `DataLoader` over a `ShardedDataset`, with its arguments; `batch_size` comes from the service.
+    """A `DataLoader` whose consumption tells the master what was trained on, in one line:
+
+    `ElasticDataLoader(reader, batch_size=32, num_epochs=3, shuffle=True, transform=shrink, num_workers=2)`.
 
     A batch is acknowledged when the next one is asked for, or when the attached optimizer has stepped.
     Batches arrive as `collate_fn` made them. With `batch_size=None` the reader makes the batches where it
@@ -63,31 +69,90 @@ class ElasticDataLoader(DataLoader[Any]):
     estimate where several trainers share them.
 
     Args:
-        dataset: what to read.
-        batch_size: left out, or None for batches that the reader makes.
-        synchronous: step together with the other ranks of the process group (or with these peers).
+        data: what to read: a reader, a map-style dataset, a path or address that a reader knows, for which
+            the loader makes its own `service`; or a `ShardedDataset` around one.
+        batch_size: records in a batch. Around a `ShardedDataset` left out, or None for batches that the
+            reader makes.
+        shuffle: True is the best that the reader can: records over the whole dataset, where each can be read
+            by itself; else as "in_shard": another order of shards in each epoch, and of records inside each.
+            "shards" shuffles shards only.
+        transform, target_transform: applied to each record, as by `ImageDataset` where the reader yields
+            images, else by `ShardedDataset`. So are `on_bad_record` and `seed_transforms`.
+        num_epochs, seed: and the arguments after `seed_transforms`, those of `DataShardService`.
+        synchronous: step together with the other ranks of the process group (or with these peers); False for
+            ranks with models of their own. A process group of several ranks needs the one or the other.
         process_group: the ranks that train one model on different data; default: all.
         kwargs: those of `torch.utils.data.DataLoader`.
 
     Raises:
-        InvalidArgument: an argument that decides the order, or a `batch_size` other than the service's.
+        InvalidArgument: data that nothing can read by index, an argument that decides the order, one that
+            belongs to the service of a `ShardedDataset`, or another `batch_size` than that service's. From
+            the first pass: several ranks, and no word on `synchronous`.
     """
 
     def __init__(
         self,
-        dataset: ShardedDataset,
+        data: Any,
         batch_size: int | None = _FROM_SERVICE,
         *,
-        synchronous: bool | Peers = False,
+        num_epochs: int | None = 1,
+        shuffle: ShuffleKind = False,
+        seed: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        on_bad_record: OnBadRecord = "raise",
+        seed_transforms: bool | None = None,
+        master_client: MasterApi | None = None,
+        dataset_name: str = "training",
+        task_type: TaskType = TaskType.TRAINING,
+        records_per_shard: int | None = None,
+        num_minibatches_per_shard: int | None = None,
+        epoch_barrier: bool = True,
+        max_bad_records: int = 0,
+        lookahead: int | Literal["told"] = 0,
+        master_timeout_s: float | None = None,
+        audit_dir: str | Path | None = None,
+        synchronous: bool | Peers | None = None,
         process_group: ProcessGroup | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(dataset, ShardedDataset):
-            raise InvalidArgument(
-                f"ElasticDataLoader takes a ShardedDataset or ImageDataset, not "
-                f"{type(dataset).__name__}: wrap the reader in one"
-            )
         _check_arguments(kwargs)
+        options = ReadingOptions(
+            num_epochs=num_epochs,
+            shuffle=shuffle,
+            seed=seed,
+            transform=transform,
+            target_transform=target_transform,
+            on_bad_record=on_bad_record,
+            seed_transforms=seed_transforms,
+            master_client=master_client,
+            dataset_name=dataset_name,
+            task_type=task_type,
+            records_per_shard=records_per_shard,
+            num_minibatches_per_shard=num_minibatches_per_shard,
+            epoch_barrier=epoch_barrier,
+            max_bad_records=max_bad_records,
+            lookahead=lookahead,
+            master_timeout_s=master_timeout_s,
+            audit_dir=audit_dir,
+        )
+        self._owns_service = not isinstance(data, ShardedDataset)
+        dataset = _dataset_of(data, batch_size, options)
+        try:
+            self._set_up(dataset, batch_size, synchronous, process_group, kwargs)
+        except BaseException:
+            if self._owns_service:
+                dataset.service.close()
+            raise
+
+    def _set_up(
+        self,
+        dataset: ShardedDataset,
+        batch_size: int | None,
+        synchronous: bool | Peers | None,
+        process_group: ProcessGroup | None,
+        kwargs: dict[str, Any],
+    ) -> None:
         service = dataset.service
         if batch_size is _FROM_SERVICE:
             batch_size = service.batch_size
@@ -101,17 +166,26 @@ class ElasticDataLoader(DataLoader[Any]):
         self._feed: Feed | None = None
         self._live: weakref.ref[LoaderPass] | None = None
         self._peers = _peers_of(synchronous, process_group)
+        self._undecided = synchronous is None
         self._ranks = 1 if self._peers is None else self._peers.size
         self._stand_in = StandIn()
         self._statistics = Statistics()
         self._weights = Weights(
             self._peers,
             attached=lambda: service.optimizers,
-            taken_out=lambda: service.session.elastic.taken_out,
+            batches=service.session.trainer.elastic,
         )
         self._lineage = 0
         if self._peers is not None:
             service.session.position.synchronise(self._peers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         name, batches = self.service.dataset_name, self.batch_size or "the reader's"
@@ -170,6 +244,8 @@ class ElasticDataLoader(DataLoader[Any]):
         return iterator
 
     def _begin(self, epoch: int) -> LoaderPass:
+        if self._undecided:
+            check_no_ranks()
         session = self.service.session
         session.plan()  # joins
         whole_batch = self.batch_size if self.drop_last else None
@@ -241,13 +317,71 @@ class ElasticDataLoader(DataLoader[Any]):
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
         return self.batch_size is None and dataset.makes_batches
 
+    # The service's, for who has only the loader ------------------------------------------------------------
+
+    def epochs(self) -> Iterator[int]:
+        """Go through the epochs that are left: `for epoch in loader.epochs(): for batch in loader: …`.
+
+        Yields the number of the epoch that the next pass reads, until every record of every epoch has its
+        outcome, here and at every other trainer. A loop that leaves an epoch early gets it again.
+        """
+        while not self.service.finished:
+            yield self.service.epoch
+
+    def attach(self, optimizer: SteppingOptimizer) -> None:
+        """Acknowledge batches after each `optimizer.step()`; see `DataShardService.attach`."""
+        self.service.attach(optimizer)
+
+    def detach(self, optimizer: SteppingOptimizer) -> None:
+        """Let an attached optimizer decide no more; see `DataShardService.detach`."""
+        self.service.detach(optimizer)
+
+    def stepped(self) -> None:
+        """Say that the batches in hand were trained on, without an attached optimizer that steps on them."""
+        self.service.report_batch_done()
+
+    def passed_on(self) -> None:
+        """Say, in a wrapper that reads ahead, that the oldest batch which it has read goes to its loop.
+
+        For `lookahead="told"`. Call it for each batch when the loop asks for it, and once more when it asks
+        and none is left. What was read and not passed on is neither acknowledged nor lost.
+        """
+        self.service.session.elastic.passed_on()
+
+    def give_back(self) -> None:
+        """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.
+
+        With several attached optimizers some may have stepped on it. Raises AccountingError where it was
+        acknowledged already: call it before the last optimizer steps.
+        """
+        self.service.session.elastic.give_back()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The data position, to be saved with the model; see `DataShardService.state_dict`."""
+        return self.service.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any] | str | None) -> None:
+        """Make the master go back to `state`; see `DataShardService.load_state_dict`."""
+        self.service.load_state_dict(state)
+
+    def progress(self) -> DatasetStatus:
+        """Counts of the dataset over all trainers; see `DataShardService.progress`."""
+        return self.service.progress()
+
+    # The end ------------------------------------------------------------------------------------------------
+
     def close(self) -> None:
-        """End an iteration that is under way, or was left: what the loop has not finished with goes back."""
+        """End an iteration that is under way, or was left: what the loop has not finished with goes back.
+
+        A service that the loader has made is closed too.
+        """
         live = None if self._live is None else self._live()
         if live is not None:
             live.close()
         with suppress(ServiceClosed):
             self.service.session.elastic.end_abandoned()
+            if self._owns_service:
+                self.service.close()
 
     def end_workers(self) -> None:
         """End persistent workers; torch complains of those that are left when the program exits."""
@@ -285,12 +419,29 @@ class ElasticDataLoader(DataLoader[Any]):
         return to_tensors if self.batch_size is None else to_batch
 
 
-def _peers_of(synchronous: bool | Peers, group: ProcessGroup | None) -> Peers | None:
-    if not isinstance(synchronous, bool):
+def _peers_of(synchronous: bool | Peers | None, group: ProcessGroup | None) -> Peers | None:
+    if synchronous is not None and not isinstance(synchronous, bool):
         return synchronous
     if group is not None and not synchronous:
         raise InvalidArgument("process_group is for synchronous ranks: give synchronous=True too")
     return ProcessGroupPeers(group) if synchronous else None
+
+
+def _dataset_of(data: Any, batch_size: int | None, options: ReadingOptions) -> ShardedDataset:
+    if isinstance(data, ShardedDataset):
+        if options.given:
+            order = "; order is set by shuffle= at the dataset and shuffle_shards=, shuffle= at the service"
+            raise InvalidArgument(
+                f"{', '.join(options.given)}: around a ShardedDataset these are arguments of its "
+                f"DataShardService, or of the dataset{order if options.shuffle else ''}"
+            )
+        return data
+    if batch_size is _FROM_SERVICE or batch_size is None:
+        raise InvalidArgument(
+            "ElasticDataLoader needs a batch_size for this data. Batches that the reader makes need a "
+            "ShardedDataset around a DataShardService(batch_size=…)"
+        )
+    return open_dataset(data, batch_size, options)
 
 
 def _check_arguments(kwargs: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
-from edl_torch.trainer.tickets import Ticket, ticket_size
+from edl_torch.trainer.tickets import Ticket
 
 WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
 _AT_NO_RECORD = (
@@ -69,33 +69,31 @@ class LoaderPass(Iterator[Any]):
     def _open(self) -> int:
         return self._passes.open(self._epoch)
 
-    @property
-    def going_on(self) -> bool:
-        """Whether it may still hand out batches: not closed, and no token was loaded meanwhile."""
-        return not self._closed and self._is_ours and self._passes.is_open(self._number)
-
-    @property
-    def _is_ours(self) -> bool:
-        """Whether this is the trainer's process, and not a child with a copy of this object."""
-        return self._pid == os.getpid()
-
     def __next__(self) -> Any:
-        if not self._is_ours:
-            raise ServiceClosed("this iterator belongs to the process that this one was forked from")
-        if not self.going_on:
-            self._end_early()
+        self._request()
         going_on = False
         try:
-            self._passes.batch_requested()
-            envelope = self._next_envelope()
+            envelope = self._pull(self._passes.more_to_read, self._passes.hand)
             going_on = envelope is not None
         finally:
             if not going_on:
                 self.close()
         if envelope is None:
             raise StopIteration
-        self._weights.step(ticket_size(envelope.ticket))
+        self._weights.step(envelope.size)
         return envelope.batch
+
+    def _request(self) -> None:
+        """The loop asks for a batch. Raises StopIteration where the pass has ended."""
+        if self._pid != os.getpid():
+            raise ServiceClosed("this iterator belongs to the process that this one was forked from")
+        try:
+            is_open = not self._closed and self._passes.batch_requested(self._number)
+        except BaseException:
+            self.close()
+            raise
+        if not is_open:
+            self._end_early()
 
     def _end_early(self) -> NoReturn:
         closed, self._closed = self._closed, True
@@ -106,9 +104,6 @@ class LoaderPass(Iterator[Any]):
             self._passes.check_newest(self._number)
         raise StopIteration
 
-    def _next_envelope(self) -> Envelope | None:
-        return self._pull(self._passes.more_to_read, self._passes.hand)
-
     def _pull(self, more: Callable[[], bool], take: Callable[[Ticket], bool]) -> Envelope | None:
         """The next batch that `take` agrees to; None when there is no `more` to read."""
         try:
@@ -118,7 +113,7 @@ class LoaderPass(Iterator[Any]):
                         return None
                     self._inner = self._loader.read()
                 for envelope in self._inner:
-                    if self._is_remainder(envelope):
+                    if self._whole_batch is not None and envelope.size < self._whole_batch:
                         self._passes.return_remainder(envelope.ticket)
                     elif take(envelope.ticket):
                         return envelope
@@ -141,9 +136,6 @@ class LoaderPass(Iterator[Any]):
             f"records go back to the master and are read again"
         )
 
-    def _is_remainder(self, envelope: Envelope) -> bool:
-        return self._whole_batch is not None and ticket_size(envelope.ticket) < self._whole_batch
-
     def close(self) -> None:
         """End the pass; a batch in hand that is not finished with goes back."""
         if self._closed:
@@ -165,7 +157,7 @@ class LoaderPass(Iterator[Any]):
     def __del__(self) -> None:
         # The garbage collector may run this at any allocation of any thread, whatever locks that holds: it
         # takes no lock and makes no call. A forked child has a copy, and no business with the trainer's pass.
-        if not self._closed and self._is_ours:
+        if not self._closed and self._pid == os.getpid():
             self._passes.abandon(self._number)
 
 

@@ -18,7 +18,7 @@ from edl_torch.data.loader_pass import LoaderPass, Source
 from edl_torch.data.stand_in import StandIn, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
-from edl_torch.trainer.tickets import Ticket, ticket_size
+from edl_torch.trainer.tickets import Ticket
 
 PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not over
 
@@ -56,12 +56,10 @@ class LockstepPass(LoaderPass):
         return self._passes.open(epoch)
 
     def __next__(self) -> Any:
-        if not self.going_on:
-            self._end_early()
-        going_on = False
         self._statistics.let_go()
+        self._request()
+        going_on = False
         try:
-            self._passes.batch_requested()
             if self._vote is None:
                 self._cast()
             count = self._agree()
@@ -137,7 +135,7 @@ class LockstepPass(LoaderPass):
             lent = self._peers.lend(None if mine is None else mine.batch)
             self._stand_in.keep(lent)
         self._steps += 1
-        self._weights.step(0 if mine is None else ticket_size(mine.ticket))
+        self._weights.step(0 if mine is None else mine.size)
         if mine is None:
             self._passes.pad()
             self._statistics.keep()

@@ -25,6 +25,17 @@ from edl_torch.system.fresh_names import fresh_name
 TIMEOUT_S = 1800.0  # as torch's own default for gloo: a rank may decode, or wait for its master, for long
 
 
+def check_no_ranks() -> None:
+    """Raise InvalidArgument where this process is one of several ranks."""
+    size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if size > 1:
+        raise InvalidArgument(
+            f"this process is one of {size} ranks of torch.distributed: give ElasticDataLoader "
+            f"synchronous=True where they train one model together (DDP, FSDP), or synchronous=False where "
+            f"each trains a model of its own"
+        )
+
+
 class ProcessGroupPeers:
     """The ranks of a process group; every rank of it makes one, at the same point of its program.
 
@@ -42,7 +53,7 @@ class ProcessGroupPeers:
                 "synchronous=True needs torch.distributed: call torch.distributed.init_process_group() "
                 "first, or leave synchronous out where one process trains alone"
             )
-        ranks = dist.get_process_group_ranks(group)
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self.rank = dist.get_rank(group)
         self.size = len(ranks)
         self._gloo = _connect(ranks, self.rank, timeout_s)

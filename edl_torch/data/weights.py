@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -18,12 +19,24 @@ from edl_torch.data.windows import Window, Windows
 from edl_torch.errors import InvalidArgument
 
 
+class Batches(Protocol):
+    """The batches that the loop is given."""
+
+    taken_out: int  # how often one in hand was taken out of the loop's: it failed, or was given back
+
+
+class NoBatches:
+    """None is ever taken out."""
+
+    taken_out = 0
+
+
 class Weights:
     """The records of the batch in hand, and of those that are in the gradients.
 
     `peers` are the ranks whose gradients the model's wrapper averages; None where one process trains alone.
-    `attached` gives the optimizers whose windows begin before they are first scaled, `taken_out` how often a
-    batch in hand was taken out of the loop's: it failed, or was given back.
+    `attached` gives the optimizers whose windows begin before they are first scaled, `batches` says how often
+    a batch in hand was taken out of the loop's.
     """
 
     def __init__(
@@ -31,12 +44,12 @@ class Weights:
         peers: Peers | None = None,
         *,
         attached: Callable[[], Iterable[torch.optim.Optimizer]] = tuple,
-        taken_out: Callable[[], int] = int,
+        batches: Batches | None = None,
     ) -> None:
         self._peers = peers
         self._attached = attached
-        self._taken_out = taken_out
-        self._seen = taken_out()
+        self._batches = batches or NoBatches()
+        self._seen = self._batches.taken_out
         self._windows = Windows()
         self._batch = 0
         self._own = 0
@@ -62,12 +75,12 @@ class Weights:
     def restart(self) -> None:
         """Another model, or the same one as it was: no gradient has been gathered."""
         self._masks.remove()
-        self._seen, self._own = self._taken_out(), 0
+        self._seen, self._own = self._batches.taken_out, 0
         self._windows.clear()
 
     def _look(self) -> None:
         """The batch in hand may be none any more."""
-        if (taken_out := self._taken_out()) != self._seen:
+        if (taken_out := self._batches.taken_out) != self._seen:
             self._seen, self._own = taken_out, 0
             self._windows.discard(self._batch)
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edl_torch.client.following import FollowingChannel
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
+from edl_torch.client.grpc.following import FollowingChannel
 from edl_torch.errors import (
     EdlError,
     IntegrationUnavailable,
@@ -47,7 +47,7 @@ class MasterActor:
         patience: dict[str, float],
     ) -> None:
         from edl_torch.master.threaded import ThreadedMaster
-        from edl_torch.rpc.credentials import Door
+        from edl_torch.rpc.credentials import ServerCredentials
         from edl_torch.system.address import HostPort
 
         sys.setswitchinterval(SWITCH_S)
@@ -56,7 +56,7 @@ class MasterActor:
             str(HostPort(here, port)),
             state=Path(state),
             insecure=insecure,
-            door=Door.read(**door),
+            credentials=ServerCredentials.read(**door),
             on_failure=lambda _: os._exit(1),  # Ray starts the actor again
             **patience,
         )
@@ -119,8 +119,9 @@ def start_master(
     `state` is the folder of its journal. Where Ray may start the actor again on another node, it has to be on
     storage that all nodes share; else keep it on one (`actor_options={"resources": …}`). It listens on the
     address of its node; where other machines can reach that it needs a `door`, files on the actor's node by
-    the names of `Door.read` (`token_file`, `tls_cert`, `tls_key`, …), or `insecure=True`. `host="127.0.0.1"`
-    keeps it on one machine. A `detached` actor outlives the driver. Raises MasterStartError.
+    the names of `ServerCredentials.read` (`token_file`, `tls_cert`, `tls_key`, …), or `insecure=True`.
+    `host="127.0.0.1"` keeps it on one machine. A `detached` actor outlives the driver.
+    Raises MasterStartError.
     """
     ray = _ray()
     patience = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from edl_torch.client.handle import DirectLink
 from edl_torch.client.service import DataShardService
+from edl_torch.client.workers.links import DirectLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading import Run, SampleReader

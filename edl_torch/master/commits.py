@@ -1,7 +1,4 @@
-"""Group commit on an event loop: what changed is written by one thread, and who changed it waits together.
-
-It knows neither calls nor SQLite: it takes changes here and has them written there.
-"""
+"""Group commit on an event loop: one thread writes the changes of many calls, which wait for it together."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class GroupCommit:
         self._failed = asyncio.Event()
 
     def changed(self) -> None:
-        """See to it that what has changed is committed soon."""
+        """Begin a commit of what has changed, now or after the one that runs."""
         if self._changes and self._next is None and self.failure is None:
             self._next = []
             if self._running is None:  # a round of the loop later: calls that are here already share it

@@ -1,7 +1,4 @@
-"""A dispatcher that lives in a journal: taken up from it at the start, written to it from then on.
-
-The only place where rows and the journal meet. It decides nothing.
-"""
+"""Durable dispatcher: read from a journal at the start, written to it from then on."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ log = logging.getLogger("edl_torch.master")
 
 
 class DurableState:
-    """The dispatcher of the journal in `folder`; every session of it counts as heard at `now`.
+    """Dispatcher of the journal in `folder`; every session counts as heard at `now`.
 
     A journal that is known to be older than what was said from it is suspended, unless it is to be accepted.
     Raises MasterStartError for a folder that cannot be used. `group_commit()` needs a running event loop.
@@ -84,7 +81,7 @@ class DurableState:
         )
 
     def group_commit(self) -> GroupCommit:
-        """What a host waits for before it answers."""
+        """Return the group commit that a host waits for before it answers."""
         return GroupCommit(self._changes, self._collect)
 
     def _collect(self, keys: tuple[Key, ...]) -> Callable[[], None]:
@@ -92,7 +89,7 @@ class DurableState:
         return functools.partial(self._journal.write, batch)
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Close the journal: another master may open the folder."""
         self._journal.close()
 
     def __repr__(self) -> str:

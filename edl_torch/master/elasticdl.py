@@ -39,7 +39,7 @@ WAIT = ForeignTask(type=TaskType.WAIT)
 
 
 class ElasticDLServicer:
-    """Three calls on the host's loop, and a task that minds deadlines. `start()`, `close()` run on the loop.
+    """Servicer of ElasticDL's three calls, with a task for deadlines. `start()`, `close()` run on the loop.
 
     A worker that holds no task waits inside `get_task`, because clients of that protocol take WAIT for the
     end. One that holds a task is told WAIT at once: two such could wait for each other.
@@ -52,7 +52,7 @@ class ElasticDLServicer:
         self._tender: asyncio.Task[None] | None = None
 
     def handlers(self) -> Any:
-        """For `add_generic_rpc_handlers`, whose type differs between grpc's stubs."""
+        """Return handlers for `add_generic_rpc_handlers`, whose type differs between grpc's stubs."""
         methods = {
             wire.GET_TASK: self.get_task,
             wire.REPORT_TASK_RESULT: self.report_task_result,
@@ -64,7 +64,7 @@ class ElasticDLServicer:
         )
 
     def start(self) -> None:
-        """Begin to mind deadlines; after the host has started."""
+        """Begin to watch deadlines; the host must have started."""
         self._host.apply(lambda _, now: self._adapter.resume(now))
         self._tender = asyncio.create_task(self._tend(), name="edl-elasticdl")
 
@@ -77,7 +77,7 @@ class ElasticDLServicer:
     # Calls ------------------------------------------------------------------------------------------------
 
     async def get_task(self, request: bytes, context: Context) -> bytes:
-        """A `Task`."""
+        """Answer with a `Task`."""
         lent: list[ForeignTask] = []
 
         async def answer() -> bytes:
@@ -92,7 +92,7 @@ class ElasticDLServicer:
             raise
 
     async def report_task_result(self, request: bytes, context: Context) -> bytes:
-        """Nothing, also for a task that is not lent any more, as ElasticDL's master has it."""
+        """Apply a result. A task that is not lent any more is no error, as with ElasticDL's master."""
 
         async def answer() -> bytes:
             result = wire.result_from_wire(request)
@@ -106,7 +106,7 @@ class ElasticDLServicer:
         return await self._answered(answer, context)
 
     async def report_training_params(self, request: bytes, context: Context) -> bytes:
-        """Nothing; what is registered already stands."""
+        """Register the training data; a registration that is there already stands."""
 
         async def answer() -> bytes:
             params = wire.params_from_wire(request)

@@ -116,7 +116,7 @@ class ElasticDLAdapter:
         return []
 
     def find(self, kind: TaskType) -> ShardLedger | None:
-        """The data for tasks of a type: that with its usual name, else the only one. None: there is none."""
+        """Return the data for tasks of a type: that with its usual name, else the only one, else None."""
         kind = TaskType.TRAINING if kind is TaskType.NONE else kind
         if kind not in _NAMES:
             raise InvalidArgument(f"a worker cannot ask for tasks of type {kind.name}")
@@ -131,14 +131,14 @@ class ElasticDLAdapter:
         return next(iter(named or found), None)
 
     def training_goes_on(self) -> bool:
-        """Whether there is training data with records that have no outcome."""
+        """Return whether there is training data with records that have no outcome."""
         training = self.find(TaskType.TRAINING)
         return training is not None and not training.finished
 
     # Tasks ------------------------------------------------------------------------------------------------
 
     def ask(self, call: GetTaskCall, dataset: str, now: float) -> tuple[LeaseCall, bool]:
-        """The lease call for a worker that wants a task, and whether it may wait: it holds none then."""
+        """Return the lease call for a worker that wants a task, and whether it may wait (it holds none)."""
         ledger = self._ledger(dataset)
         session = self._join(call.worker_id, ledger, now)
         member = self._member(session)
@@ -154,7 +154,7 @@ class ElasticDLAdapter:
         return lease, not ledger.holds(session)
 
     def hand_out(self, lease: LeaseCall, grants: tuple[Grant, ...], now: float) -> ForeignTask:
-        """The task for what was lent: the first grant. What else there is, parts of a batch, waits again."""
+        """Return the task for the first grant; the other grants, parts of a batch, wait again."""
         ledger = self._ledger(lease.dataset)
         first, *rest = grants
         if rest:
@@ -206,7 +206,7 @@ class ElasticDLAdapter:
         return member
 
     def report(self, result: TaskResult, now: float) -> bool:
-        """A worker is done with a task. False, and nothing is changed, when the task is not lent (any more).
+        """Apply a worker's result. False, and nothing is changed, when the task is not lent (any more).
 
         Raises TooManyBadRecords, after it took note, when the job has failed.
         """
@@ -231,14 +231,14 @@ class ElasticDLAdapter:
         return True
 
     def take_back(self, tasks: Iterable[ForeignTask], now: float) -> None:
-        """The answers with these tasks did not reach their worker."""
+        """Take tasks back whose answers did not reach their worker."""
         for task in tasks:
             found = self._lent(task.task_id)
             if found is not None:
                 self._lose(*found, now)
 
     def _task_names(self) -> TaskNames:
-        """Those of the ledger, which is another one after its journal went back."""
+        """Return those of the ledger, which is another one after its journal went back."""
         if self._names.ledger_id != self._dispatcher.ledger_id:
             self._names = TaskNames(self._dispatcher.ledger_id)
         return self._names
@@ -267,7 +267,7 @@ class ElasticDLAdapter:
         return Fence(ledger=self._dispatcher.ledger_id, lineage=ledger.lineage, member=member.number)
 
     def _put_off(self, session: str, now: float) -> None:
-        """The worker has got on: its other tasks have their full time again."""
+        """Give all tasks of a worker that has reported one their full time again."""
         for ledger in self._dispatcher.ledgers:
             for lease in ledger.leases.of(session):
                 self._deadlines[ledger.spec.name, lease.task] = now + self.task_timeout_s
@@ -280,7 +280,7 @@ class ElasticDLAdapter:
     # Who is alive -----------------------------------------------------------------------------------------
 
     def resume(self, now: float) -> None:
-        """The master has started (again): what its workers hold stays theirs for one full timeout."""
+        """Begin after a start of the master: every task has its full time again."""
         for member in self._dispatcher.members:
             if member.session.startswith(SESSION):
                 self._heard[member.session] = now
@@ -293,11 +293,11 @@ class ElasticDLAdapter:
 
     @property
     def pause_s(self) -> float:
-        """How long `tend` may be left out."""
+        """Longest time between two calls of `tend`."""
         return min(self.task_timeout_s / 4, 10.0)
 
     def tend(self, now: float) -> tuple[tuple[LostTask, ...], tuple[Released, ...]]:
-        """Take back what is overdue, and end the sessions of workers that were silent for as long."""
+        """Take back overdue tasks, and end the sessions of workers that were silent for as long."""
         lost = tuple(self._overdue(now))
         released: list[Released] = []
         for session, heard in tuple(self._heard.items()):

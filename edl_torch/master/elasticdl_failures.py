@@ -1,4 +1,4 @@
-"""What becomes of a task that an ElasticDL worker reports as failed.
+"""Handling of tasks that an ElasticDL worker reports as failed.
 
 The report does not say which record it was. A task of several batches is handed out again as its two halves,
 so that the bad batch is found; a single batch that failed `ATTEMPTS` times goes to quarantine, record by
@@ -21,14 +21,14 @@ _Key = tuple[str, int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What is to be reported of a failed task: every record of it is in one of the two."""
+    """Report on a failed task: every record of it is in one of the two."""
 
     failures: tuple[Failure, ...] = ()
     give_backs: tuple[GiveBack, ...] = ()
 
 
 class Failures:
-    """How often each single batch has failed."""
+    """Counts of failures of single batches."""
 
     def __init__(self) -> None:
         self._counts: dict[_Key, int] = {}
@@ -37,7 +37,7 @@ class Failures:
         return f"<Failures batches={len(self._counts)}>"
 
     def outcome(self, dataset: str, lease: Lease, batch_size: int, why: str) -> Outcome:
-        """Judge one failed attempt at all that is left of a lease."""
+        """Return what to do with the rest of a lease after a failed attempt."""
         records = lease.stop - lease.done
         if records > batch_size:
             middle = lease.done + batch_size * -(-records // (2 * batch_size))
@@ -58,7 +58,7 @@ class Failures:
         )
 
     def forget(self, dataset: str, lease: Lease) -> None:
-        """The lease was trained on."""
+        """Forget the failures of a lease that was trained on."""
         self._counts.pop(_key(dataset, lease), None)
 
 

@@ -1,4 +1,4 @@
-"""A master inside the trainer's own process: no server, no socket, no thread.
+"""Embedded master, in the trainer's own process: no server, no socket, no thread.
 
 One lock around a dispatcher. Sessions never expire: they live in the process that would have to notice. It
 must not import grpc, so that a single-machine job never does.
@@ -45,7 +45,7 @@ class Wanted(Protocol):
 
 
 class LocalMaster:
-    """A `MasterPort` over a dispatcher of its own, or over one that is given. Safe for many threads.
+    """`MasterApi` over a dispatcher of its own, or over a given one. Safe for many threads.
 
     `clock` tells the dispatcher the time; waiting in `lease` is measured in real time.
     """
@@ -132,15 +132,15 @@ class LocalMaster:
             listener.wanted(call.dataset)
 
     def report(self, call: ReportCall) -> ReportAnswer:
-        """Tell outcomes and give back."""
+        """Apply outcomes and give-backs."""
         return self.apply(lambda dispatcher, now: dispatcher.report(call, now))
 
     def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        """Tell which leases are void."""
+        """Return which leases are void."""
         return self.apply(lambda dispatcher, now: dispatcher.confirm(call, now))
 
     def snapshot(self, call: FencedCall) -> str:
-        """The dataset's token."""
+        """Return the dataset's token."""
         return self.apply(lambda dispatcher, now: dispatcher.snapshot(call, now))
 
     def restore(self, call: RestoreCall) -> int:
@@ -148,19 +148,19 @@ class LocalMaster:
         return self.apply(lambda dispatcher, now: dispatcher.restore(call, now))
 
     def progress(self, call: FencedCall) -> DatasetStatus:
-        """The dataset's progress, as its trainers see it."""
+        """Return the dataset's progress, as its trainers see it."""
         return self.apply(lambda dispatcher, now: dispatcher.progress(call, now))
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
-        """The dataset's progress, from outside."""
+        """Return the dataset's progress, from outside."""
         return self.apply(lambda dispatcher, _: dispatcher.dataset_status(dataset))
 
     def status(self) -> MasterStatus:
-        """The master's whole state."""
+        """Return the master's whole state."""
         return self.apply(lambda dispatcher, now: dispatcher.status(now))
 
     def leave(self, session: str, member: int) -> None:
-        """Say goodbye. After `close` there is nothing left to leave."""
+        """End the session. After `close` this does nothing."""
         with contextlib.suppress(ServiceClosed):
             self.apply(lambda dispatcher, _: dispatcher.leave(session, member))
         with self._changed:

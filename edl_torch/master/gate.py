@@ -1,7 +1,6 @@
-"""Turns away calls without the master's token, before their message is read.
+"""Authentication of calls: those without the master's token are refused before their message is read.
 
-It must not know what calls mean. Health checks of an orchestrator carry no token, and learn only
-whether it serves.
+Health checks of an orchestrator carry no token, and learn only whether the master serves.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Continuation = Callable[[Details], Awaitable[Any]]
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """Asks every call for the token."""
+    """Interceptor that checks every call for the token."""
 
     def __init__(self, token: AccessToken) -> None:
         self._token = token
@@ -32,7 +31,7 @@ class Gate(grpc.aio.ServerInterceptor):
         self._refusal: Any = grpc.stream_stream_rpc_method_handler(_refuse)
 
     async def intercept_service(self, continuation: Continuation, details: Details) -> Any:
-        """The call's own handler, or one that refuses it."""
+        """Return the call's own handler, or one that refuses it."""
         if details.method.startswith(_OPEN) or self._has_token(details):
             return await continuation(details)
         return self._refusal

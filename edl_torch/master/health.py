@@ -1,6 +1,6 @@
 """Health checks of orchestrators, `grpc.health.v1`: whether the master answers calls, and nothing else.
 
-Open to everybody, so that probes need no secret. It must not know calls, nor keep anything of who asks.
+Open to everybody, so that probes need no secret: it must not keep anything for a caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health:
-    """SERVING until `stop()`, and never again after it.
+    """Health service: SERVING until `stop()`, and never again after it.
 
     `services` are the full names that may be asked for, beside '' for the whole master.
     """
@@ -31,7 +31,7 @@ class Health:
         self._watchers = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Answer at this server."""
+        """Add the service to this server."""
         wire = {
             "request_deserializer": pb.HealthCheckRequest.FromString,
             "response_serializer": pb.HealthCheckResponse.SerializeToString,
@@ -43,22 +43,22 @@ class Health:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     def stop(self) -> None:
-        """The master answers no more calls. Whoever watches is told, and let go: nobody holds up the end."""
+        """Answer NOT_SERVING from now on, and end all watches, so that none delays the master's end."""
         self._stopped.set()
 
     @property
     def serving(self) -> bool:
-        """What is told."""
+        """Whether the answer is SERVING."""
         return not self._stopped.is_set()
 
     async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
-        """How it is now."""
+        """Answer with the state now."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
         return self._answer()
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
-        """How it is now, and again when it stops."""
+        """Answer with the state now, and again when the master stops."""
         if self._watchers >= MOST_WATCHERS:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHERS} watch already: ask by Check"

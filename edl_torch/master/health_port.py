@@ -1,6 +1,6 @@
 """Health checks on an address of their own, without TLS: probes of Kubernetes have no certificates.
 
-Nothing else is answered there, whoever asks. It must not know calls.
+Nothing else is answered there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GRACE_S = 1.0  # at the end, for telling those that watch
 
 
 class HealthPort:
-    """A grpc server for one `Health`. `start` and `stop` run on one event loop."""
+    """Server for one `Health`. `start` and `stop` run on one event loop."""
 
     def __init__(self, health: Health, address: str) -> None:
         try:
@@ -44,7 +44,7 @@ class HealthPort:
         return HostPort(self._wanted.host, port)
 
     async def stop(self) -> None:
-        """Stop as soon as everybody who watches has been told, which `Health.stop` begins."""
+        """Stop once all watches have ended, which `Health.stop` begins."""
         await self._server.stop(_GRACE_S)
 
     def __repr__(self) -> str:

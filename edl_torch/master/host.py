@@ -1,7 +1,6 @@
-"""The owner of a dispatcher on one event loop: long polls, session streams and the clock of the dead.
+"""Host of a dispatcher on one event loop: long polls, session streams and the expiry of sessions.
 
-One loop, so no locks: between two awaits nobody else touches the dispatcher. It must not know grpc or
-protobuf; `servicer` speaks those.
+One loop, so no locks: between two awaits nobody else touches the dispatcher. `servicer` speaks grpc.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ REAPER_PAUSE_S = 1.0  # after a failure of the reaper itself
 
 
 class SessionStream:
-    """What is to be told to one session: a set of datasets, so that a slow reader costs no memory."""
+    """Messages for one session: a set of datasets, so that a slow reader costs no memory."""
 
     def __init__(self) -> None:
         self._wanted: dict[str, None] = {}
@@ -38,17 +37,17 @@ class SessionStream:
         self.ended = False
 
     def want(self, dataset: str) -> None:
-        """Another trainer waits for records of the dataset."""
+        """Tell the session that another trainer waits for records of the dataset."""
         self._wanted[dataset] = None
         self._news.set()
 
     def end(self) -> None:
-        """Nothing more will be told."""
+        """End the stream."""
         self.ended = True
         self._news.set()
 
     async def next(self) -> str | None:
-        """The next wanted dataset; None at the end."""
+        """Return the next wanted dataset; None at the end."""
         while not (self._wanted or self.ended):
             self._news.clear()
             await self._news.wait()
@@ -56,7 +55,7 @@ class SessionStream:
 
 
 class MasterHost:
-    """A dispatcher with everything that waits on it. `start()` and `close()` run on its loop.
+    """Dispatcher with the calls and streams that wait on it. `start()` and `close()` run on its loop.
 
     With `commits` whatever it answers is to go through `durably`.
     """
@@ -82,7 +81,7 @@ class MasterHost:
         self._draining = False
 
     def start(self) -> None:
-        """Begin to watch for dead sessions; those known from before get their full time to come back."""
+        """Begin to expire sessions; those known from before get their full time to come back."""
         self.dispatcher.resume(self._clock())
         self._reaper = asyncio.create_task(self._reap(), name="edl-reaper")
 
@@ -104,20 +103,20 @@ class MasterHost:
     # The journal ----------------------------------------------------------------------------------------
 
     def durably(self, answering: Awaitable[T]) -> Awaitable[T]:
-        """The answer, or the refusal, once all that it could have seen is committed.
+        """Return the answer, or raise the refusal, once all that it could have seen is committed.
 
         Raises MasterUnavailable when that cannot be: whoever asked will repeat the call.
         """
         return answering if self._commits is None else _once_committed(answering, self._commits)
 
     async def committed(self) -> None:
-        """Wait until all that has happened so far is safe."""
+        """Wait until all that has happened so far is in the journal."""
         if self._commits is not None:
             await self._commits.committed()
 
     @property
     def failure(self) -> JournalError | None:
-        """Why nothing can be answered any more."""
+        """Reason why nothing can be answered any more, or None."""
         return None if self._commits is None else self._commits.failure
 
     async def failed(self) -> None:
@@ -130,7 +129,7 @@ class MasterHost:
     # Calls ----------------------------------------------------------------------------------------------
 
     def apply(self, action: Callable[[Dispatcher, float], T]) -> T:
-        """Let the dispatcher act at the present time, and wake whom that concerns."""
+        """Let the dispatcher act at the present time, and wake the calls that wait."""
         try:
             return action(self.dispatcher, self._clock())
         finally:
@@ -189,7 +188,7 @@ class MasterHost:
         return None
 
     def leave(self, session: str, member: int) -> None:
-        """The session says goodbye as that `member`."""
+        """End the session of that `member`."""
         log_released(self.apply(lambda dispatcher, _: dispatcher.leave(session, member)), "left")
         if self.dispatcher.members.get(session) is not None:
             return  # another member by now
@@ -294,7 +293,7 @@ async def _set_within(event: asyncio.Event, timeout_s: float | None) -> None:
 
 
 def log_released(released: tuple[Released, ...], why: str) -> None:
-    """One line for each dataset that lost a trainer."""
+    """Log a line for each dataset that lost a trainer."""
     for item in released:
         records = sum(s.limit for s in item.slices)
         log.info(

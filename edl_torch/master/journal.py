@@ -1,7 +1,7 @@
-"""The journal: rows by key in a folder of one master, safe against kill -9 and power loss once written.
+"""Journal: rows by key in a folder of one master, safe against kill -9 and power loss once written.
 
-SQLite in WAL mode with `synchronous=FULL`. It holds what is, so it is as large as what is in flight. It must
-not know what rows mean; `core.persistence` does.
+SQLite in WAL mode with `synchronous=FULL`. It holds the state, not its history, so it is as large
+as what is in flight. `core.persistence` knows what the rows mean.
 
 SQLite forgets without a word what a lost or damaged log held, and does not know whether a page says what was
 written there. So each transaction writes its number and the sum of all rows' checksums as a row of its own,
@@ -57,7 +57,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def encoded(update: Update) -> dict[str, str]:
-    """The rows of `update` by key, as text; null for those that are no more."""
+    """Return the rows of `update` by key, as text; null for those that are no more."""
     return {_key_text(key): _encode(row) for key, row in update.items()}
 
 
@@ -77,7 +77,7 @@ def _checksum(key: str, value: str) -> int:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection that commits only when told to, for whichever thread writes."""
+    """Return a connection that commits only when told to, for whichever thread writes."""
     return sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
 
 
@@ -195,7 +195,7 @@ class Journal:
     # Use ------------------------------------------------------------------------------------------------
 
     def read(self) -> Rows:
-        """All rows."""
+        """Return all rows."""
         return rows_of(self._connection)
 
     def write(self, batch: dict[str, str]) -> None:
@@ -271,13 +271,13 @@ class Journal:
 
 
 def rows_of(connection: sqlite3.Connection) -> Rows:
-    """All rows of a journal that is open."""
+    """Return all rows of a journal that is open."""
     found = connection.execute("SELECT key, value FROM state WHERE key != ?", (_COMMIT,))
     return {tuple(json.loads(key)): tuple(json.loads(value)) for key, value in found}
 
 
 def _locked(folder: Path) -> BinaryIO:
-    """The open lock file: the system unlocks it when its process ends, however that happens."""
+    """Return the open lock file: the system unlocks it when its process ends, however that happens."""
     try:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Looks into a journal without disturbing the master that may keep it: no lock is taken, nothing is written.
+"""View of a journal that a master may keep open: no lock is taken, nothing is written.
 
-What is read is one moment's state, as a dispatcher. What it proves is not known here.
+The view is the state of one moment, as a dispatcher.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BUSY_S = 10.0  # patience with a master that is just starting
 
 
 def view(folder: Path) -> Dispatcher:
-    """The state in the journal of `folder`. Raises JournalError where none can be read.
+    """Return the state in the journal of `folder`. Raises JournalError where none can be read.
 
     A master may go on meanwhile: its transactions are seen whole or not at all.
     """
@@ -44,7 +44,7 @@ def view(folder: Path) -> Dispatcher:
 
 
 def _read(path: Path) -> tuple[str, Rows]:
-    """The ledger's id and all rows."""
+    """Return the ledger's id and all rows."""
     if not path.with_name(LOG).exists():
         # No log: no master has it open. Then SQLite may leave everything as it is, on read-only disks too.
         found = _read_with(path, "mode=ro&immutable=1")

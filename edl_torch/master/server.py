@@ -1,7 +1,4 @@
-"""The master as a process: binds an address, serves until a signal, then drains.
-
-It must not know what the calls mean, nor which datasets there are.
-"""
+"""Master as a process: binds an address, serves until a signal, then drains."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from edl_torch.master.health_port import HealthPort
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import SERVICE, MasterServicer
 from edl_torch.rpc import elasticdl as elasticdl_wire
-from edl_torch.rpc.credentials import Door
+from edl_torch.rpc.credentials import ServerCredentials
 from edl_torch.system.address import HostPort, parse_address
 from edl_torch.system.forks import keep_children_alive
 from edl_torch.system.processes import until_gone
@@ -41,7 +38,7 @@ FILES = 1 << 17  # a file for each trainer of `core.limits`, and some
 
 
 class MasterServer:
-    """A grpc server over one host. `start`, `drain` and `stop` run on one event loop."""
+    """Server of a master over one host. `start`, `drain` and `stop` run on one event loop."""
 
     def __init__(
         self,
@@ -49,15 +46,15 @@ class MasterServer:
         address: str,
         *,
         insecure: bool = False,
-        door: Door | None = None,
+        credentials: ServerCredentials | None = None,
         commits: GroupCommit | None = None,
         elasticdl: ElasticDLOptions | None = None,
     ) -> None:
         keep_children_alive()
-        self._door = door or Door()
-        self._wanted = checked_address(address, insecure=insecure, door=self._door)
+        self._credentials = credentials or ServerCredentials()
+        self._wanted = checked_address(address, insecure=insecure, credentials=self._credentials)
         self._host = MasterHost(dispatcher, commits=commits)
-        token = self._door.token
+        token = self._credentials.token
         self._server = grpc.aio.server(
             interceptors=[] if token is None else [Gate(token)],
             options=server_options(dispatcher.members.lease_timeout_s),
@@ -75,7 +72,7 @@ class MasterServer:
         try:
             port = self._bind()
         except (RuntimeError, ValueError) as exc:
-            hint = "; do the certificate and its key belong together?" if self._door.encrypted else ""
+            hint = "; do the certificate and its key belong together?" if self._credentials.encrypted else ""
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}{hint}") from exc
         self._host.start()
         self._elasticdl.start()
@@ -85,7 +82,7 @@ class MasterServer:
         return HostPort(self._wanted.host, port)
 
     def _bind(self) -> int:
-        tls = self._door.server_credentials()
+        tls = self._credentials.server_credentials()
         if tls is None:
             return self._server.add_insecure_port(str(self._wanted))
         return self._server.add_secure_port(str(self._wanted), tls)
@@ -95,7 +92,7 @@ class MasterServer:
         self.health.stop()
 
     async def drain(self, grace_s: float = DRAIN_S) -> None:
-        """Say that it stops, take no new calls, answer those that are here, commit, stop."""
+        """Stop gently: take no new calls, answer those that are here, commit."""
         self.health.stop()
         if self._sick is not None:
             self._sick.cancel()
@@ -110,7 +107,7 @@ class MasterServer:
 
     @property
     def failure(self) -> JournalError | None:
-        """Why it cannot answer any more."""
+        """Reason why it cannot answer any more, or None."""
         return self._host.failure
 
     async def failed(self) -> None:
@@ -126,7 +123,7 @@ async def serve(
     address: str,
     *,
     insecure: bool = False,
-    door: Door | None = None,
+    credentials: ServerCredentials | None = None,
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
     with_process: int | None = None,
@@ -146,7 +143,12 @@ async def serve(
     commits = None if make_commits is None else make_commits()
     try:
         server = MasterServer(
-            dispatcher, address, insecure=insecure, door=door, commits=commits, elasticdl=elasticdl
+            dispatcher,
+            address,
+            insecure=insecure,
+            credentials=credentials,
+            commits=commits,
+            elasticdl=elasticdl,
         )
         probes = None if health_address is None else HealthPort(server.health, health_address)
     except EdlError:
@@ -207,7 +209,7 @@ async def _drain_until_signal(server: MasterServer, signals: asyncio.Queue[int])
 
 
 def allow_connections() -> None:
-    """Let this process have as many files as the system lets it: each trainer's connection is one.
+    """Raise the limit of open files as far as the system allows: each trainer's connection is one.
 
     Many systems give 1024 to who does not ask for more.
     """
@@ -238,8 +240,8 @@ def server_options(lease_timeout_s: float) -> list[tuple[str, int]]:
     ]
 
 
-def checked_address(text: str, *, insecure: bool, door: Door) -> HostPort:
-    """Where to listen. Raises MasterStartError for what cannot be, or must not be without being asked for."""
+def checked_address(text: str, *, insecure: bool, credentials: ServerCredentials) -> HostPort:
+    """Return the address to listen on. Raises MasterStartError for a wrong one, or one too open."""
     try:
         address = parse_address(text)
         found = address.resolve()
@@ -248,22 +250,23 @@ def checked_address(text: str, *, insecure: bool, door: Door) -> HostPort:
     except OSError as exc:
         raise MasterStartError(f"cannot listen on {text}: host {address.host!r} is unknown: {exc}") from exc
     exposed = sorted(str(ip) for ip in found if not ip.is_loopback)
-    if not exposed or door.closed:
+    if not exposed or credentials.closed:
         return address
+    open_how = _exposure(credentials)
     if not insecure:
         raise MasterStartError(
-            f"{text} can be reached from other machines ({', '.join(exposed)}), and {_ajar(door)}: give "
+            f"{text} can be reached from other machines ({', '.join(exposed)}), and {open_how}: give "
             "--tls-cert, --tls-key and --token-file (or --tls-client-ca), listen on 127.0.0.1, or pass "
             "--insecure if the network is your own"
         )
-    log.warning("listening on %s though %s (--insecure)", text, _ajar(door))
+    log.warning("listening on %s though %s (--insecure)", text, open_how)
     return address
 
 
-def _ajar(door: Door) -> str:
-    if door.encrypted:
+def _exposure(credentials: ServerCredentials) -> str:
+    if credentials.encrypted:
         return "whoever reaches it may use it"
-    if door.token is not None:
+    if credentials.token is not None:
         return "whoever listens there can read the token"
     return "whoever reaches it may use it, unencrypted"
 

@@ -1,6 +1,7 @@
-"""The grpc door of the master: converts each call, hands it to the host, converts the answer.
+"""Servicer of the master's grpc calls: converts a call, hands it to the host, converts the answer.
 
-Decides nothing. It must not touch the dispatcher but through the host, nor answer but through `durably`.
+It must not touch the dispatcher but through the host, nor answer but through `durably`: an answer must not
+leave before the journal has what it says.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Handler = Callable[["MasterServicer", Q, Context], Awaitable[R]]
 
 
 def guarded(handler: Handler[Q, R]) -> Handler[Q, R]:
-    """Errors of ours become statuses; any other one is a bug and is logged by grpc with its traceback.
+    """Turn errors of ours into statuses; any other error is a bug and is logged by grpc with its traceback.
 
     So a message that cannot be read must not raise in grpc: a stranger could fill the log with it.
     """
@@ -54,13 +55,13 @@ def guarded(handler: Handler[Q, R]) -> Handler[Q, R]:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """In place of a message: bytes that are none."""
+    """Bytes that are no message, in place of one."""
 
     why: str
 
 
 def reader(kind: Any) -> Callable[[bytes], Any]:
-    """What makes messages of this kind of bytes."""
+    """Return a function that reads messages of this kind."""
     read = kind.FromString
 
     def read_or_say_why(raw: bytes) -> Any:
@@ -73,14 +74,14 @@ def reader(kind: Any) -> Callable[[bytes], Any]:
 
 
 class MasterServicer:
-    """One method per call of `service Master`, on the host's event loop."""
+    """Methods of `service Master`, on the host's event loop."""
 
     def __init__(self, host: MasterHost) -> None:
         self._host = host
         self._limits = host.dispatcher.limits
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Answer at this server."""
+        """Add the methods to this server."""
         handlers = {method.name: self._handler(method) for method in _SERVICE.methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 

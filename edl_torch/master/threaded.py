@@ -1,7 +1,4 @@
-"""A master with a journal on a thread of its own, for a process that is something else besides.
-
-It must not know what else the process is.
-"""
+"""Master with a journal on a thread of its own, in a process that does something else besides."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from pathlib import Path
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.durable import DurableState
 from edl_torch.master.server import MasterServer
-from edl_torch.rpc.credentials import Door
+from edl_torch.rpc.credentials import ServerCredentials
 
 log = logging.getLogger("edl_torch.master")
 
@@ -39,7 +36,7 @@ class ThreadedMaster:
         *,
         state: Path,
         insecure: bool = False,
-        door: Door | None = None,
+        credentials: ServerCredentials | None = None,
         lease_timeout_s: float = 30.0,
         grace_s: float = 1.0,
         progress_timeout_s: float = 0.0,
@@ -47,7 +44,7 @@ class ThreadedMaster:
     ) -> None:
         self._wanted = address
         self._insecure = insecure
-        self._door = door
+        self._credentials = credentials
         self._state = state
         self._lease_timeout_s = lease_timeout_s
         self._grace_s = grace_s
@@ -69,7 +66,7 @@ class ThreadedMaster:
             ) from None
 
     def stop(self) -> None:
-        """Answer who is here, commit, and end."""
+        """Answer the calls that are here, commit, and end the thread."""
         self._ask_to_stop()
         self._thread.join(STOP_S)
 
@@ -111,7 +108,11 @@ class ThreadedMaster:
         commits = state.group_commit()
         try:
             server = MasterServer(
-                state.dispatcher, self._wanted, insecure=self._insecure, door=self._door, commits=commits
+                state.dispatcher,
+                self._wanted,
+                insecure=self._insecure,
+                credentials=self._credentials,
+                commits=commits,
             )
         except EdlError:
             await commits.close()

@@ -1,7 +1,7 @@
-"""A thread that does one piece of work after another for an event loop, and tells it how each has ended.
+"""Worker thread of an event loop: does one piece of work after another, and tells the loop how each ended.
 
-What `loop.run_in_executor` does, with fewer hand-overs of the interpreter's lock: beside a busy loop each of
-them costs as much as a small commit. It must not know what the work is.
+Like `loop.run_in_executor`, with fewer hand-overs of the interpreter's lock: beside a busy loop each of them
+costs as much as a small commit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Ended = Callable[[Exception | None], None]
 
 
 class Writer:
-    """For the event loop that runs when it is made. `close()` ends the thread."""
+    """Worker thread for the event loop that runs when it is made. `close()` ends it."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ class Writer:
         self._jobs.put((work, ended))
 
     def close(self) -> None:
-        """End the thread when all is done that was asked for."""
+        """End the thread once all work is done."""
         self._jobs.put(None)
         self._thread.join()
 

@@ -21,10 +21,13 @@ Shards = Mapping[str, int | tuple[int, int]] | Sequence[tuple[str, int, int]]
 class AbstractDataReader(ABC):
     """The base of all readers: two methods to write, two more for speed.
 
-    A subclass that can reach any record overrides `read_record`; one that can read many at once into
-    arrays overrides `read_batch`. Readers are pickled to loader workers: keep paths and numbers in them and
-    open files on first use.
+    A subclass that can reach any record overrides `read_record`; one that can read many at once into arrays
+    overrides `read_batch`. `yields_images` and `reads_blocks` tell a loader how to transform and shuffle its
+    records. Readers are pickled to loader workers: keep paths and numbers in them, open files on first use.
     """
+
+    yields_images = False  # whether a record is an image, or an image and its target
+    reads_blocks = False  # whether one record costs as much as the many that lie with it
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = kwargs

@@ -1,7 +1,7 @@
-"""Calls and answers of `core.calls` to protobuf messages and back: one pair of functions for each.
+"""Conversion of calls and answers to protobuf messages and back: one pair of functions for each.
 
-Converts and checks what protobuf cannot express (enum members, missing parts); decides nothing. It stands on
-the path of every lease: what a message has many of is written and read attribute by attribute.
+It also checks what protobuf cannot express (enum members, missing parts). Every lease passes through here, so
+repeated parts of messages are written and read attribute by attribute.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def checked(convert: Callable[[A], B], value: A) -> B:
 
 
 def _member(members: Mapping[int, E], number: int) -> E:
-    """A member of an enum in an answer; a newer master may have one that is not known here."""
+    """Return a member of an enum in an answer; a newer master may have one that is not known here."""
     try:
         return members[number]
     except KeyError:

@@ -1,6 +1,6 @@
-"""What opens the master's door: certificates for TLS, and a token that every call carries.
+"""Credentials of master and trainers: certificates for TLS, and a token that every call carries.
 
-Files are read once; nothing of what is in them is ever shown. It must not know calls.
+Files are read once; their contents are never shown.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """A shared secret. Comparing takes the same time wherever the difference is; it is never pickled."""
+    """Shared secret. Comparing takes the same time wherever the difference is; it is never pickled."""
 
     _value: bytes = field(repr=False)
 
     @classmethod
     def read(cls, path: _Path) -> Self:
-        """The token in a file, without the white space around it. Raises InvalidArgument."""
+        """Return the token in a file, without the white space around it. Raises InvalidArgument."""
         value = _read(path, "token").strip()
         if len(value) < LEAST_TOKEN or not value.isascii() or any(not 32 < byte < 127 for byte in value):
             raise InvalidArgument(
@@ -43,11 +43,11 @@ class AccessToken:
 
     @property
     def header(self) -> str:
-        """What a call carries under `METADATA_KEY`."""
+        """Value that a call carries under `METADATA_KEY`."""
         return f"Bearer {self._value.decode()}"
 
     def opens(self, header: str | bytes) -> bool:
-        """Whether a call may come in."""
+        """Return whether a call carries this token."""
         given = header.encode("utf-8", "replace") if isinstance(header, str) else header
         return hmac.compare_digest(given, self.header.encode())
 
@@ -57,7 +57,7 @@ class AccessToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A trainer's part: how it knows the master, and how the master knows it.
+    """Credentials of a trainer: how it recognises the master, and how the master recognises it.
 
     Attributes:
         token: sent with every call.
@@ -88,7 +88,7 @@ class Credentials:
         tls_key: _Path | None = None,
         tls_name: str | None = None,
     ) -> Self:
-        """From files. Raises InvalidArgument that names the file, or the one that is missing."""
+        """Read them from files. Raises InvalidArgument that names the file, or the one that is missing."""
         if (tls_cert is None) != (tls_key is None):
             raise InvalidArgument("a TLS certificate and its key belong together: give both, or neither")
         _check_files(tls_cert, tls_key, tls_ca)
@@ -109,7 +109,7 @@ class Credentials:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """From `EDL_MASTER_TOKEN_FILE`, `EDL_MASTER_TLS_CA`, `…_TLS_CERT`, `…_TLS_KEY` and `…_TLS_NAME`.
+        """Read `EDL_MASTER_TOKEN_FILE`, `EDL_MASTER_TLS_CA`, `…_TLS_CERT`, `…_TLS_KEY` and `…_TLS_NAME`.
 
         `EDL_MASTER_TLS=1` trusts the authorities of the system, `EDL_MASTER_INSECURE=1` sends a token without
         TLS.
@@ -135,13 +135,13 @@ class Credentials:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For grpc; None without TLS."""
+        """Return them for grpc; None without TLS."""
         return grpc.ssl_channel_credentials(self.ca, self.key, self.cert) if self.tls else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """The master's part.
+class ServerCredentials:
+    """Credentials of a master, which decide who may call it.
 
     Attributes:
         token: without it a call learns nothing; None: no token is asked for.
@@ -163,7 +163,7 @@ class Door:
         tls_key: _Path | None = None,
         tls_client_ca: _Path | None = None,
     ) -> Self:
-        """From files. Raises InvalidArgument that names the file, or the one that is missing."""
+        """Read them from files. Raises InvalidArgument that names the file, or the one that is missing."""
         if (tls_cert is None) != (tls_key is None):
             raise InvalidArgument("--tls-cert and --tls-key belong together: give both, or neither")
         if tls_client_ca is not None and tls_cert is None:
@@ -183,11 +183,11 @@ class Door:
 
     @property
     def closed(self) -> bool:
-        """Whether a stranger on the network stays out: nobody listens in, and callers show who they are."""
+        """Whether strangers on the network are kept out: by TLS, and by callers that authenticate."""
         return self.encrypted and (self.token is not None or self.client_ca is not None)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """For grpc; None without TLS."""
+        """Return them for grpc; None without TLS."""
         if self.cert is None or self.key is None:
             return None
         asks = self.client_ca is not None
@@ -195,7 +195,7 @@ class Door:
 
 
 def text_from_env(name: str, environ: Mapping[str, str]) -> str | None:
-    """The variable `EDL_MASTER_…` of that name; None where it is not set, or empty."""
+    """Return the variable `EDL_MASTER_…` of that name; None where it is not set, or empty."""
     return environ.get(f"EDL_MASTER_{name}", "").strip() or None
 
 

@@ -1,6 +1,6 @@
-"""ElasticDL's calls as bytes: the names of its methods, and one pair of functions for each message.
+"""Conversion of ElasticDL's calls to bytes and back: one pair of functions for each message.
 
-Converts and checks; decides nothing. Field numbers are in `elasticdl.proto`.
+Field numbers are in `elasticdl.proto`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def _written(make: Callable[[], Message]) -> bytes:
 
 
 def get_task_to_wire(call: GetTaskCall) -> bytes:
-    """A `GetTaskRequest`."""
+    """Return a `GetTaskRequest` as bytes."""
     return _written(lambda: pb.GetTaskRequest(worker_id=call.worker_id, task_type=int(call.task_type)))  # type: ignore[arg-type]
 
 
 def get_task_from_wire(data: bytes) -> GetTaskCall:
-    """The call in a `GetTaskRequest`."""
+    """Return the call in a `GetTaskRequest`."""
     return _parsed(
         pb.GetTaskRequest(),
         data,
@@ -67,7 +67,7 @@ def get_task_from_wire(data: bytes) -> GetTaskCall:
 
 
 def result_to_wire(result: TaskResult) -> bytes:
-    """A `ReportTaskResultRequest`."""
+    """Return a `ReportTaskResultRequest` as bytes."""
     counters = {_FAIL_COUNT: result.failed_records} if result.failed_records else {}
     return _written(
         lambda: pb.ReportTaskResultRequest(
@@ -77,7 +77,7 @@ def result_to_wire(result: TaskResult) -> bytes:
 
 
 def result_from_wire(data: bytes) -> TaskResult:
-    """The result in a `ReportTaskResultRequest`; counters other than `fail_count` are passed over."""
+    """Return the result in a `ReportTaskResultRequest`; counters other than `fail_count` are passed over."""
     return _parsed(
         pb.ReportTaskResultRequest(),
         data,
@@ -88,7 +88,7 @@ def result_from_wire(data: bytes) -> TaskResult:
 
 
 def params_to_wire(params: TrainingParams) -> bytes:
-    """A `ReportTrainingParamsRequest`."""
+    """Return a `ReportTrainingParamsRequest` as bytes."""
     return _written(
         lambda: pb.ReportTrainingParamsRequest(
             batch_size=params.batch_size,
@@ -102,7 +102,7 @@ def params_to_wire(params: TrainingParams) -> bytes:
 
 
 def params_from_wire(data: bytes) -> TrainingParams:
-    """The description in a `ReportTrainingParamsRequest`."""
+    """Return the description in a `ReportTrainingParamsRequest`."""
     return _parsed(
         pb.ReportTrainingParamsRequest(),
         data,
@@ -121,7 +121,7 @@ def params_from_wire(data: bytes) -> TrainingParams:
 
 
 def task_to_wire(task: ForeignTask) -> bytes:
-    """A `Task`; it always has a shard, as those of ElasticDL's master have."""
+    """Return a `Task`; it always has a shard, as those of ElasticDL's master have."""
     return _written(
         lambda: pb.Task(
             task_id=task.task_id,
@@ -138,7 +138,7 @@ def task_to_wire(task: ForeignTask) -> bytes:
 
 
 def task_from_wire(data: bytes) -> ForeignTask:
-    """The task in a `Task`."""
+    """Return the task in a `Task`."""
     return _parsed(pb.Task(), data, _task)
 
 

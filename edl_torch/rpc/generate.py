@@ -16,7 +16,7 @@ GENERATED = ("edl_torch_pb2.py", "edl_torch_pb2.pyi", "elasticdl_pb2.py", "elast
 
 
 def tools_version() -> str | None:
-    """The installed version of grpcio-tools, or None."""
+    """Return the installed version of grpcio-tools, or None."""
     try:
         return importlib.metadata.version("grpcio-tools")
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Errors on the wire: one table, read both ways.
+"""Conversion of errors to grpc statuses and back, by one table.
 
-The class travels by name in the trailing metadata, the message as the status' details. It must not know
-which call failed, and it never hides an unknown failure behind a known one.
+The class travels by name in the trailing metadata, the message as the status' details. An unknown failure is
+never turned into a known one.
 """
 
 from __future__ import annotations
@@ -74,21 +74,21 @@ _FAILED_INSIDE = ("Unexpected <class", "Exception calling application")  # a bug
 
 
 class AnotherAnswers(MasterUnavailable):
-    """Something else than the master answers at its address, for as long as the master is away."""
+    """Error: something other than the master answers at its address, while the master is away."""
 
 
 class NoTrust(errors.AccessDenied):
-    """TLS with whoever answers has failed."""
+    """Error: TLS with the other side has failed."""
 
 
 def to_status(error: EdlError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Code, details and trailing metadata of an error."""
+    """Return code, details and trailing metadata of an error."""
     cls = next(c for c in type(error).__mro__ if c in STATUS)
     return STATUS[cls], shorten(str(error)), ((ERROR_KEY, cls.__name__),)
 
 
 def from_status(error: grpc.RpcError, address: str) -> EdlError:
-    """The error that the master raised, MasterUnavailable where it is not there, NoTrust where TLS failed.
+    """Return the error that the master raised, MasterUnavailable if there is none, NoTrust if TLS failed.
 
     AnotherAnswers, a MasterUnavailable, where something else is there.
     """
@@ -115,7 +115,7 @@ def from_status(error: grpc.RpcError, address: str) -> EdlError:
 
 
 def is_masters_own(error: grpc.RpcError) -> bool:
-    """Whether it is a master of ours that has refused the call: it puts the class of each error beside it."""
+    """Return whether a master of ours refused the call: only it names the class of an error."""
     return bool(_error_name(error))
 
 
@@ -125,7 +125,7 @@ def _error_name(error: grpc.RpcError) -> str:
 
 
 def shorten(message: str) -> str:
-    """The message, its middle left out when it is too long to travel."""
+    """Return the message, its middle left out when it is too long to travel."""
     raw = message.encode("utf-8", "backslashreplace")
     if len(raw) <= MESSAGE_BYTES:
         return raw.decode()

@@ -29,7 +29,7 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def resolve(self) -> frozenset[Address]:
-        """The IP addresses of the host. Raises OSError (socket.gaierror) when there are none."""
+        """Return the IP addresses of the host. Raises OSError (socket.gaierror) when there are none."""
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         return frozenset(plain_ip(str(row[4][0])) for row in found)
 
@@ -51,7 +51,7 @@ def parse_address(text: str, *, least_port: int = 0) -> HostPort:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether a host means this machine by its very name, on every machine."""
+    """Return whether a host means this machine by its very name, on every machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -61,7 +61,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def plain_ip(text: str) -> Address:
-    """An IP address without scope; an IPv4 address that is written as IPv6 becomes what it means."""
+    """Return an IP address without scope; an IPv4 address that is written as IPv6 becomes what it means."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from edl_torch.client.port import Listener
+from edl_torch.client.master_api import Listener
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class FakeConnection:
-    """A `MasterPort` of one trainer to a `FakeMaster`, with a transport that repeats lost calls."""
+    """A `MasterApi` of one trainer to a `FakeMaster`, with a transport that repeats lost calls."""
 
     keeps_ledger = True
 

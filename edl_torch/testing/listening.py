@@ -10,7 +10,7 @@ from edl_torch.trainer.liveness import Liveness
 
 
 class Listening(LivenessFeed):
-    """What `MasterPort.attend` takes. Heartbeats name `member`; `wanted` hears that others wait."""
+    """What `MasterApi.attend` takes. Heartbeats name `member`; `wanted` hears that others wait."""
 
     def __init__(self, member: int, wanted: Callable[[str], object] | None = None) -> None:
         self.liveness = Liveness()

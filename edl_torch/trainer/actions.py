@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call to the master: a method of `MasterPort` and its argument. The answer is the master's."""
+    """A call to the master: a method of `MasterApi` and its argument, if any. The answer is the master's."""
 
     method: str
     request: Any

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl_torch.core.calls import NEW_PASS
-from edl_torch.errors import AccountingError
+from edl_torch.core.calls import NEW_PASS, PassState
+from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.confirming import Confirmer
@@ -34,7 +34,12 @@ class ElasticPasses:
         self.superseded = 0  # the last pass that a later iteration ended
         self.taken_out = 0  # how often the batch in hand was taken out of the loop's: it failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
-        self._in_hand: tuple[tuple[Slice, int, int], ...] | None = ()  # None: a padding batch
+        self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
+        self._finished_in = 0  # the lineage in which a pass ended with the last epoch
+        self._told_finished = False
+        self._took_back = False  # whether a batch in hand went back that the loop may have trained on
+        self._told_took_back = False
+        self._unstepped: list[str] = []  # optimizers that never stepped, to be told of when there is more
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self.phase.name} exhausted={self._exhausted} {self._state.supply}>"
@@ -46,17 +51,48 @@ class ElasticPasses:
         state = self._state
         yield from self.supersede()
         yield from self._plain.finish()
-        if idle := state.steps.take_idle():
-            yield Warn(
-                f"of the optimizers attached for {state.config.dataset!r}, {', '.join(idle)} did not "
-                f"step since the last pass began, though others did: batches wait for a step of each. Call "
-                f"service.detach(optimizer) where another has taken its place"
-            )
-        state.steps.passed_on()
+        yield from self.tell_taken_back()
+        yield from self._tell_finished()
+        yield from self._tell_idle()
+        if state.steps.told_in_hand:  # read and not passed on, or passed on to a loop that was left
+            self._withdraw()
+        state.steps.begin_pass()
         yield from self.batch_requested()
         self._exhausted = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
+
+    def _tell_finished(self) -> Procedure[None]:
+        """Warn, once, of a pass that begins after the last epoch."""
+        plan, lineage = self._state.registered.plan, self._state.fence.lineage
+        if self._finished_in == lineage and plan is not None and not self._told_finished:
+            self._told_finished = True
+            yield Warn(
+                f"all {plan.spec.num_epochs} epoch(s) of {plan.spec.name!r} are over: this pass over the "
+                f"loader reads nothing, and neither does a later one. Give num_epochs=… for more epochs, and "
+                f"loop with `while not service.finished:` or `for epoch in loader.epochs():`"
+            )
+
+    def _tell_idle(self) -> Procedure[None]:
+        """Warn of optimizers that did not step in the last pass, though others did."""
+        steps = self._state.steps
+        self._unstepped = steps.take_never()
+        if idle := steps.take_idle():
+            self._unstepped = []
+            yield Warn(
+                f"of the optimizers attached for {self._state.config.dataset!r}, {', '.join(idle)} did not "
+                f"step since the last pass began, though others did: batches wait for a step of each. Call "
+                f"service.detach(optimizer) where another has taken its place"
+            )
+
+    def _tell_unstepped(self) -> Procedure[None]:
+        """Warn of optimizers that did not step in the last pass, now that there is more to read."""
+        unstepped, self._unstepped = self._unstepped, []
+        yield Warn(
+            f"{', '.join(unstepped)}, attached for {self._state.config.dataset!r}, did not step since the "
+            f"last pass began, and no batch counts before it does. Attach the optimizer whose step() the "
+            f"loop calls, and call service.detach(optimizer) for the other"
+        )
 
     def is_open(self, number: int) -> bool:
         """Whether elastic pass `number` is open."""
@@ -67,6 +103,17 @@ class ElasticPasses:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         if self.end(number):
             yield from self._reporter.send()
+
+    def tell_taken_back(self) -> Procedure[None]:
+        """Warn, once, that a batch went back which the loop may have trained on. For the loop's own calls."""
+        if self._took_back and not self._told_took_back:
+            self._told_took_back = True
+            yield Warn(
+                f"the loop was left with the batch in hand of {self._state.config.dataset!r}, which goes "
+                f"back and is read again, though the loop may have trained on it: nothing says that it is "
+                f"done. Call service.attach(optimizer) before the loop, so that each step says so, or "
+                f"service.report_batch_done() before leaving it"
+            )
 
     def supersede(self) -> Procedure[None]:
         """Another iteration begins: the pass that is open ends, and its iterator is of no use any more."""
@@ -86,13 +133,18 @@ class ElasticPasses:
             return False
         # Synchronous ranks look ahead of the batch in hand: all may be handed out, and one be in training.
         finished = self._exhausted and self.phase is Loop.ASKING
+        had_batch = self.phase is Loop.TRAINING and self._in_hand is not None
         self.phase = moved(self.phase, Loop.IDLE)
+        if self._state.supply.current.state is PassState.FINISHED:
+            self._finished_in = self._state.fence.lineage
         self._state.close_pass()
         if not finished:
-            self._withdraw()
+            unfinished = self._withdraw()
+            self._took_back |= had_batch and bool(unfinished) and not self._state.steps.attached
         return not finished
 
-    def _withdraw(self) -> None:
+    def _withdraw(self) -> int:
+        """Give back what the loop has not finished with. Returns how many batches it was handed of that."""
         state, steps = self._state, self._state.steps
         in_hand = steps.in_hand if steps.attached else state.inflight.batches
         if self._in_hand is None:  # those before the padding batch are not in hand any more
@@ -101,6 +153,7 @@ class ElasticPasses:
         returned = state.inflight.handed(in_hand, steps.untouched)
         state.outbox.note(give_backs=state.inflight.withdraw(in_hand), returned=returned)
         steps.withdrawn(in_hand)
+        return in_hand
 
     # More to read -----------------------------------------------------------------------------------------
 
@@ -111,6 +164,8 @@ class ElasticPasses:
         self._exhausted = not more
         if not more:
             self.check_stuck()
+        elif self._unstepped:
+            yield from self._tell_unstepped()
         return more
 
     def look_for_more(self, wait_s: float = 0.0) -> Procedure[bool]:
@@ -118,6 +173,8 @@ class ElasticPasses:
         yield from self._drain()
         more = yield from self._leasing.look_for_more(wait_s)
         self._exhausted = not more
+        if more and self._unstepped:
+            yield from self._tell_unstepped()
         return more
 
     def _drain(self) -> Procedure[None]:
@@ -142,21 +199,25 @@ class ElasticPasses:
 
     # Batches ----------------------------------------------------------------------------------------------
 
+    def hand_now(self, ticket: Ticket) -> bool:
+        """Hand a batch to the loop, where there is nothing to wait for. False: `hand` must be tried."""
+        state = self._state
+        is_sure = state.liveness is None or self._is_sure()
+        return is_sure and state.outbox.is_settled and self.deliver(ticket)
+
     def hand(self, ticket: Ticket) -> Procedure[bool]:
         """Hand a batch to the loop. False when it was thrown away.
 
         Whatever happens to this trainer from now on, this batch is all that another may have to repeat.
         """
-        if self._state.outbox.unanswered or self._state.outbox.error is not None:
-            yield from self._reporter.flush()
-        if not self.make_sure():
-            yield from self._confirmer.ensure()
+        yield from self._reporter.flush()
+        yield from self._make_sure()
         if self.deliver(ticket):
             return True
         yield from self._throw_away(ticket)
         return False
 
-    def make_sure(self) -> bool:
+    def _is_sure(self) -> bool:
         """Note that the loop goes on. Returns whether the leases are this trainer's without a question."""
         state = self._state
         if state.liveness is None:
@@ -164,14 +225,17 @@ class ElasticPasses:
         state.liveness.moved_on(state.now)
         return state.liveness.sure(state.now)
 
+    def _make_sure(self) -> Procedure[None]:
+        if not self._is_sure():
+            yield from self._confirmer.ensure()
+
     def promise(self, ticket: Ticket, unanswered: int) -> Procedure[bool]:
         """Make sure that a batch is this trainer's; `deliver` hands it over later. False: it was thrown away.
 
         So many reports may still be without answer: 0, where a refused one must not cost a second batch.
         """
         yield from self._reporter.wait_answered(unanswered)
-        if not self.make_sure():
-            yield from self._confirmer.ensure()
+        yield from self._make_sure()
         if self._state.inflight.is_mine(ticket):
             return True
         yield from self._throw_away(ticket)
@@ -183,12 +247,12 @@ class ElasticPasses:
 
     def deliver(self, ticket: Ticket) -> bool:
         """Hand over a batch that was promised. False when it was lost meanwhile."""
-        state = self._state
-        if not state.inflight.hand(ticket):
+        holds = self._state.inflight.hand(ticket)
+        if holds is None:
             return False
         self.phase = moved(self.phase, Loop.TRAINING)
-        state.steps.handed()
-        self._in_hand = state.inflight.slices(ticket)
+        self._state.steps.handed()
+        self._in_hand = holds
         return True
 
     def pad(self) -> None:
@@ -203,7 +267,7 @@ class ElasticPasses:
             return Indices.joined([])
         parts = [
             plan.indices(replace(item, skip=first, limit=after - first))
-            for item, first, after in self._in_hand or ()
+            for item, first, after in self._in_hand or []
         ]
         return Indices.joined(parts)
 
@@ -220,8 +284,40 @@ class ElasticPasses:
         self.phase = moved(self.phase, Loop.ASKING)
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        if not state.steps.attached:
-            yield from self._settle(state.steps.ahead, Way.NEXT)
+        if not state.steps.attached and not state.steps.is_told:
+            self._settle(state.steps.ahead, Way.NEXT)
+        yield from self._reporter.send()
+
+    def passed_on(self) -> Procedure[None]:
+        """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
+
+        The loop has asked for it, and so is done with those before.
+        """
+        steps = self._state.steps
+        if not steps.is_told:
+            raise InvalidArgument(
+                "passed_on() is for lookahead='told': with a number the loader counts by itself"
+            )
+        if not steps.attached:
+            self._settle(steps.ahead, Way.NEXT)
+        steps.passed_on()
+        yield from self._reporter.send()
+
+    def request_now(self, number: int) -> bool | None:
+        """Do as `batch_requested` for pass `number`, where it is open.
+
+        Returns whether it is; None where a report must be sent, as `Reporter.send` does.
+        """
+        state = self._state
+        current = state.supply.current
+        if not (current.is_open and number == current.number and current.mode is Mode.ELASTIC):
+            return False
+        self.phase = moved(self.phase, Loop.ASKING)
+        if state.liveness is not None:
+            state.liveness.moved_on(state.now)
+        if not state.steps.attached and not state.steps.is_told:
+            self._settle(state.steps.ahead, Way.NEXT)
+        return True if state.outbox.is_settled else None
 
     def stepped(self, optimizer: int) -> Procedure[None]:
         """An attached optimizer stepped."""
@@ -229,29 +325,32 @@ class ElasticPasses:
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         if self._exhausted:
-            state.steps.exhausted_step()
-        state.steps.stepped(optimizer)
-        yield from self._settle(state.steps.keep, Way.STEP)
+            state.steps.stepped_after_the_end(optimizer)
+        else:
+            state.steps.stepped(optimizer)
+        self._settle(state.steps.keep, Way.STEP)
+        while self._reporter.is_due():
+            yield from self._reporter.send_one()
 
     def detach(self, optimizer: int) -> Procedure[None]:
         """An optimizer decides no more: what all others have stepped on is acknowledged."""
         steps = self._state.steps
         steps.detach(optimizer)
         if steps.attached:
-            yield from self._settle(steps.keep, Way.STEP)
+            self._settle(steps.keep, Way.STEP)
+            yield from self._reporter.send()
 
     def settle_in_hand(self) -> Procedure[None]:
         """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
         steps = self._state.steps
         attached = steps.attached
-        yield from self._settle(steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN)
-
-    def _settle(self, keep: int, way: Way) -> Procedure[None]:
-        """Acknowledge all handed batches but the last `keep`."""
-        state = self._state
-        if state.inflight.batches > keep:
-            state.outbox.note(acknowledgements=state.inflight.settle(keep), way=way)
+        self._settle(steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN)
         yield from self._reporter.send()
+
+    def _settle(self, keep: int, way: Way) -> None:
+        """Acknowledge all handed batches but the last `keep`."""
+        if done := self._state.inflight.settle(keep):
+            self._state.outbox.note(acknowledgements=done, way=way)
 
     def report(self) -> Procedure[int]:
         """The loop says that it is done with the batch in hand. Returns how many leases that completed."""
@@ -262,6 +361,29 @@ class ElasticPasses:
         state.outbox.note(acknowledgements=acknowledgements, way=Way.REPORT)
         yield from self._reporter.send()
         return completed
+
+    def give_back(self) -> Procedure[None]:
+        """Give the batch in hand back: it was not trained on, though some optimizer may have stepped."""
+        state = self._state
+        if self._in_hand is None:
+            return
+        if state.steps.ahead:
+            raise AccountingError(
+                f"a batch of {state.config.dataset!r} cannot be given back behind a wrapper that reads "
+                f"ahead: later batches of the same leases are on their way to the loop"
+            )
+        if not state.inflight.batches:
+            raise AccountingError(
+                f"there is no batch of {state.config.dataset!r} to give back: the one in hand was "
+                f"acknowledged, by the step of the last attached optimizer or a report. Give it back "
+                f"before that"
+            )
+        returned = state.inflight.handed(1, state.steps.untouched)
+        state.outbox.note(give_backs=state.inflight.take_back(), returned=returned)
+        state.steps.withdrawn(1)
+        self.taken_out += 1
+        self._in_hand = None
+        yield from self._reporter.send()
 
     def fail_batch(self, reason: str) -> Procedure[None]:
         """Put the batch in hand into quarantine: it could not be trained on. Padding has no records."""

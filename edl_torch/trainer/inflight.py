@@ -87,17 +87,25 @@ class InFlight:
 
     # Batches go to the loop -------------------------------------------------------------------------------
 
-    def hand(self, ticket: Ticket) -> bool:
-        """Hand a batch to the loop. False when one of its leases is void: then it must be discarded."""
-        if not self.is_mine(ticket):
-            return False
+    def hand(self, ticket: Ticket) -> list[tuple[Slice, int, int]] | None:
+        """Hand a batch to the loop. Returns what it holds: of each slice the positions `first … after - 1`.
+
+        None when one of its leases is void: then it must be discarded.
+        """
+        holds: list[tuple[Slice, int, int]] = []
+        leases = self._held
         for task, first, after in ticket:
-            held = self._held[task]
+            held = leases.get(task)
+            if held is None or after > held.stop:
+                return None
+            holds.append((held.slice, first, after))
+        for task, first, after in ticket:
+            held = leases[task]
             if first != held.handed:
                 _check_skipped(task, held, first, after)
             held.handed = after
         self._batches.append(ticket)
-        return True
+        return holds
 
     def is_mine(self, ticket: Ticket) -> bool:
         """Whether all leases of a batch are held."""
@@ -106,10 +114,6 @@ class InFlight:
             if held is None or after > held.stop:
                 return False
         return True
-
-    def slices(self, ticket: Ticket) -> tuple[tuple[Slice, int, int], ...]:
-        """Return what a batch that was handed holds: of each slice the positions `first … after - 1`."""
-        return tuple([(self._held[task].slice, first, after) for task, first, after in ticket])
 
     def settle(self, keep: int) -> list[Acknowledgement]:
         """Acknowledge all batches but the last `keep`: the loop is done with them."""
@@ -127,7 +131,8 @@ class InFlight:
         if held is None:
             return None
         held.advance(upto)
-        self._close_if_done(task, held)
+        if held.handed < held.done or held.done >= held.stop:
+            self._close_if_done(task, held)
         return Acknowledgement(task=task, attempt=held.attempt, upto=upto)
 
     def fail(self, task: int, position: int, reason: str) -> list[Failure]:
@@ -146,6 +151,14 @@ class InFlight:
         del self._batches[-1 - ahead]
         positions = ((task, position) for task, first, after in ticket for position in range(first, after))
         return [failure for task, position in positions for failure in self.fail(task, position, reason)]
+
+    def take_back(self) -> list[GiveBack]:
+        """Give back the newest batch that was handed out, and what follows it in its leases."""
+        starts: dict[int, int] = {}
+        for task, first, _ in self._batches.pop():
+            if task in self._held:
+                starts.setdefault(task, first)
+        return self._give_back_all(starts)
 
     # Records go back --------------------------------------------------------------------------------------
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, LeaseCall, PassState
+from edl_torch.core.calls import (
+    NEW_PASS,
+    Grant,
+    LeaseAnswer,
+    LeaseCall,
+    MasterStatus,
+    PassState,
+    TrainerStatus,
+)
 from edl_torch.errors import EdlError, SessionLost
 from edl_torch.trainer.actions import Call, Procedure, Wait
-from edl_torch.trainer.facts import Granted
+from edl_torch.trainer.facts import Granted, Logged
 from edl_torch.trainer.phases import Asking
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter
+from edl_torch.trainer.silence import Silence
 from edl_torch.trainer.state import State
 from edl_torch.trainer.supply import Mode
 
@@ -22,6 +31,8 @@ class Leasing:
         self._state = state
         self._registrar = registrar
         self._reporter = reporter
+        self._waited_s = 0.0  # in calls that could wait, since records or the end of an epoch came
+        self._silence = Silence()
 
     def __repr__(self) -> str:
         return f"<Leasing {self._state.supply}>"
@@ -119,18 +130,53 @@ class Leasing:
             ahead=supply.current.mode is Mode.ELASTIC and not drained,
         )
         supply.begin_asking()
+        asked_at = state.now
         try:
             answer = yield Call("lease", call, wait_s)
             state.registered.answered(fence, asked=call.request)
             supply.request, supply.lost_in = call.request, 0
             if fence == state.fence:  # else they are void
                 self._take_in(answer, number, presented)
+                self._note_wait(answer, state.now - asked_at if wait_s else 0.0)
         except SessionLost:
             yield from self._registrar.again(fence)
         finally:
             supply.end_asking()
         if state.outbox.sendable:
             yield from self._reporter.post()
+        if self._silence.is_due(self._waited_s):
+            yield from self._say_waiting()
+
+    def _note_wait(self, answer: LeaseAnswer, waited_s: float) -> None:
+        if answer.nothing_yet:
+            self._waited_s += waited_s
+        else:
+            self._waited_s = 0.0
+            self._silence.end()
+
+    def _say_waiting(self) -> Procedure[None]:
+        """Log for how long this trainer has waited for records of others, and who has them."""
+        config, waited_s = self._state.config, self._waited_s
+        holders = "the master does not say who has them"
+        try:
+            status: MasterStatus = yield Call("status", None)
+        except EdlError:
+            pass  # whoever waits for the master itself hears of it from the call for leases
+        else:
+            found = [_described(one) for one in status.trainers if self._may_wait_for(one)]
+            holders = "; ".join(found) or "no other trainer has any"
+        self._state.facts.append(
+            Logged(
+                f"dataset {config.dataset!r}: this trainer has waited {waited_s:.0f} s for records, or for "
+                f"the end of the epoch. The records that are left are with others, until they are trained on "
+                f"or given back, or their trainer is not heard of for the master's lease timeout: {holders}"
+            )
+        )
+
+    def _may_wait_for(self, trainer: TrainerStatus) -> bool:
+        config = self._state.config
+        is_other = trainer.session != config.session and config.dataset in trainer.datasets
+        return is_other and trainer.leased > 0
 
     def _take_in(self, answer: LeaseAnswer, number: int, presented: int) -> None:
         state = self._state
@@ -143,3 +189,11 @@ class Leasing:
             state.liveness.doubt()
         if not state.supply.take_in(answer, number):
             state.outbox.note(give_backs=state.inflight.give_back_undrawn(answer.grants))
+
+
+def _described(trainer: TrainerStatus) -> str:
+    """Return who holds records, for people."""
+    return (
+        f"trainer {trainer.worker_id!r} (session {trainer.session[:8]}) has {trainer.leased} record(s), last "
+        f"heard of {trainer.idle_s:.0f} s ago, its loop last moved on {trainer.since_progress_s:.0f} s ago"
+    )

@@ -51,6 +51,11 @@ class Outbox:
         return self._unsent.notes + (0 if self._sent is None else self._sent.notes)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the master has answered everything, and nothing is to be raised."""
+        return not self._unsent.notes and self._sent is None and self.error is None
+
+    @property
     def is_sending(self) -> bool:
         """Whether a report is on its way."""
         return self.phase is Telling.SENDING
@@ -58,7 +63,7 @@ class Outbox:
     @property
     def sendable(self) -> bool:
         """Whether there is something to send, and nothing on its way."""
-        return self.phase is Telling.IDLE and bool(self._unsent.notes or self._sent)
+        return (self._unsent.notes > 0 or self._sent is not None) and self.phase is Telling.IDLE
 
     def note(
         self,

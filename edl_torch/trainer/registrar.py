@@ -92,6 +92,7 @@ class Registrar:
                 f"{name!r} was taken back to a checkpoint by another trainer: "
                 f"this one's leases are void. Start it again from the newest checkpoint"
             )
+        yield from self._present(lost)  # again: the journal may have gone back before the answer
         return answer
 
     def _present(self, lost: Fence) -> Procedure[None]:

@@ -7,6 +7,7 @@ from edl_torch.errors import EdlError, MasterUnavailable, SessionLost
 from edl_torch.trainer.actions import Call, Procedure, Wait
 from edl_torch.trainer.facts import Answered, Refused, Reporting, Unanswered
 from edl_torch.trainer.outbox import Report
+from edl_torch.trainer.phases import Telling
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.state import State
 
@@ -21,27 +22,28 @@ class Reporter:
     def __repr__(self) -> str:
         return f"<Reporter {self._state.outbox}>"
 
-    def send(self) -> Procedure[None]:
-        """Send what was noted, where that is a plain function call; else see that it will be sent.
+    def is_due(self) -> bool:
+        """Whether the caller is to send a report now. Where calls take time another thread does.
 
-        Raises what sending an earlier report raised.
+        Raises what an earlier report led to. What was not answered may be sent again.
         """
         outbox = self._state.outbox
-        outbox.raise_error()
-        outbox.retry()
-        if self._state.config.in_process and outbox.sendable:
-            yield from self.send_all()
+        if outbox.error is not None:
             outbox.raise_error()
+        if outbox.phase is Telling.STALLED:
+            outbox.retry()
+        return outbox.sendable and self._state.config.in_process
+
+    def send(self) -> Procedure[None]:
+        """Send what was noted, or see that it will be sent. Raises what a report led to."""
+        while self.is_due():
+            yield from self.send_one()
 
     def post(self) -> Procedure[None]:
         """Do as `send`, for callers other than the training loop: what it raises is kept."""
-        self._state.outbox.retry()
-        if self._state.config.in_process:
-            yield from self.send_all()
-
-    def send_all(self) -> Procedure[None]:
-        """Send until nothing is left, or somebody else is at it."""
-        while self._state.outbox.sendable:
+        outbox = self._state.outbox
+        outbox.retry()
+        while self._state.config.in_process and outbox.sendable:
             yield from self.send_one()
 
     def flush(self) -> Procedure[None]:
@@ -64,77 +66,99 @@ class Reporter:
 
     def send_one(self) -> Procedure[None]:
         """Send one report. What it raises is kept for the loop."""
-        state = self._state
-        report = state.outbox.take(state.fence)
+        report = self._state.outbox.take(self._state.registered.fence)
+        answer: ReportAnswer | None = None
         error: EdlError | None = None
-        settled = False
         try:
-            yield from self._tell(report)
-            settled = True
-        except MasterUnavailable as exc:
-            error = exc
+            answer = yield Call("report", self._call(report))
         except EdlError as exc:
-            error, settled = exc, True
+            error = exc
         finally:  # also for one who gives up: by Ctrl-C, or torch's word that a loader worker died
-            if settled:
-                state.outbox.answered()
-                if error is not None and report.fence == state.fence:
-                    state.outbox.error = error  # of a member of before it is of no interest
-            elif (void := state.outbox.unanswered_by(state.fence, error)) is not None:
-                state.drop(void)
-                state.refused(tuple(void.acknowledgements))
+            if answer is None:
+                self._note_unanswered(report, error)
+        if answer is not None and self._is_all(report, answer):
+            self._state.outbox.answered()
+        elif answer is not None or isinstance(error, SessionLost):
+            yield from self._register_again(report)
 
-    def _tell(self, report: Report) -> Procedure[None]:
+    def _call(self, report: Report) -> ReportCall:
         state = self._state
-        try:
-            answer = yield from self._ask(report)
-        except SessionLost:
-            state.refused(tuple(report.acknowledgements))
-        else:
-            state.registered.answered(report.fence, reported=state.outbox.request)
-            state.refused(tuple([task for task in answer.stale if task in report.acknowledgements]))
-            if answer.stale:
-                state.void(answer.stale)
-            if answer.wanted:
-                state.yield_to_others()
-            if report.fence == state.fence:
-                return
-            # It was given up meanwhile: the master is told what it answered.
-        if not state.closed:
-            yield from self._registrar.again(report.fence)
-
-    def _ask(self, report: Report) -> Procedure[ReportAnswer]:
-        """Return the master's answer; the audit hears what became of the report."""
-        state = self._state
-        call = state.call(
-            ReportCall,
-            report.fence,
-            request=state.outbox.request,
-            failures=tuple(report.failures),
-            acknowledgements=tuple(report.acknowledgements.values()),
-            give_backs=tuple(report.give_backs),
-        )
-        audited = state.config.audited
-        if audited:
+        failures, give_backs = tuple(report.failures), tuple(report.give_backs)
+        acknowledgements = tuple(report.acknowledgements.values())
+        if state.config.audited:
             # Written down before it is sent: a trainer that dies in between has an intent, never a secret.
             state.facts.append(
                 Reporting(
-                    failures=call.failures,
-                    acknowledgements=call.acknowledgements,
-                    give_backs=call.give_backs,
+                    failures=failures,
+                    acknowledgements=acknowledgements,
+                    give_backs=give_backs,
                     way=report.way,
                     returned=report.returned,
                 )
             )
-        answer: ReportAnswer | None = None
-        refused = False
+        return state.call(
+            ReportCall,
+            report.fence,
+            request=state.outbox.request,
+            failures=failures,
+            acknowledgements=acknowledgements,
+            give_backs=give_backs,
+        )
+
+    def _is_all(self, report: Report, answer: ReportAnswer) -> bool:
+        """Take in an answer. False where the member that it is for was given up meanwhile."""
+        state = self._state
+        if state.config.audited:
+            state.facts.append(Answered(answer.stale))
+        state.registered.answered(report.fence, reported=state.outbox.request)
+        if answer.stale:
+            state.refused(tuple([task for task in answer.stale if task in report.acknowledgements]))
+            state.void(answer.stale)
+        if answer.wanted:
+            state.yield_to_others()
+        return report.fence == state.registered.fence
+
+    def _note_unanswered(self, report: Report, error: EdlError | None) -> None:
+        """No answer came, or the report was refused as a whole."""
+        state = self._state
+        refused = error is not None and not isinstance(error, MasterUnavailable)
+        if state.config.audited:
+            state.facts.append(Refused() if refused else Unanswered())
+        if isinstance(error, SessionLost):
+            state.refused(
+                tuple(report.acknowledgements)
+            )  # and is on its way until the trainer registered anew
+        elif refused:
+            state.outbox.answered()
+            self._keep_error(report, error)
+        else:
+            self._stall(report, error)
+
+    def _register_again(self, report: Report) -> Procedure[None]:
+        """The member that sent a report was given up; the master is told all that it answered."""
+        error: EdlError | None = None
+        settled = self._state.closed
         try:
-            answer = yield Call("report", call)
-            return answer
+            if not settled:
+                yield from self._registrar.again(report.fence)
+                settled = True
         except EdlError as exc:
-            refused = not isinstance(exc, MasterUnavailable)
-            raise
+            error, settled = exc, not isinstance(exc, MasterUnavailable)
         finally:
-            if audited:
-                fact = Unanswered() if not refused else Refused()
-                state.facts.append(fact if answer is None else Answered(answer.stale))
+            if settled:
+                self._state.outbox.answered()
+                self._keep_error(report, error)
+            else:
+                self._stall(report, error)
+
+    def _keep_error(self, report: Report, error: EdlError | None) -> None:
+        """Keep an error for the loop; one of a member of before is of no interest."""
+        if error is not None and report.fence == self._state.fence:
+            self._state.outbox.error = error
+
+    def _stall(self, report: Report, error: EdlError | None) -> None:
+        """Keep the report, to be sent again; it is dropped where it is another member's."""
+        state = self._state
+        if (void := state.outbox.unanswered_by(state.fence, error)) is not None:
+            state.drop(void)
+            state.refused(tuple(void.acknowledgements))

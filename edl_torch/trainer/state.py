@@ -21,7 +21,7 @@ from edl_torch.trainer.supply import Mode, Supply
 C = TypeVar("C", bound=FencedCall)
 
 UNREGISTERED = Fence()
-REMEMBERED = 4  # members of before whose late answers are told to the master
+REMEMBERED = 1000  # members of before, some of whose calls may still be answered late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Config:
     session: str
     dataset: str
     batch_size: int
-    lookahead: int = 0
+    lookahead: int | None = 0  # None: a wrapper tells when it passes a batch on
     in_process: bool = False  # calls to the master are plain function calls: fetching ahead gains nothing
     keeps_ledger: bool = True  # the master knows epochs, and has tokens
     audited: bool = False
@@ -106,8 +106,11 @@ class State:
 
     def call(self, kind: type[C], fence: Fence, **more: Any) -> C:
         """Return a call of that member. What it says was answered shows a journal that went back."""
-        asked, reported = self.registered.known(fence)
-        config = self.config
+        registered, config = self.registered, self.config
+        if fence is registered.fence:
+            asked, reported = registered.asked, registered.reported
+        else:
+            asked, reported = registered.known(fence)
         return kind(
             session=config.session,
             dataset=config.dataset,

@@ -5,19 +5,47 @@ Counts only: batches read ahead by a wrapper, and batches that an attached optim
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from edl_torch.errors import AccountingError
+
 _NOBODY = -1  # in the place of optimizers of which the last was detached before it stepped
 
 
-class Steps:
-    """`lookahead` is how many batches a wrapper asks for before it trains on the one in hand."""
+@dataclass(slots=True)
+class _InPass:
+    """What one optimizer has done since the pass began."""
 
-    def __init__(self, lookahead: int = 0) -> None:
+    before: int = 0  # batches that were handed out before its first step
+    steps: int = 0  # before the last batch was handed out
+    after: int = 0  # after that
+    surplus: int = 0  # of these, steps on no batch
+
+
+class Steps:
+    """What the loop has done with the newest batches.
+
+    `lookahead` is how many of them a wrapper asks for before it trains on the one in hand; None where it says
+    of each when it passes it on.
+    """
+
+    def __init__(self, lookahead: int | None = 0) -> None:
         self._lookahead = lookahead
         self._ahead = 0  # newest batches that the wrapper may not have passed on yet
+        self._handed = 0  # batches in this pass
+        self._asked_for_more = True  # the loop behind a wrapper that tells has had every batch
+        self._covered = 0  # batches read ahead that all optimizers have stepped on after the end
         self._since: dict[int, int] = {}  # optimizer -> newest batches that it has not stepped on
+        self._in_pass: dict[int, _InPass] = {}
         self._names: dict[int, str] = {}  # of optimizers, for messages
+        self._expected: set[int] = set()  # optimizers that were attached when the pass began
         self._next = 0
-        self._idle: set[int] = set()  # optimizers that have not stepped since the pass began
+        self._never: set[int] = set()  # optimizers that have not stepped at all, and nobody was told
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a wrapper says of each batch when it passes it on."""
+        return self._lookahead is None
 
     @property
     def attached(self) -> bool:
@@ -55,6 +83,7 @@ class Steps:
         self._since[number] = self.keep
         self._since.pop(_NOBODY, None)
         self._names[number] = name
+        self._never.add(number)
         return number
 
     def detach(self, number: int) -> None:
@@ -62,7 +91,8 @@ class Steps:
         one that is attached later, or for a report."""
         since = self._since.pop(number)
         del self._names[number]
-        self._idle.discard(number)
+        self._in_pass.pop(number, None)
+        self._never.discard(number)
         if not self._since and since > self._ahead:
             self._since[_NOBODY] = since
 
@@ -72,25 +102,75 @@ class Steps:
             self.detach(number)
 
     def handed(self) -> None:
-        """One more batch went to the loop."""
-        self._ahead = min(self._lookahead, self._ahead + 1)
+        """Note that one more batch went to the loop."""
+        self._handed += 1
+        self._asked_for_more = False
+        self._ahead = self._ahead + 1 if self._lookahead is None else min(self._lookahead, self._ahead + 1)
         for number in self._since:
             self._since[number] += 1
 
     def stepped(self, number: int) -> None:
-        """Optimizer `number` stepped."""
+        """Note that optimizer `number` stepped."""
+        mine = self._in_pass.get(number)
+        if mine is None:
+            mine = self._in_pass[number] = _InPass(before=self._handed)
+            self._never.discard(number)
+        mine.steps += 1
         self._since[number] = min(self._ahead, self._since[number])
-        self._idle.discard(number)
 
     def reported(self) -> None:
         """The loop says that it is done with what it was passed."""
         self._since.pop(_NOBODY, None)
-        for number in self._since:
-            self.stepped(number)
+        for number, since in self._since.items():
+            self._since[number] = min(self._ahead, since)
 
-    def exhausted_step(self) -> None:
-        """A step after the last batch of a pass: the wrapper has passed on one more of what it read ahead."""
+    def stepped_after_the_end(self, number: int) -> None:
+        """Note a step of optimizer `number` after the last batch of a pass.
+
+        The wrapper has passed on one more of what it read ahead, once all optimizers stepped. Raises
+        AccountingError where it has read further ahead than it said: batches were acknowledged too soon.
+        """
+        mine = self._in_pass.setdefault(number, _InPass(before=self._handed))
+        self._never.discard(number)
+        mine.after += 1
+        if not self._since[number]:
+            mine.surplus += 1
+            self._check_lookahead(mine)
+        if self.is_told:
+            self._since[number] = min(self._ahead, self._since[number])
+            return
+        at_the_end = self._ahead + self._covered
+        self._since[number] = min(max(0, at_the_end - mine.after), self._since[number])
+        self._covered = min(at_the_end, *[self._after(optimizer) for optimizer in self._names])
+        self._ahead = at_the_end - self._covered
+
+    def _after(self, number: int) -> int:
+        found = self._in_pass.get(number)
+        return 0 if found is None else found.after
+
+    def _check_lookahead(self, mine: _InPass) -> None:
+        """Refuse a loop that steps on each batch, and is behind what was handed out by more than it said."""
+        behind = mine.before - 1
+        each = mine.steps > 1 and mine.steps == self._handed - behind
+        if self._lookahead is not None and each and behind > self._lookahead:
+            raise AccountingError(
+                f"the loop steps on batches after the last one was handed out: what lies between it and the "
+                f"loader reads {behind} ahead, and lookahead is {self._lookahead}, so that batches were "
+                f"acknowledged before they were trained on. Give lookahead={behind}, or lookahead='told' and "
+                f"call loader.passed_on() for each batch that reaches the loop"
+            )
+
+    def passed_on(self) -> None:
+        """Note that a wrapper passes on the oldest batch that it has read ahead, or that none is left."""
+        self._asked_for_more = not self._ahead
         self._ahead = max(0, self._ahead - 1)
+
+    @property
+    def told_in_hand(self) -> int:
+        """Newest batches that a wrapper that tells has not passed on, or whose loop did not ask for more."""
+        if not self.is_told or self._asked_for_more:
+            return 0
+        return self.in_hand if self.attached else self._ahead + 1
 
     def withdrawn(self, batches: int) -> None:
         """The newest batches were given back."""
@@ -109,16 +189,29 @@ class Steps:
         if self._since.get(_NOBODY) == self._ahead:
             del self._since[_NOBODY]
 
-    def passed_on(self) -> None:
-        """The loop begins another pass: nothing is read ahead any more."""
-        self._ahead = 0
-        self._idle = set(self._names)
+    def begin_pass(self) -> None:
+        """Note that the loop begins another pass: nothing is read ahead any more."""
+        self._ahead = self._handed = self._covered = 0
+        self._in_pass.clear()
+        self._expected = set(self._names)
+
+    @property
+    def _idle(self) -> set[int]:
+        """Optimizers that were attached when the pass began and have not stepped since."""
+        return (self._expected & self._names.keys()) - self._in_pass.keys()
 
     def take_idle(self) -> list[str]:
-        """Names of optimizers that have not stepped since the last pass began, where others have."""
-        attached = self._names.keys()
-        idle, self._idle = self._idle & attached, set()
-        return [self._names[number] for number in sorted(idle)] if idle != attached else []
+        """Return the names of optimizers that have not stepped since the pass began, where others have."""
+        idle = self._idle
+        self._expected.clear()
+        return [self._names[number] for number in sorted(idle)] if idle != self._names.keys() else []
+
+    def take_never(self) -> list[str]:
+        """Names of optimizers that were attached when the last pass began and have never stepped, though
+        batches wait for them; of each once."""
+        never = {number for number in self._never & self._idle if self._since[number] > self._ahead}
+        self._never -= never
+        return [self._names[number] for number in sorted(never)]
 
     def clear(self) -> None:
         """Another lineage: no batch is in flight."""

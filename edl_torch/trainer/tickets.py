@@ -21,9 +21,15 @@ class Tally:
 
     def take(self) -> Ticket:
         """Return the positions drawn since the last call."""
-        ticket = tuple([(task, first, after) for task, first, after in self._runs if after > first])
-        del self._runs[:-1]
-        for run in self._runs:
+        runs = self._runs
+        if len(runs) == 1:  # as for most batches
+            run = runs[0]
+            task, first, after = run
+            run[1] = after
+            return ((task, first, after),) if after > first else ()
+        ticket = tuple([(task, first, after) for task, first, after in runs if after > first])
+        del runs[:-1]
+        for run in runs:
             run[1] = run[2]
         return ticket
 
@@ -34,4 +40,7 @@ class Tally:
 
 def ticket_size(ticket: Ticket) -> int:
     """Return the samples in a ticket: quarantined positions in the middle of a batch split a run."""
-    return sum([after - first for _, first, after in ticket])
+    size = 0
+    for _, first, after in ticket:
+        size += after - first
+    return size

@@ -11,12 +11,12 @@ import trustme
 from fences import fenced
 from loop_thread import LoopThread
 
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core import persistence
 from edl_torch.core.calls import NEW_PASS, Fence, LeaseCall, RegisterCall, Registration, ReportCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.server import MasterServer
-from edl_torch.rpc.credentials import Credentials, Door
+from edl_torch.rpc.credentials import Credentials, ServerCredentials
 from edl_torch.shard import Source
 
 SECRET = "Xk3-correct-horse-battery-staple"
@@ -69,7 +69,7 @@ def token_file(folder, secret=SECRET) -> Path:
 def door(certificates=None, *, master=None, client_ca=None, token=None):
     """What a master is started with."""
     cert, key = master or (certificates.master if certificates else (None, None))
-    return Door.read(tls_cert=cert, tls_key=key, tls_client_ca=client_ca, token_file=token)
+    return ServerCredentials.read(tls_cert=cert, tls_key=key, tls_client_ca=client_ca, token_file=token)
 
 
 def credentials(certificates=None, *, ca=None, own=None, token=None, **options):
@@ -97,7 +97,7 @@ class MasterThread:
         self.address = str(self.run(self.server.start()))
 
     async def _make(self, address, made_door, commits):
-        return MasterServer(self.dispatcher, address, door=made_door, commits=commits and commits())
+        return MasterServer(self.dispatcher, address, credentials=made_door, commits=commits and commits())
 
     def run(self, coroutine):
         return self._loop.run(coroutine)

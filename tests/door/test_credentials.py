@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 from door_kit import SECRET, credentials, door, token_file
 
-from edl_torch.client.channel import build_channel
+from edl_torch.client.grpc.channel import build_channel
 from edl_torch.errors import InvalidArgument
-from edl_torch.rpc.credentials import AccessToken, Credentials, Door
+from edl_torch.rpc.credentials import AccessToken, Credentials, ServerCredentials
 
 
 def test_token_is_the_word_in_the_file(tmp_path):
@@ -70,7 +70,7 @@ def test_file_that_cannot_be_read_is_named(tmp_path, kind):
 def test_certificate_and_key_of_different_pairs_are_refused(certificates):
     (cert, _), (_, other) = certificates.master, certificates.trainer
     with pytest.raises(InvalidArgument, match=r"master.pem.*trainer.key.*do not belong together"):
-        Door.read(tls_cert=cert, tls_key=other)
+        ServerCredentials.read(tls_cert=cert, tls_key=other)
     with pytest.raises(InvalidArgument, match="do not belong together"):
         Credentials.read(tls_cert=cert, tls_key=other)
 
@@ -91,7 +91,7 @@ def test_damaged_file_of_a_door_is_named(certificates, tmp_path, which, content,
     cert, key = certificates.master
     files = {"tls_cert": cert, "tls_key": key, "tls_client_ca": certificates.ca} | {which: bad}
     with pytest.raises(InvalidArgument, match=match) as caught:
-        Door.read(**files)
+        ServerCredentials.read(**files)
     assert str(bad) in str(caught.value)
 
 
@@ -109,7 +109,7 @@ def test_key_with_a_pass_phrase_is_refused_without_asking(certificates, tmp_path
         )
     )
     with pytest.raises(InvalidArgument, match="is encrypted"):
-        Door.read(tls_cert=cert, tls_key=locked)
+        ServerCredentials.read(tls_cert=cert, tls_key=locked)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_key_with_a_pass_phrase_is_refused_without_asking(certificates, tmp_path
 )
 def test_door_needs_what_belongs_together(files):
     with pytest.raises(InvalidArgument, match=r"--tls-cert and --tls-key"):
-        Door.read(**files)
+        ServerCredentials.read(**files)
 
 
 # The environment ------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def run(what: str, rank: int, world: int, store: str, saved: str, out: str, size
     service = DataShardService(
         4, reader=reader, num_epochs=int(epochs), num_minibatches_per_shard=2, shuffle_shards=True
     )
-    loader = ElasticDataLoader(ShardedDataset(service, reader, shuffle=True))
+    loader = ElasticDataLoader(ShardedDataset(service, reader, shuffle=True), synchronous=False)
     model = torch.nn.Module()
     model.register_buffer("counts", torch.zeros(int(size), dtype=torch.int64))
     said = (save if what == "save" else load)(rank, service, loader, model, saved)

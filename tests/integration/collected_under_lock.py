@@ -1,8 +1,8 @@
 """A process in which the garbage collector runs at the worst moment: `python collected_under_lock.py`.
 
-The lease thread holds its source's condition and is about to take the book's lock. The training loop holds
-the book's lock, and there the collector finds an iterator that nobody uses any more. The process prints
-`done`; one that hangs shows all stacks after a while and ends with status 1. Run it with `PYTHONPATH=tests`.
+The thread that calls the master is about to take the session's lock. The training loop holds it, and there
+the collector finds an iterator that nobody uses any more. The process prints `done`; one that hangs shows all
+stacks after a while and ends with status 1. Run it with `PYTHONPATH=tests`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from loader_kit import acknowledged, elastic, numbers, once, trainer
 from edl_torch.testing import FakeMaster
 
 LIMIT_S = 20.0
+LOCK = "Session._changed"
 
 
 def main() -> None:
@@ -23,18 +24,18 @@ def main() -> None:
     with checked_locks() as watch:
         fake = FakeMaster()
         with trainer(fake, {"a": 120}, in_process=False, records_per_shard=40) as (service, dataset):
-            lease_thread_waits, book_is_held = schedule(watch)
+            caller_waits, lock_is_held = schedule(watch)
             loader = elastic(dataset)
             iterator = iter(loader)
             first = numbers(next(iterator))
-            assert lease_thread_waits.wait(LIMIT_S)
+            assert caller_waits.wait(LIMIT_S)
             abandoned = [iterator]
             del iterator
 
             def collect(name: str, held: tuple[str, ...]) -> None:
-                if name == "Book.lock" and threading.current_thread() is threading.main_thread():
+                if name == LOCK and threading.current_thread() is threading.main_thread():
                     watch.on_acquired = lambda name, held: None
-                    book_is_held.set()
+                    lock_is_held.set()
                     abandoned.clear()
 
             watch.on_acquired = collect
@@ -46,11 +47,11 @@ def main() -> None:
 
 
 def schedule(watch: Watch) -> tuple[threading.Event, threading.Event]:
-    """Two events: the lease thread waits, holding its condition, and it goes on."""
+    """Two events: the thread that calls is about to take the lock, and it goes on."""
     waits, goes_on = threading.Event(), threading.Event()
 
     def stop(name: str, held: tuple[str, ...]) -> None:
-        if name == "Book.lock" and threading.current_thread().name == "edl-leases" and held:
+        if name == LOCK and threading.current_thread().name == "edl-calls":
             waits.set()
             goes_on.wait(LIMIT_S)
 

@@ -13,8 +13,8 @@ import os
 import signal
 import sys
 
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.client.service import DataShardService
-from edl_torch.client.transport import MasterClient
 from edl_torch.core.calls import ReportAnswer, ReportCall
 
 BATCH = 4

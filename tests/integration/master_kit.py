@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from processes import quiet_port
 
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 
 EDL = (sys.executable, "-m", "edl_torch")
 END_S = 20.0

@@ -19,7 +19,7 @@ from processes import quiet_port
 from edl_torch import DataShardService, MasterClient, ShardedDataset
 from edl_torch.errors import AccessDenied, MasterUnavailable
 from edl_torch.master.threaded import ThreadedMaster
-from edl_torch.rpc.credentials import Credentials, Door
+from edl_torch.rpc.credentials import Credentials, ServerCredentials
 from edl_torch.testing import wait_until
 
 LIMIT_S = 60.0
@@ -183,7 +183,9 @@ def test_a_wrong_token_is_not_waited_for(tmp_path: Path) -> None:
     secret, other = tmp_path / "token", tmp_path / "other"
     secret.write_text("correct-horse-battery")
     other.write_text("wrong-horse-and-staple")
-    master = ThreadedMaster("127.0.0.1:0", state=tmp_path / "state", door=Door.read(token_file=secret))
+    master = ThreadedMaster(
+        "127.0.0.1:0", state=tmp_path / "state", credentials=ServerCredentials.read(token_file=secret)
+    )
     credentials = Credentials.read(token_file=other)
     with (
         MasterClient(master.address, "w", master_timeout_s=LIMIT_S, credentials=credentials) as client,
@@ -203,9 +205,9 @@ def test_tls_that_fails_is_waited_out_once_the_master_has_answered(tmp_path: Pat
     made.private_key_pem.write_to_path(key)
     authority.cert_pem.write_to_path(ca)
     port = quiet_port()
-    door = Door.read(tls_cert=cert, tls_key=key)
+    door = ServerCredentials.read(tls_cert=cert, tls_key=key)
     answers: list[str] = []
-    master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path / "state", door=door)
+    master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path / "state", credentials=door)
     credentials = Credentials.read(tls_ca=ca)
     with MasterClient(master.address, "w", master_timeout_s=LIMIT_S, credentials=credentials) as client:
         ledger = client.status().ledger
@@ -216,7 +218,7 @@ def test_tls_that_fails_is_waited_out_once_the_master_has_answered(tmp_path: Pat
             assert called.wait(LIMIT_S)
             asking.join(1.0)
             assert asking.is_alive()
-        master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path / "state", door=door)
+        master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path / "state", credentials=door)
         asking.join(LIMIT_S)
     assert answers == [ledger]
     master.stop()

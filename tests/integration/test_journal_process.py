@@ -16,7 +16,7 @@ import pytest
 from fences import Onlooker, fenced
 from master_kit import EDL
 
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,

@@ -65,7 +65,7 @@ def test_torchs_own_checks_stand() -> None:
 
 
 def test_a_loader_takes_a_sharded_dataset_and_that_takes_a_service() -> None:
-    with pytest.raises(InvalidArgument, match="not list: wrap the reader"):
+    with pytest.raises(InvalidArgument, match="needs a batch_size for this data"):
         ElasticDataLoader([1])  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="service must be a DataShardService"):
         ShardedDataset(None, NumberReader({"a": 1}))  # type: ignore[arg-type]

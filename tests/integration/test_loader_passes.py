@@ -12,16 +12,35 @@ from edl_torch.errors import ConcurrentIteration, ServiceClosed
 from edl_torch.testing import FakeMaster
 
 
-def test_a_second_live_iterator_is_an_error_and_the_first_goes_on() -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("same_loader", [True, False])
+def test_iterating_again_ends_the_older_iterator_and_takes_over_what_it_had_not_finished(
+    same_loader: bool, num_workers: int
+) -> None:
+    with trainer(FakeMaster()) as (service, dataset):
+        loader = elastic(dataset, num_workers=num_workers)
+        first = iter(loader)
+        done, in_hand = take(first, 2)
+        second = iter(loader if same_loader else elastic(dataset, num_workers=num_workers))
+        seen = [done, *take(second, 100)]
+        assert sorted(flat(seen)) == all_records()
+        assert set(in_hand) <= set(flat(seen[1:]))
+        with pytest.raises(ConcurrentIteration, match="iterated anew, which has ended this older iterator"):
+            next(first)
+        assert take(first, 1) == []
+        assert service.finished
+
+
+def test_an_older_iterator_that_is_dropped_later_takes_nothing_from_the_newer_one() -> None:
     with trainer(FakeMaster()) as (_, dataset):
         loader = elastic(dataset)
         first = iter(loader)
-        seen = take(first, 2)
-        with pytest.raises(ConcurrentIteration, match=r"loader\.close\(\)"):
-            iter(loader)
-        with pytest.raises(ConcurrentIteration, match="iterated already"):
-            iter(elastic(dataset))
-        seen += take(first, 100)
+        done = take(first, 2)[:1]
+        second = iter(loader)
+        seen = done + take(second, 3)
+        del first
+        gc.collect()
+        seen += take(second, 100)
         assert sorted(flat(seen)) == all_records()
 
 

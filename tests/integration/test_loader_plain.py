@@ -187,15 +187,19 @@ def test_a_token_of_a_plain_loop_with_workers_is_not_exact_and_says_so() -> None
             service.state_dict()
 
 
-def test_an_elastic_loop_and_a_plain_one_exclude_each_other() -> None:
+@pytest.mark.parametrize("num_workers", [None, 0, 2], ids=["fetch_shard", "plain", "plain, 2 workers"])
+def test_an_elastic_loop_ends_where_the_data_are_read_otherwise(num_workers: int | None) -> None:
     with trainer(FakeMaster()) as (service, dataset):
         loop = iter(elastic(dataset))
         take(loop, 1)
-        with pytest.raises(ConcurrentIteration, match="ElasticDataLoader iterates 'training'"):
-            service.fetch_shard()
-        with pytest.raises(ConcurrentIteration, match="ElasticDataLoader iterates 'training'"):
-            next(iter(DataLoader(dataset, 4)))
-        loop.close()
+        if num_workers is None:
+            assert service.fetch_shard() is not None
+        else:
+            context = "fork" if num_workers else None
+            plain = iter(DataLoader(dataset, 4, num_workers=num_workers, multiprocessing_context=context))
+            next(plain)
+        with pytest.raises(ConcurrentIteration, match="iterated anew"):
+            next(loop)
 
 
 def test_a_dataset_serves_a_plain_loader_after_an_elastic_one() -> None:

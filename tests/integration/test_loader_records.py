@@ -189,8 +189,9 @@ def test_through_is_one_iterator_among_the_others() -> None:
         loader = elastic(dataset)
         iterator = iter(loader)
         next(iterator)
+        assert sorted(flat(map(numbers, loader.through(0)))) == all_records()
         with pytest.raises(ConcurrentIteration):
-            next(loader.through(0))
+            next(iterator)
 
 
 def test_through_needs_epochs_that_end() -> None:

@@ -264,7 +264,7 @@ def test_two_sessions_drain_a_dataset_exactly_once(start_master):
 
 TRAINER = """
 import os, signal, sys, time
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import *
 from edl_torch.testing.listening import Listening
 from edl_torch.shard import Source
@@ -319,7 +319,7 @@ def test_killed_trainer_gives_its_records_back_after_the_grace(start_master, chi
 
 FORKING = """
 import os, sys, threading, uuid
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import *
 from edl_torch.testing.listening import Listening
 from edl_torch.shard import Source

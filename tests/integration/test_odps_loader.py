@@ -20,7 +20,7 @@ pytest.importorskip("odps")
 from maxcompute import Fail, MaxComputeServer, Rows
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.errors import SourceChanged
 from edl_torch.readers import ODPSDataReader
 from edl_torch.testing import wait_until

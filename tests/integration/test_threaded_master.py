@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from edl_torch import DataShardService, MasterClient
-from edl_torch.client.following import FollowingChannel
+from edl_torch.client.grpc.following import FollowingChannel
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.errors import AccessDenied, MasterStartError
 from edl_torch.master import threaded
 from edl_torch.master.durable import DurableState
 from edl_torch.master.threaded import ThreadedMaster
-from edl_torch.rpc.credentials import Credentials, Door
+from edl_torch.rpc.credentials import Credentials, ServerCredentials
 from edl_torch.shard import Source
 from edl_torch.testing import wait_until
 
@@ -76,7 +76,9 @@ def test_one_that_takes_too_long_to_start_is_an_error_and_never_serves(
 def test_a_channel_that_follows_it_carries_the_token_for_its_door(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a-token-of-this-test-alone")
-    master = ThreadedMaster(LOOPBACK, state=tmp_path / "state", door=Door.read(token_file=token))
+    master = ThreadedMaster(
+        LOOPBACK, state=tmp_path / "state", credentials=ServerCredentials.read(token_file=token)
+    )
     channel = FollowingChannel(lambda: master.address, Credentials.read(token_file=token))
     with MasterClient(channel, "w", master_timeout_s=5.0) as client:
         assert client.status().durable

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from master_kit import MasterProcess
 
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.testing.images import write_coco
 
 HERE = Path(__file__).parent

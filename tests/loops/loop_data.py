@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,17 @@ class NumberColumns(Numbers):
         return np.array([self.read_record(name, int(index)) for index in indices])
 
 
-def reading_ahead(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+def reading_ahead(
+    iterator: Iterator[Any], count: int, passed_on: Callable[[], object] = lambda: None
+) -> Iterator[Any]:
     """As wrappers do that must know which batch is the last: pass each on when `count` more are there."""
     waiting: deque[Any] = deque()
     for batch in iterator:
         waiting.append(batch)
         if len(waiting) > count:
+            passed_on()
             yield waiting.popleft()
-    yield from waiting
+    for batch in waiting:
+        passed_on()
+        yield batch
+    passed_on()

@@ -101,7 +101,7 @@ class Interpreter:
             records_per_shard=data.records_per_shard,
             shuffle=data.order is Order.RECORDS,
             shuffle_shards=data.order is Order.SHARDS,
-            lookahead=self.program.lookahead,
+            lookahead="told" if self.program.told else self.program.lookahead,
             max_bad_records=data.records * data.epochs,
             audit_dir=folder,
         ) as service:
@@ -163,7 +163,10 @@ class Interpreter:
         given, before = 0, self._batches
         iterator = self._begin()
         try:
-            source = reading_ahead(iterator, self.program.lookahead) if self.program.lookahead else iterator
+            source = iterator
+            if self.program.lookahead:
+                told = [self._loader.passed_on] if self.program.told else []
+                source = reading_ahead(iterator, self.program.lookahead, *told)
             for batch in islice(source, self.program.take or None):
                 given += 1
                 try:
@@ -233,6 +236,8 @@ class Interpreter:
 
     def _body(self, batch: Any) -> None:
         numbers = torch.atleast_1d(torch.as_tensor(batch))
+        if self.program.told:  # that a wrapped loop was left is known once it is begun again
+            self._epoch = self._loader.epoch
         held = self.reference.delivered(self._epoch, numbers.tolist())
         at, self._batches = self._batches, self._batches + 1
         self.books.check(self.reference)

@@ -139,6 +139,7 @@ class Program(Value):
     flush: Flush = Flush.PASS
     renew: str = ""  # new optimizers each epoch: "attach" them, or "detach" the old ones first
     lookahead: int = 0  # a wrapper asks for so many batches before it passes the first on
+    told: bool = False  # and says of each when it does
     incidents: tuple[Incident, ...] = ()
     saves_passes: bool = False  # a token and a copy of the model after each pass
     resume: bool = False  # afterwards what was saved last is trained to the end by another service
@@ -211,8 +212,10 @@ class Program(Value):
     @property
     def gets_nowhere(self) -> bool:
         """Whether each of its passes gives back all that it was given, so that it trains for ever."""
-        if not self.take or self.loader.plain:
+        if not self.take:
             return False
+        if self.loader.plain:  # which worker's batch a report means is proved by later ones, which never come
+            return self.loader.workers > 1
         plans = [self.optimizers[number] for number in self.attached]
         return self.take < max((plan.every or self.take + 1 for plan in plans), default=2)
 

@@ -83,6 +83,7 @@ def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) ->
         **processes,
     )
     lookahead = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
+    told = lookahead > 0 and draw(st.booleans())
     if draw(st.integers(0, 4)) == 0:
         loader = replace(loader, columnar=True, drop_last=False)
     attached = draw(st.booleans())
@@ -92,6 +93,7 @@ def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) ->
         loader=loader,
         optimizers=_some_attached(draw(optimizers(attached=attached)), draw(st.sampled_from([-1, -1, 0, 1]))),
         lookahead=lookahead,
+        told=told,
         weighed=not lookahead and draw(st.booleans()),
         scaler=scaler,
         counted_epochs=draw(st.booleans()),
@@ -101,7 +103,7 @@ def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) ->
     if lookahead and not program.attached:
         program = replace(program, counted_epochs=False)  # the last batches count when another pass begins
     kinds = [Kind.ZERO_GRAD, Kind.REPORT, Kind.SAVE, Kind.RESTORE]
-    if not lookahead:  # who left the loop, or failed, near the end of a pass is not known then
+    if not lookahead or told:  # else who left the loop, or failed, near the end of a pass is not known then
         kinds += [*LEAVING, Kind.QUARANTINE]
     kinds += [Kind.OVERFLOW] * scaler
     return _with_incidents(draw, program, kinds)

@@ -1,4 +1,4 @@
-"""A whole cluster on one thread: real sessions, the real dispatcher, random faults, every promise watched.
+"""A whole cluster on one thread: real trainers, the real dispatcher, random faults, every promise watched.
 
     python tests/simulation/run.py     # twenty small jobs, then a larger one
     python tests/simulation/run.py --trainers 10000 --shards 1000000 --seed 3

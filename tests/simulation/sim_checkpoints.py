@@ -1,4 +1,4 @@
-"""Checkpoints of a simulated job: a folder, and the steps of `data.checkpoint` over a real session.
+"""Checkpoints of a simulated job: a folder, and the steps of `data.checkpoint` over a real trainer.
 
 Saving and loading are played step by step, in that module's order. Each step is a `point` where the process
 may be stopped, killed or delayed.
@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sim_session import SimSession
 from sim_weights import Judge, Weights
 
-from edl_torch.client.session import Session
 from edl_torch.errors import CheckpointError
+from edl_torch.trainer.actions import Procedure
 
 FOLDER = "checkpoints"
 KEEP = 2
-Point = Callable[[str], None]
+Point = Callable[[str], Procedure[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +74,41 @@ class Folder:
         return self.complete[number]
 
 
-def save(folder: Folder, session: Session, weights: Weights, point: Point) -> None:
+def save(folder: Folder, session: SimSession, weights: Weights, point: Point) -> Procedure[None]:
     """`save_checkpoint`: the model first, the token last."""
-    point("save")
+    yield from point("save")
     number = folder.prepare(_known(session))
     partial = folder.begin()
-    point("save: prepared")
+    yield from point("save: prepared")
     captured = weights.copy()
-    point("save: written")
-    token = session.position.snapshot()
-    point("save: token taken")
+    yield from point("save: written")
+    token = yield from session.trainer.position.snapshot()
+    yield from point("save: token taken")
     folder.finish(number, partial, Checkpoint(captured, token), session.id)
     session.checkpoints[FOLDER] = str(number)
-    point("saved")
+    yield from point("saved")
 
 
-def load(folder: Folder, session: Session, point: Point) -> Weights:
+def load(folder: Folder, session: SimSession, point: Point) -> Procedure[Weights]:
     """`load_checkpoint`: a look at the history first. Returns the model as the call leaves it."""
-    point("load")
-    session.position.look()
-    point("load: looked")
+    yield from point("load")
+    yield from session.trainer.position.look()
+    yield from point("load: looked")
     number = folder.newest
     session.checkpoints[FOLDER] = str(number)
-    point("load: newest found")
+    yield from point("load: newest found")
     if not number:
-        session.position.restore(None)
+        yield from session.restore(None)
         return folder.judge.nothing()
     checkpoint = folder.read(number)
-    point("load: read")
+    yield from point("load: read")
     weights = checkpoint.weights.copy()
-    session.position.restore(checkpoint.token)
+    yield from session.restore(checkpoint.token)
     folder.judge.same(weights, checkpoint.token, f"checkpoint {number}, loaded by {session.id}")
-    point("loaded")
+    yield from point("loaded")
     return weights
 
 
-def _known(session: Session) -> int | None:
+def _known(session: SimSession) -> int | None:
     last = session.checkpoints.get(FOLDER)
     return None if last is None else int(last)

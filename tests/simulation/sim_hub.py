@@ -1,23 +1,26 @@
-"""One system thread plays a whole cluster: a clock, what is due, and processes whose threads are greenlets.
+"""One thread plays a whole cluster: a clock, what is due, and processes, whose threads are generators.
 
-The code of a session runs as it is. Where it would wait, its greenlet parks and the hub goes on to what is
-due next. Nothing here knows a master or a trainer, and nothing happens but by the hub: a seed fixes it all.
+A thread yields what it waits for, and the hub goes on to what is due next. Nothing here knows a master or a
+trainer, and nothing happens but by the hub: a seed fixes it all.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Callable
-from typing import Any
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, NamedTuple
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from edl_torch.trainer.actions import Procedure, Wait
 
-Action = Callable[..., None]
+Event = Callable[..., None]
+PARKED: Any = object()  # in place of an answer: it comes later
 
 
-class Killed(GreenletExit):
-    """Unwinds the threads of a process that is killed: no code of the product catches it."""
+class Sleep(NamedTuple):
+    """Wait so long. There is no answer."""
+
+    seconds: float
 
 
 class Hub:
@@ -26,107 +29,102 @@ class Hub:
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        self.held = 0  # locks of conditions: nobody may park with one
-        self._main = getcurrent()
-        self._number = 0
-        self._due: list[tuple[float, int, Action, tuple[Any, ...]]] = []
-        self._ready: deque[tuple[Task, int, Callable[[], Any] | None]] = deque()
+        self._numbers = count()
+        self._due: list[tuple[float, int, Event, tuple[Any, ...]]] = []
 
-    def clock(self) -> float:
-        """The time in seconds."""
-        return self.now
-
-    def after(self, seconds: float, action: Action, *arguments: Any) -> None:
+    def after(self, seconds: float, event: Event, *arguments: Any) -> None:
         """Do it so much later. What is due at the same time happens in the order in which it was planned."""
-        self._number += 1
-        heapq.heappush(self._due, (self.now + seconds, self._number, action, arguments))
+        heappush(self._due, (self.now + seconds, next(self._numbers), event, arguments))
 
     def run(self, over: Callable[[], bool]) -> None:
-        """Until it is over, or nothing is due any more. Raises what any task or action raises."""
-        ready, due = self._ready, self._due
-        while True:
-            while ready:
-                self._resume(*ready.popleft())
-            if not due or over():
-                return
-            when, _, action, arguments = heapq.heappop(due)
-            self.now = when
+        """Until it is over, or nothing is due any more. Raises what any thread or event raises."""
+        due = self._due
+        while due and not over():
+            self.now, _, event, arguments = heappop(due)
             self.events += 1
-            action(*arguments)
-
-    def _resume(self, task: Task, number: int, condition: Callable[[], Any] | None) -> None:
-        if task.number == number and not task.dead and (condition is None or condition()):
-            task.switch()
-
-    def make_ready(self, task: Task, number: int, condition: Callable[[], Any] | None = None) -> None:
-        """Let a parked task run soon; with a condition, only if that holds by then."""
-        self._ready.append((task, number, condition))
-
-    def park(self) -> None:
-        """The task that calls waits until it is woken under the number that it has now."""
-        assert not self.held, "a thread waits with a lock held"
-        if getcurrent().process.dead:  # type: ignore[attr-defined]
-            raise Killed
-        self._main.switch()
-
-    def current(self) -> Task:
-        """The task that calls."""
-        task = getcurrent()
-        assert isinstance(task, Task), "only a thread of a process may wait"
-        return task
-
-    def sleep(self, seconds: float) -> None:
-        """The task that calls waits so long."""
-        task = self.current()
-        self.after(seconds, task.wake, task.wait_begins())
-        self.park()
+            event(*arguments)
 
 
-class Task(greenlet):
+class Task:
     """One thread of a process. `number` counts its waits, so that it is never woken from another one."""
 
-    def __init__(self, process: Process, target: Callable[[], None]) -> None:
-        super().__init__(target, process.hub._main)
-        self.process = process
+    __slots__ = ("ended", "number", "procedure", "ready")
+
+    def __init__(self, procedure: Procedure[None]) -> None:
+        self.procedure = procedure
         self.number = 0
-        self.joining: list[tuple[Task, int]] = []
-
-    def wait_begins(self) -> int:
-        """The number to wake it by."""
-        self.number += 1
-        return self.number
-
-    def wake(self, number: int, condition: Callable[[], Any] | None = None) -> None:
-        """End its wait of this number, unless it has ended; a stopped process hears of it when it goes on."""
-        if self.number == number:
-            self.process.deliver(self.process.hub.make_ready, self, number, condition)
+        self.ready: Callable[[], Any] = bool  # what it waits for, while the process looks for that
+        self.ended = False
 
 
 class Process:
-    """Threads that are stopped, continued and killed together."""
+    """Threads that are stopped, continued and killed together.
 
-    def __init__(self, hub: Hub) -> None:
+    `perform` does what a task yields, but for `Sleep` and `Wait`: it returns the answer, or PARKED. `wakes`
+    is called before tasks go on, `rests` when all of them wait.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        perform: Callable[[Task, Any], Any],
+        wakes: Callable[[], None],
+        rests: Callable[[], None],
+    ) -> None:
         self.hub = hub
         self.dead = False
         self.stopped = False
-        self._tasks: list[Task] = []
-        self._kept: list[tuple[Action, tuple[Any, ...]]] = []
+        self._perform = perform
+        self._wakes = wakes
+        self._rests = rests
+        self._tasks: dict[Task, None] = {}
+        self._waiting: list[Task] = []  # until something holds in this process
+        self._kept: list[tuple[Event, tuple[Any, ...]]] = []
 
-    def start(self, target: Callable[[], None]) -> Task:
-        """Another thread; it begins soon."""
-        task = Task(self, target)
-        self._tasks.append(task)
-        self.deliver(self.hub.make_ready, task, 0)
-        return task
+    # What reaches it --------------------------------------------------------------------------------------
 
-    def deliver(self, action: Action, *arguments: Any) -> None:
+    def deliver(self, event: Event, *arguments: Any) -> None:
         """Something reaches the process: now, when it goes on, or never."""
         if self.dead:
             return
         if self.stopped:
-            self._kept.append((action, arguments))
+            self._kept.append((event, arguments))
         else:
-            action(*arguments)
+            event(*arguments)
+
+    def run(self, procedure: Procedure[None]) -> None:
+        """Begin another thread."""
+        self._wakes()
+        self.start(procedure)
+        self._settle()
+
+    def start(self, procedure: Procedure[None]) -> Task:
+        """Begin another thread; called by one that runs."""
+        task = Task(procedure)
+        self._tasks[task] = None
+        self._go_on(task, procedure.send, None)
+        return task
+
+    def wake(self, task: Task, number: int, value: Any = None) -> None:
+        """End a task's wait of this number with an answer, unless it has ended."""
+        if task.number != number:
+            return
+        if self.stopped:
+            self._kept.append((self.wake, (task, number, value)))
+            return
+        self._wakes()
+        self._go_on(task, task.procedure.send, value)
+        self._settle()
+
+    def fail(self, task: Task, number: int, error: Exception) -> None:
+        """End a task's wait of this number with an error."""
+        if task.number == number:
+            self._wakes()
+            self._go_on(task, task.procedure.throw, error)
+            self._settle()
+
+    # Signals ----------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """As SIGSTOP."""
@@ -136,136 +134,66 @@ class Process:
         """As SIGCONT."""
         self.stopped = False
         kept, self._kept = self._kept, []
-        for action, arguments in kept:
-            self.deliver(action, *arguments)
+        for event, arguments in kept:
+            self.deliver(event, *arguments)
+        self._wakes()
+        self._settle()
 
     def kill(self) -> None:
-        """As SIGKILL. Never called by one of its own threads."""
-        if not self.dead:
-            self.dead = True
-            self._kept.clear()
-            for task in self._tasks:
-                if not task.dead:
-                    task.throw(Killed)
-            self._tasks.clear()
-
-
-class SimCondition:
-    """`threading.Condition` for tasks. Its lock is never contended: who holds it does not park."""
-
-    __slots__ = ("_hub", "_waiting")
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._waiting: list[tuple[Task, int, Callable[[], Any]]] = []
-
-    def __enter__(self) -> None:
-        self._hub.held += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._hub.held -= 1
-
-    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        """Wait, with the lock let go, until it holds."""
-        result = predicate()
-        if result or (timeout is not None and timeout <= 0):
-            return result
-        hub = self._hub
-        task = hub.current()
-        number = task.wait_begins()
-        self._waiting.append((task, number, predicate))
-        if timeout is not None:
-            hub.after(timeout, task.wake, number)
-        hub.held -= 1
-        try:
-            hub.park()
-        finally:
-            hub.held += 1
-        self._waiting = [item for item in self._waiting if item[1] != number or item[0] is not task]
-        return predicate()
-
-    def notify_all(self) -> None:
-        """All that wait look again, soon; who would find nothing goes on waiting."""
-        for task, number, predicate in self._waiting:
-            task.wake(number, predicate)
-
-
-class SimThread:
-    """A `Thread` of a session."""
-
-    def __init__(self, process: Process, target: Callable[[], None]) -> None:
-        self._process = process
-        self._target = target
-        self._task: Task | None = None
-
-    def start(self) -> None:
-        """Begin."""
-        self._task = self._process.start(self._run)
-
-    def _run(self) -> None:
-        self._target()
-        task = self._process.hub.current()
-        for waiting, number in task.joining:
-            waiting.wake(number)
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for its end."""
-        hub = self._process.hub
-        task = hub.current()
-        if self._task is None or self._task is task or self._task.dead:
+        """As SIGKILL. Never called by one of its own tasks."""
+        if self.dead:
             return
-        number = task.wait_begins()
-        self._task.joining.append((task, number))
-        hub.after(timeout_s, task.wake, number)
-        hub.park()
+        self.dead = True
+        self._kept.clear()
+        self._waiting.clear()
+        for task in self._tasks:
+            task.number = -1
+            task.procedure.close()
+        self._tasks.clear()
 
-    def is_alive(self) -> bool:
-        """Whether it has not ended."""
-        return self._task is not None and not self._task.dead
+    # Tasks ------------------------------------------------------------------------------------------------
 
+    def _settle(self) -> None:
+        """Let every task go on that waits for what holds by now."""
+        waiting, index = self._waiting, 0
+        while index < len(waiting) and not self.stopped:
+            task = waiting[index]
+            if value := task.ready():
+                del waiting[index]
+                self._go_on(task, task.procedure.send, value)
+                index = 0
+            else:
+                index += 1
+        self._rests()
 
-class SimThreads:
-    """What a session needs of its machine: the `Threads` of one process."""
+    def _go_on(self, task: Task, resume: Callable[[Any], Any], value: Any) -> None:
+        """Run a task until it waits."""
+        task.number += 1
+        try:
+            action = resume(value)
+            while True:
+                if type(action) is Wait:
+                    value = action.ready()
+                    if not value and (action.timeout_s is None or action.timeout_s > 0):
+                        self._park(task, action)
+                        return
+                elif type(action) is Sleep:
+                    self.hub.after(action.seconds, self.wake, task, task.number)
+                    return
+                elif (value := self._perform(task, action)) is PARKED:
+                    return
+                action = task.procedure.send(value)
+        except StopIteration:
+            task.ended = True
+            del self._tasks[task]
 
-    def __init__(self, process: Process, session: str) -> None:
-        self._process = process
-        self._session = session
+    def _park(self, task: Task, wait: Wait) -> None:
+        task.ready = wait.ready
+        self._waiting.append(task)
+        if wait.timeout_s is not None:
+            self.hub.after(wait.timeout_s, self.deliver, self._timed_out, task, task.number)
 
-    def new_id(self) -> str:
-        """The one that was planned."""
-        return self._session
-
-    def clock(self) -> float:
-        """The hub's."""
-        return self._process.hub.now
-
-    def lock(self) -> SimLock:
-        """A lock that may be held while its task waits."""
-        return SimLock(self._process.hub)
-
-    def condition(self) -> SimCondition:
-        """A condition."""
-        return SimCondition(self._process.hub)
-
-    def thread(self, target: Callable[[], None], name: str) -> SimThread:
-        """A thread of the same process."""
-        return SimThread(self._process, target)
-
-
-class SimLock:
-    """A lock. First come, first served."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._free = SimCondition(hub)
-        self._locked = False
-
-    def __enter__(self) -> None:
-        with self._free:
-            while self._locked:
-                self._free.wait_for(lambda: not self._locked)
-            self._locked = True
-
-    def __exit__(self, *_: object) -> None:
-        with self._free:
-            self._locked = False
-            self._free.notify_all()
+    def _timed_out(self, task: Task, number: int) -> None:
+        if task.number == number:
+            self._waiting.remove(task)
+            self.wake(task, number, task.ready())

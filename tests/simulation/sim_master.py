@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sim_hub import Hub
 from sim_model import BrokenPromise, History, Position
@@ -29,10 +29,10 @@ from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.persistence import load, update
-from edl_torch.errors import EdlError, SessionLost
+from edl_torch.errors import EdlError, SessionLost, Unsupported
 
 if TYPE_CHECKING:
-    from sim_network import Attendance, Reply
+    from sim_network import Heartbeat, SimCall
 
 COMMIT_S = 0.002
 CALL_BACK_S = 0.2
@@ -89,10 +89,10 @@ class SimMaster:
             self.dispatcher.rollback.begin_again(self._nonces.randrange(1 << 40))
         self.dispatcher.resume(self.hub.now)
         self._version = self.dispatcher.version
-        self._streams: dict[str, Attendance] = {}
-        self._polls: dict[int, tuple[LeaseCall, Reply]] = {}
+        self._streams: dict[str, Heartbeat] = {}
+        self._polls: dict[int, tuple[LeaseCall, SimCall]] = {}
         self._poll_number = 0
-        self._held: list[tuple[Reply | None, Any, EdlError | None]] = []
+        self._held: list[tuple[SimCall | None, Any, EdlError | None]] = []
         self._seen: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._called_back = -1.0
         self._committing = self._looking = False
@@ -137,7 +137,7 @@ class SimMaster:
 
     # Calls ----------------------------------------------------------------------------------------------
 
-    def receive(self, reply: Reply, kind: str, call: Any, wait_s: float) -> None:
+    def receive(self, reply: SimCall, kind: str, call: Any, wait_s: float) -> None:
         """A call arrives."""
         if not self.up:
             self.hub.after(0.001, reply.fail)
@@ -153,7 +153,7 @@ class SimMaster:
         else:
             self._answer(reply, value, None)
 
-    def _answer(self, reply: Reply | None, value: Any, error: EdlError | None) -> None:
+    def _answer(self, reply: SimCall | None, value: Any, error: EdlError | None) -> None:
         if self.dispatcher.version != self._version:
             self._version = self.dispatcher.version
             if self._polls and not self._looking:
@@ -166,6 +166,9 @@ class SimMaster:
                 self.hub.after(COMMIT_S, self._commit, self._life)
         elif reply is not None:
             reply.send(value, error)
+
+    def _status(self, _: None) -> NoReturn:
+        raise Unsupported("nobody reads what a waiting trainer would say of the others")
 
     def _see(self, watch: Callable[..., None], *arguments: Any) -> None:
         """Something happened; the model hears of it when it is committed."""
@@ -246,7 +249,7 @@ class SimMaster:
 
     # Leases, and those that wait for one ----------------------------------------------------------------
 
-    def _lease(self, reply: Reply, call: LeaseCall, wait_s: float) -> None:
+    def _lease(self, reply: SimCall, call: LeaseCall, wait_s: float) -> None:
         now = self.hub.now
         self.dispatcher.heard(call, now)
         if wait_s > 0 and self._poll(call, reply):
@@ -260,13 +263,13 @@ class SimMaster:
         else:
             self._leased(call, reply, self.dispatcher.answer(call, now))
 
-    def _poll(self, call: LeaseCall, reply: Reply) -> bool:
+    def _poll(self, call: LeaseCall, reply: SimCall) -> bool:
         answer = self.dispatcher.poll(call, self.hub.now)
         if answer is not None:
             self._leased(call, reply, answer)
         return answer is not None
 
-    def _leased(self, call: LeaseCall, reply: Reply, answer: LeaseAnswer) -> None:
+    def _leased(self, call: LeaseCall, reply: SimCall, answer: LeaseAnswer) -> None:
         tasks = tuple(grant.task for grant in answer.grants)
         self.model.note(self.hub.now, call.session, call.request, answer.epoch, tasks)
         self._see(self.model.leased, call, answer)
@@ -306,11 +309,11 @@ class SimMaster:
 
     # Presence -------------------------------------------------------------------------------------------
 
-    def stream_of(self, session: str) -> Attendance | None:
+    def stream_of(self, session: str) -> Heartbeat | None:
         """The stream that stands."""
         return self._streams.get(session) if self.up else None
 
-    def attend(self, stream: Attendance, asked_at: float) -> None:
+    def attend(self, stream: Heartbeat, asked_at: float) -> None:
         """A stream is asked for."""
         if not self.up:
             stream.breaks()
@@ -327,7 +330,7 @@ class SimMaster:
             self._streams.pop(session).breaks()
             self.dispatcher.stream_broke(session, self.hub.now)
 
-    def heartbeat(self, stream: Attendance, asked_at: float, progress: int, member: int) -> None:
+    def heartbeat(self, stream: Heartbeat, asked_at: float, progress: int, member: int) -> None:
         """A heartbeat arrives."""
         if not self.up:
             return

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim_checkpoints import Folder, load, save
+from sim_hub import Sleep
 from sim_trainer import Trainer
 from sim_weights import Run
 
-from edl_torch.client.session import Session
 from edl_torch.core.calls import Grant
 from edl_torch.errors import EdlError
 from edl_torch.shard import Slice
+from edl_torch.trainer.actions import Procedure
 from edl_torch.trainer.tickets import Tally, Ticket
 
 LEASES = 16  # a batch is read from fewer
@@ -69,86 +70,87 @@ class Incarnation(Trainer):
         self._reading: dict[str, dict[int, Slice]] = {}  # by stream: the leases that it reads
         super().__init__(*arguments, **named)
 
-    def _main(self) -> None:
-        session = self._new_session()
-        try:
-            self._live(session)
-        except EdlError as error:  # a traceback, and the runner starts another one
-            self.died_of = type(error).__name__
-            self._model.note(self._hub.now, self.session, "ends", self.died_of)
-        try:
-            session.close()
-        except EdlError as error:
-            self._model.note(self._hub.now, self.session, "closes", type(error).__name__)
-        self.ended = True
-        self._on_end(self)
+    def _ends(self, error: EdlError) -> None:
+        """A traceback, and the runner starts another one."""
+        self.died_of = type(error).__name__
+        super()._ends(error)
 
-    def _live(self, session: Session) -> None:
-        self.weights = load(self._folder, session, self._point)
+    def _main(self) -> Procedure[None]:
+        self.shell.begin()
+        try:
+            yield from self._live()
+        except EdlError as error:
+            self._ends(error)
+        yield from self._exit()
+
+    def _live(self) -> Procedure[None]:
+        self.weights = yield from load(self._folder, self.shell, self._point)
         self.loaded = True
-        self._optimizer = session.steps.attach() if self._pace.accumulates else -1
-        while not self._sees_the_end(session):
-            self._pass(session)
+        self._attach()
+        while not (yield from self._sees_the_end()):
+            yield from self._pass()
             if self.leave or self._chance.random() < 0.5:
-                self._save(session)
+                yield from self._save()
             if self.leave:
                 return
         self.finished = True
         # One that was away may have learnt a batch twice; then no checkpoint can be had of it.
         self._folder.judge.nothing_missing(self.weights, f"{self.session} was told that all is finished")
-        self._save(session)
+        yield from self._save()
         self._folder.judge.complete(self.weights, f"{self.session} ended")
 
-    def _sees_the_end(self, session: Session) -> bool:
+    def _sees_the_end(self) -> Procedure[bool]:
         """`service.finished`."""
-        self._point("finished?")
-        session.plan()
-        session.flush()
-        self._point("finished? flushed")
-        return session.position.progress().finished
+        yield from self._point("finished?")
+        yield from self._trainer.registrar.plan()
+        yield from self._trainer.reporter.flush()
+        yield from self._point("finished? flushed")
+        return (yield from self._trainer.position.progress()).finished
 
-    def _point(self, name: str, often: float = 1.0) -> None:
+    def _point(self, name: str, often: float = 1.0) -> Procedure[None]:
         """Between two steps: whatever can happen to a process."""
         fates, fate = self._fates, self._chance.random() / often
         if fate > fates.total or not name.startswith(fates.at):
             return
-        self._model.note(self._hub.now, self.session, name, fate)
+        self._model.note(self.hub.now, self.session, name, fate)
         if fate < fates.kill:
-            self._hub.after(0, self._on_kill, self)
-            self._hub.sleep(1)
+            self.hub.after(0, self._on_kill, self)
+            yield Sleep(1)
         elif fate < fates.kill + fates.stop:
             self._on_stop(self)
-            self._hub.sleep(0)
+            yield Sleep(0)
         else:
-            self._hub.sleep(self._chance.uniform(0, fates.delay_s))
+            yield Sleep(self._chance.uniform(0, fates.delay_s))
 
-    def _save(self, session: Session) -> None:
-        save(self._folder, session, self.weights, self._point)
+    def _save(self) -> Procedure[None]:
+        yield from save(self._folder, self.shell, self.weights, self._point)
 
     # What it learns ---------------------------------------------------------------------------------------
 
-    def _step(self, session: Session) -> None:
+    def _step(self) -> Procedure[None]:
         for batch in self._in_loop:
             assert isinstance(batch, Batch)
             self.weights.learn(batch.runs)
-        self._point("stepped", RARELY)
-        super()._step(session)
+        yield from self._point("stepped", RARELY)
+        yield from super()._step()
 
-    def _break(self, session: Session, number: int) -> None:
-        if not self._pace.accumulates:
-            session.report_batch(None)  # it was trained on
-        super()._break(session, number)
+    def _break(self, number: int) -> Procedure[None]:
+        if not self.pace.accumulates:
+            yield from self._trainer.report(None)  # it was trained on
+        yield from super()._break(number)
 
-    def _begun(self, stream: str, grant: Grant) -> None:
+    def begun(self, stream: str, grant: Grant) -> None:
+        """A reading process begins to read a lease."""
         reading = self._reading.setdefault(stream, {})
         reading.pop(grant.task, None)  # after a rollback task numbers come again
         reading[grant.task] = grant.slice
         for task in list(reading)[:-LEASES]:
             del reading[task]
 
-    def _read_batch(self, stream: str, tally: Tally) -> Ticket:
-        batch = Batch(super()._read_batch(stream, tally))
-        reading, per = self._reading[stream], self._job.records_per_shard
+    def read_batch(self, stream: str, tally: Tally) -> Procedure[Ticket]:
+        """Return the batch that a reading process has drawn."""
+        batch = Batch((yield from super().read_batch(stream, tally)))
+        reading, per = self._reading[stream], self.job.records_per_shard
         runs = []
         for task, first, after in batch:
             cut = reading[task]

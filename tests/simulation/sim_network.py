@@ -1,6 +1,6 @@
 """What lies between trainers and the master: latency, loss, repetition, and the port of a trainer over it.
 
-The port repeats a call until it is answered, as the one over grpc does. It knows no meaning of a call.
+It knows no meaning of a call, but that leaving needs no answer and that leases are presented over a stream.
 """
 
 from __future__ import annotations
@@ -13,27 +13,12 @@ from typing import Any
 from sim_hub import Hub, Process, Task
 from sim_master import SimMaster
 
-from edl_torch.client.presence import Presence
-from edl_torch.core.calls import (
-    ConfirmAnswer,
-    ConfirmCall,
-    DatasetStatus,
-    FencedCall,
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    RegisterAnswer,
-    RegisterCall,
-    ReportAnswer,
-    ReportCall,
-    RestoreCall,
-)
 from edl_torch.errors import EdlError, MasterUnavailable
+from edl_torch.trainer.liveness import Liveness
 
 ATTEMPT_S = 10.0  # until a call that is lost is repeated
 MASTER_TIMEOUT_S = 600.0
 LOOK_S = 0.2
-UNANSWERED: Any = object()
 
 
 @dataclass(slots=True)
@@ -64,160 +49,138 @@ class Network:
         """Of one message, in seconds."""
         return 0.001 + 0.004 * self._random()
 
-    def send(self, reply: Reply, arrive: Callable[..., None], *arguments: Any) -> None:
+    def send(self, call: SimCall, arrive: Callable[..., None]) -> None:
         """A call leaves a trainer."""
-        weather, fate = self.weather, self._random()
-        if reply.port.cut:
-            self.hub.after(ATTEMPT_S, reply.fail)
+        weather, fate, after = self.weather, self._random(), self.hub.after
+        if call.port.cut:
+            after(ATTEMPT_S, call.fail)
             return
         if fate < weather.total:
             if fate < weather.lose_call:
-                self.hub.after(ATTEMPT_S, reply.fail)
+                after(ATTEMPT_S, call.fail)
                 return
             fate -= weather.lose_call
             if fate < weather.lose_answer:
-                reply.lost = True
+                call.lost = True
             elif fate < weather.lose_answer + weather.repeat:  # a copy comes long after
-                self.hub.after(self.chance.expovariate(0.1), arrive, Reply(reply.port), *arguments)
+                after(self.chance.expovariate(0.1), arrive, call.copy(), *call.content)
             else:  # it is late itself, and has been repeated by then
-                self.hub.after(ATTEMPT_S, reply.fail)
-                self.hub.after(self.chance.uniform(1.0, 3.0) * ATTEMPT_S, arrive, reply, *arguments)
+                after(ATTEMPT_S, call.fail)
+                after(self.chance.uniform(1.0, 3.0) * ATTEMPT_S, arrive, call, *call.content)
                 return
-        self.hub.after(self.latency(), arrive, reply, *arguments)
+        after(self.latency(), arrive, call, *call.content)
 
 
-class Reply:
-    """Where the answer to one attempt of a call goes. Without a task nobody waits for it."""
+class SimCall:
+    """One attempt of a task's call. Without a task nobody waits for its answer.
 
-    __slots__ = ("error", "lost", "number", "port", "task", "value")
+    `content` is the method, its argument, and how long it may wait at the master.
+    """
 
-    def __init__(self, port: SimPort, task: Task | None = None) -> None:
+    __slots__ = ("content", "give_up_at", "lost", "number", "pause_s", "port", "task")
+
+    def __init__(
+        self,
+        port: SimPort,
+        content: tuple[str, Any, float],
+        task: Task | None = None,
+        give_up_at: float = 0.0,
+        pause_s: float = 0.05,
+    ) -> None:
         self.port = port
+        self.content = content
         self.task = task
-        self.number = 0 if task is None else task.wait_begins()
+        self.number = 0 if task is None else task.number
+        self.give_up_at = give_up_at
+        self.pause_s = pause_s
         self.lost = False
-        self.value: Any = UNANSWERED
-        self.error: EdlError | None = None
+
+    def copy(self) -> SimCall:
+        """The same, for whose answer nobody waits."""
+        return SimCall(self.port, self.content)
+
+    def leave(self) -> None:
+        """It leaves the trainer."""
+        port = self.port
+        assert self.task is not None
+        if self.task.number != self.number:
+            return
+        if self.content[0] == "confirm" and not port.stands:
+            port.hub.after(LOOK_S, port.process.deliver, self.leave)
+        else:
+            port.network.send(self, port.master.receive)
 
     def send(self, value: Any, error: EdlError | None) -> None:
         """The answer leaves the master."""
-        if self.task is None:
+        port, task = self.port, self.task
+        if task is None:
             return
-        if self.lost or self.port.cut:
-            self.port.hub.after(ATTEMPT_S, self.fail)
+        if self.lost or port.cut:
+            port.hub.after(ATTEMPT_S, self.fail)
+        elif error is None:
+            port.hub.after(port.network.latency(), port.process.wake, task, self.number, value)
         else:
-            self.port.hub.after(self.port.network.latency(), self._arrive, value, error)
+            port.hub.after(
+                port.network.latency(), port.process.deliver, port.process.fail, task, self.number, error
+            )
 
     def fail(self) -> None:
         """There is no answer."""
         if self.task is not None:
-            self.task.wake(self.number)
+            self.port.process.deliver(self._failed, self.task)
 
-    def _arrive(self, value: Any, error: EdlError | None) -> None:
-        if self.task is not None and self.task.number == self.number:
-            self.value, self.error = value, error
-            self.task.wake(self.number)
+    def _failed(self, task: Task) -> None:
+        port, method = self.port, self.content[0]
+        if task.number != self.number:
+            return
+        if method == "leave":  # nobody insists on it
+            port.process.wake(task, self.number)
+        elif port.hub.now + self.pause_s > self.give_up_at:
+            error = MasterUnavailable(f"no answer to {method} within {MASTER_TIMEOUT_S:g} s")
+            port.process.fail(task, self.number, error)
+        else:
+            task.number += 1  # a late answer to this attempt is not heard any more
+            again = SimCall(port, self.content, task, self.give_up_at, min(1.0, 2 * self.pause_s))
+            pause_s = port.network.chance.uniform(0.5, 1.0) * self.pause_s
+            port.hub.after(pause_s, port.process.deliver, again.leave)
 
 
 class SimPort:
-    """A `MasterPort` of one process, which calls whoever is the master at that time."""
+    """What one process speaks through to whoever is the master at that time."""
 
-    in_process = False
-    keeps_ledger = True
-
-    def __init__(self, process: Process, network: Network, master: SimMaster, worker_id: str) -> None:
-        self.worker_id = worker_id
+    def __init__(self, process: Process, network: Network, master: SimMaster) -> None:
         self.hub = process.hub
         self.process = process
         self.network = network
         self.master = master
         self.cut = False  # nothing passes in either direction
-        self.attendance: Attendance | None = None
+        self._liveness: Liveness | None = None
 
-    def _call(self, kind: str, call: Any, wait_s: float = 0.0) -> Any:
-        give_up_at = self.hub.now + MASTER_TIMEOUT_S
-        pause_s = 0.05
-        while True:
-            reply = Reply(self, self.hub.current())
-            self.network.send(reply, self.master.receive, kind, call, wait_s)
-            self.hub.park()
-            if reply.error is not None:
-                raise reply.error
-            if reply.value is not UNANSWERED:
-                return reply.value
-            if self.hub.now + pause_s > give_up_at:
-                raise MasterUnavailable(f"no answer to {kind} within {MASTER_TIMEOUT_S:g} s")
-            self.hub.sleep(self.network.chance.uniform(0.5, 1.0) * pause_s)
-            pause_s = min(1.0, 2 * pause_s)
+    @property
+    def stands(self) -> bool:
+        """Whether the stream does, as far as this process has heard."""
+        return self._liveness is None or self._liveness.standing
 
-    def register(self, call: RegisterCall) -> RegisterAnswer:
-        """Join."""
-        answer: RegisterAnswer = self._call("register", call)
-        return answer
+    def call(self, task: Task, method: str, request: Any, wait_s: float = 0.0) -> None:
+        """Repeat a call of this task until it is answered, as the port over grpc does."""
+        SimCall(self, (method, request, wait_s), task, self.hub.now + MASTER_TIMEOUT_S).leave()
 
-    def attend(self, session: str, member: int, on_wanted: Callable[[str], None]) -> Presence:
+    def attend(self, session: str, liveness: Liveness, wanted: Callable[[str], None]) -> None:
         """Keep the stream and the heartbeat."""
-        self.attendance = Attendance(self, session, on_wanted)
-        self.attendance.presence.member = member
-        return self.attendance.presence
-
-    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
-        """Ask for leases."""
-        answer: LeaseAnswer = self._call("lease", call, wait_s)
-        return answer
-
-    def report(self, call: ReportCall) -> ReportAnswer:
-        """Tell outcomes."""
-        answer: ReportAnswer = self._call("report", call)
-        return answer
-
-    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        """Present leases once the stream stands."""
-        while self.attendance is not None and not self.attendance.presence.standing:
-            self.hub.sleep(LOOK_S)
-        answer: ConfirmAnswer = self._call("confirm", call)
-        return answer
-
-    def snapshot(self, call: FencedCall) -> str:
-        """The token."""
-        return str(self._call("snapshot", call))
-
-    def restore(self, call: RestoreCall) -> int:
-        """Back to a token."""
-        return int(self._call("restore", call))
-
-    def progress(self, call: FencedCall) -> DatasetStatus:
-        """Progress, as a member."""
-        answer: DatasetStatus = self._call("progress", call)
-        return answer
-
-    def dataset_status(self, dataset: str) -> DatasetStatus:
-        """Progress, from outside."""
-        answer: DatasetStatus = self._call("dataset_status", dataset)
-        return answer
-
-    def status(self) -> MasterStatus:
-        """Everything."""
-        raise NotImplementedError
-
-    def leave(self, session: str, member: int) -> None:
-        """Goodbye, without insisting."""
-        reply = Reply(self, self.hub.current())
-        self.network.send(reply, self.master.receive, "leave", (session, member), 0.0)
-        self.hub.park()
-
-    def close(self) -> None:
-        """Nothing to free."""
+        self._liveness = liveness
+        Heartbeat(self, session, liveness, wanted)
 
 
-class Attendance:
-    """Plays the stream and the heartbeats of `client.attendance`, which speaks grpc; the presence is real."""
+class Heartbeat:
+    """Plays the stream and the heartbeats of `client.grpc.heartbeat`; the liveness is real."""
 
-    def __init__(self, port: SimPort, session: str, on_wanted: Callable[[str], None]) -> None:
-        self.presence = Presence(port.hub.clock)
+    def __init__(
+        self, port: SimPort, session: str, liveness: Liveness, wanted: Callable[[str], None]
+    ) -> None:
         self.session = session
+        self._liveness = liveness
+        self._wanted = wanted
         self._port = port
-        self._on_wanted = on_wanted
         self._open()
         self._beat_later()
 
@@ -230,7 +193,7 @@ class Attendance:
         if port.cut or not port.master.up:
             self._open_later()
         else:
-            asked_at = self.presence.clock()
+            asked_at = self._port.hub.now
             port.hub.after(port.network.latency(), port.master.attend, self, asked_at)
 
     def _open_later(self) -> None:
@@ -246,7 +209,7 @@ class Attendance:
 
     def _stands(self, asked_at: float, lease_timeout_s: float, progress_timeout_s: float) -> None:
         if self._port.master.stream_of(self.session) is self:
-            self.presence.stood(
+            self._liveness.stood(
                 asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
             )
 
@@ -255,21 +218,15 @@ class Attendance:
         self._port.hub.after(self._port.network.latency(), self._port.process.deliver, self._broke)
 
     def _broke(self) -> None:
-        self.presence.broke()
+        self._liveness.broke()
         self._open_later()
 
     def wanted(self, dataset: str) -> None:
         """Another trainer waits."""
         if not self._port.cut:
             self._port.hub.after(
-                self._port.network.latency(), self._port.process.deliver, self._heard, dataset
+                self._port.network.latency(), self._port.process.deliver, self._wanted, dataset
             )
-
-    def _heard(self, dataset: str) -> None:
-        try:
-            self._on_wanted(dataset)
-        except EdlError as error:  # as the real one, which logs it
-            self._port.master.model.note("callback", self.session, type(error).__name__)
 
     # The heartbeat --------------------------------------------------------------------------------------
 
@@ -283,14 +240,15 @@ class Attendance:
             return
         self._beat_later()
         if not port.cut:
-            beat = (self.presence.clock(), self.presence.progress, self.presence.member)
+            beat = (port.hub.now, self._liveness.progress, self._liveness.member)
             port.hub.after(port.network.latency(), port.master.heartbeat, self, *beat)
 
     def answered(self, asked_at: float, known: bool) -> None:
         """The master heard a heartbeat."""
-        if not self._port.cut:
-            action = self.presence.answered if known else self._lost
-            self._port.hub.after(self._port.network.latency(), self._port.process.deliver, action, asked_at)
-
-    def _lost(self, _: float) -> None:
-        self.presence.doubt()
+        port, heard = self._port, self._liveness
+        if port.cut:
+            return
+        if known:
+            port.hub.after(port.network.latency(), port.process.deliver, heard.answered, asked_at)
+        else:
+            port.hub.after(port.network.latency(), port.process.deliver, heard.doubt)

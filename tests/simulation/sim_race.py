@@ -1,6 +1,6 @@
 """Trainers of different paces share an epoch, and nothing goes wrong: how long that takes.
 
-Real sessions and the real dispatcher, as in `sim_cluster`, whose faults it leaves out.
+Real trainers and the real dispatcher, as in `sim_cluster`, whose faults it leaves out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def race(job: Job, paces: Sequence[Pace], seed: int = 0) -> Finish:
         hub.run(lambda: len(ended) == len(paces))
     finally:
         for trainer in trainers:
-            trainer.process.kill()
+            trainer.shell.kill()
     model.finished(master.ledger)
     batches = job.epochs * job.size / job.batch
     ideal_s = batches / sum(1 / (pace.step_s + (0 if pace.workers else pace.read_s)) for pace in paces)

@@ -1,27 +1,29 @@
-"""A trainer process in the simulation: a real session, and a training loop around it.
+"""A trainer process in the simulation: a pure trainer, and a training loop around it.
 
-The loop does what `data.loader` and a `DataLoader` with its workers do with a session's elastic passes,
-without the records: it draws positions, makes tickets, hands batches, trains, breaks, saves and restores.
+The loop does what `data.loader` and a `DataLoader` with its workers do with elastic passes, without the
+records: it draws positions, makes tickets, hands batches, trains, breaks, saves and restores.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from sim_hub import Hub, Process, SimThreads
+from sim_hub import Hub, Sleep
 from sim_master import DATASET, SimMaster
 from sim_model import History
-from sim_network import Network, SimPort
+from sim_network import Network
+from sim_session import SimSession
 
 from edl_torch.client.description import Description
-from edl_torch.client.leases import Mode
-from edl_torch.client.session import Session
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, EdlError, InvalidArgument
 from edl_torch.shard import DatasetSpec, Source
+from edl_torch.trainer.actions import Procedure, Wait
 from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
 
 PREFETCH = 2  # batches of a loader worker
@@ -106,6 +108,7 @@ class Trainer:
         token: str | bool | None = False,
         on_end: Callable[[Trainer], None],
         pace: Pace | None = None,
+        audit_dir: Path | None = None,
     ) -> None:
         self.number = number
         self.session = f"s{number}"
@@ -115,193 +118,263 @@ class Trainer:
         self.inner_passes = 0
         self.batches_read = 0
         self.ended = False
-        self.process = Process(hub)
-        self.port = SimPort(self.process, network, master, f"t{number}")
-        self._job, self._hub, self._model, self._token = job, hub, model, token
+        self.shell = SimSession(
+            self.session, f"t{number}", job.description(), hub, network, master, audit_dir
+        )
+        self.process, self.port = self.shell.process, self.shell.port
+        self.job, self.hub = job, hub
+        self._model, self._token = model, token
         self._on_end = on_end
         chance = self._chance = random.Random(job.seed * 1_000_003 + number)
-        self._pace = pace or any_pace(job, chance)
+        self.pace = pace or any_pace(job, chance)
+        self._trainer = self.shell.trainer
         self._in_loop: list[Ticket] = []  # handed, not stepped on
-        self.process.start(self._main)
+        self._inner: Batches | None = None  # what reads, while there is something to read
+        self._optimizer = -1
+        hub.after(0, self.process.run, self._main())
 
-    def _new_session(self) -> Session:
-        return Session(self.port, self._job.description(), 0, threads=SimThreads(self.process, self.session))
-
-    def _main(self) -> None:
-        session = self._new_session()
+    def _main(self) -> Procedure[None]:
+        self.shell.begin()
         try:
-            self._live(session)
+            yield from self._live()
         except (AccountingError, InvalidArgument):
             raise
         except EdlError as error:  # the process ends with a traceback, and its exit closes the service
-            self._model.note(self._hub.now, self.session, "ends", type(error).__name__)
+            self._ends(error)
+        yield from self._exit()
+
+    def _ends(self, error: EdlError) -> None:
+        self._model.note(self.hub.now, self.session, "ends", type(error).__name__)
+
+    def _exit(self) -> Procedure[None]:
         try:
-            session.close()
+            yield from self.shell.close()
         except EdlError as error:
-            self._model.note(self._hub.now, self.session, "closes", type(error).__name__)
+            self._model.note(self.hub.now, self.session, "closes", type(error).__name__)
         self.ended = True
         self._on_end(self)
 
-    def _live(self, session: Session) -> None:
+    def _live(self) -> Procedure[None]:
         if self._token is not False:
-            session.position.restore(self._token or None)  # type: ignore[arg-type]
-        self._optimizer = session.steps.attach() if self._pace.accumulates else -1
-        session.plan()
+            yield from self.shell.restore(self._token or None)  # type: ignore[arg-type]
+        self._attach()
+        yield from self._trainer.registrar.plan()
         while not self.leave:
-            session.flush()
-            if session.position.progress().finished:
+            if (yield from self.shell.progress()).finished:
                 return
-            self._pass(session)
+            yield from self._pass()
 
-    def _pass(self, session: Session) -> None:
-        passes = session.elastic
-        number = passes.open()
+    def _attach(self) -> None:
+        if self.pace.accumulates:
+            self._optimizer = self._trainer.state.steps.attach("optimizer")
+
+    def _pass(self) -> Procedure[None]:
+        passes = self._trainer.elastic
+        number = yield from self._trainer.open()
         try:
-            for ticket in self._batches(session, number):
+            while (ticket := (yield from self._next_batch(number))) is not None:
                 self._model.handed(self.session, ticket)
                 self._in_loop.append(ticket)
-                self._hub.sleep(self._step_takes_s() + self.hang_s)
+                yield Sleep(self._step_takes_s() + self.hang_s)
                 self.hang_s = 0.0
-                if len(self._in_loop) >= self._pace.accumulates:
-                    self._step(session)
-                if self._job.saves and self._chance.random() < self._job.saves:
-                    self._save(session)
-                if self.leave or (self._job.breaks and self._chance.random() < self._job.breaks):
+                if len(self._in_loop) >= self.pace.accumulates:
+                    yield from self._step()
+                if self.job.saves and self._chance.random() < self.job.saves:
+                    yield from self._save()
+                if self.leave or (self.job.breaks and self._chance.random() < self.job.breaks):
                     break
         except AccountingError as error:
             if "after the last optimizer.step()" not in str(error):
                 raise
-            passes.close(number)
-            self._step(session)  # as it says
+            yield from passes.close(number)
+            yield from self._step()  # as it says
         else:
             if passes.is_open(number):
-                self._break(session, number)
+                yield from self._break(number)
+        self._stop_reading()
 
     def _step_takes_s(self) -> float:
-        jitter = self._pace.jitter
-        return self._pace.step_s * (self._chance.uniform(1 - jitter, 1 + jitter) if jitter else 1)
+        jitter = self.pace.jitter
+        return self.pace.step_s * (self._chance.uniform(1 - jitter, 1 + jitter) if jitter else 1)
 
-    def _break(self, session: Session, number: int) -> None:
+    def _break(self, number: int) -> Procedure[None]:
         """What was not stepped on is taken from the batch in hand only; a later step may cover the others."""
-        session.elastic.close(number)
+        yield from self._trainer.elastic.close(number)
         if self._in_loop:
             self._in_loop.pop()
         self.breaks += 1
 
-    def _step(self, session: Session) -> None:
+    def _step(self) -> Procedure[None]:
         """The optimizer steps, or the loop comes to the end of its body."""
         for ticket in self._in_loop:
             self._model.trained(ticket)
         self._in_loop.clear()
-        if self._pace.accumulates:
-            session.elastic.stepped(self._optimizer)
+        if self.pace.accumulates:
+            yield from self._trainer.elastic.stepped(self._optimizer)
 
-    def _save(self, session: Session) -> None:
-        session.position.snapshot()
+    def _save(self) -> Procedure[None]:
+        yield from self._trainer.position.snapshot()
 
-    # What `data.loader._Pass` does ------------------------------------------------------------------------
+    # What `data.loader_pass` does -------------------------------------------------------------------------
 
-    def _batches(self, session: Session, number: int) -> Iterator[Ticket]:
-        passes = session.elastic
-        inner: Iterator[Ticket] | None = None
-        while passes.is_open(number):
-            passes.batch_requested()
-            while True:
-                if inner is None:
-                    if not passes.more_to_read():
-                        passes.close(number)
-                        return
-                    inner = self._read(session)
-                ticket = next(inner, None)
-                if ticket is None:
-                    inner = None
-                elif self._job.drop_last and ticket_size(ticket) < self._job.batch:
-                    passes.return_remainder(ticket)
-                elif passes.hand(ticket):
-                    break
-            yield ticket
+    def _next_batch(self, number: int) -> Procedure[Ticket | None]:
+        passes = self._trainer.elastic
+        if not passes.is_open(number):
+            return None
+        yield from passes.batch_requested()
+        while True:
+            if self._inner is None:
+                if not (yield from passes.more_to_read()):
+                    yield from passes.close(number)
+                    return None
+                self.inner_passes += 1
+                self._inner = Workers(self) if self.pace.workers else Reader(self, "main")
+            ticket = yield from self._inner.next()
+            if ticket is None:
+                self._stop_reading()
+            elif self.job.drop_last and ticket_size(ticket) < self.job.batch:
+                yield from passes.return_remainder(ticket)
+            elif (yield from passes.hand(ticket)):
+                return ticket
 
-    # What a `DataLoader` does -----------------------------------------------------------------------------
+    def _stop_reading(self) -> None:
+        if self._inner is not None:
+            self._inner.end()
+            self._inner = None
 
-    def _read(self, session: Session) -> Iterator[Ticket]:
-        self.inner_passes += 1
-        if not self._pace.workers:
-            return self._tickets(session, "main")
-        return self._from_workers(session)
+    # What a reading process does --------------------------------------------------------------------------
 
-    def _from_workers(self, session: Session) -> Iterator[Ticket]:
-        """Batches of each worker in turn; workers read ahead."""
-        news = SimThreads(self.process, "").condition()
-        queues: list[deque[Ticket | EdlError | None]] = [deque() for _ in range(self._pace.workers)]
-
-        def work(worker: int) -> None:
-            queue = queues[worker]
-            last: EdlError | None = None
-            if self._pace.start_s:
-                self._hub.sleep(self._pace.start_s)
-            try:
-                for ticket in self._tickets(session, f"worker {worker}"):
-                    with news:
-                        queue.append(ticket)
-                        news.notify_all()
-                        news.wait_for(lambda: len(queue) < PREFETCH)
-            except EdlError as error:  # the loop raises what a worker raised
-                last = error
-            with news:
-                queue.append(last)
-                news.notify_all()
-
-        for worker in range(self._pace.workers):
-            self.process.start(lambda worker=worker: work(worker))  # type: ignore[misc]
-        reading = list(range(self._pace.workers))
-        while reading:
-            for worker in tuple(reading):
-                with news:
-                    news.wait_for(lambda: queues[worker])  # noqa: B023  used at once
-                    ticket = queues[worker].popleft()
-                    news.notify_all()
-                if isinstance(ticket, EdlError):
-                    raise ticket
-                if ticket is None:
-                    reading.remove(worker)
-                else:
-                    yield ticket
-
-    def _tickets(self, session: Session, stream: str) -> Iterator[Ticket]:
-        """What `ShardedDataset` and the collate wrapper do in one reading process."""
-        number, _ = session.begin_stream(stream, Mode.ELASTIC)
-        tally, wanted = Tally(), self._job.batch
-        missing = wanted
-        while (grant := session.next_grant(stream, number)) is not None:
-            self._begun(stream, grant)
-            run = tally.start(grant.task, grant.slice.skip)
-            while run[2] < grant.slice.stop:
-                stop = min(grant.slice.stop, run[2] + missing)
-                bad = self._first_bad(grant, run[2], stop)
-                missing -= min(stop, bad) - run[2]
-                run[2] = min(stop, bad)
-                if bad < stop:
-                    session.fail_record(grant.task, bad, "bad")
-                    run = tally.start(grant.task, bad + 1)
-                elif not missing:
-                    yield self._read_batch(stream, tally)
-                    missing = wanted
-        if missing < wanted:
-            yield self._read_batch(stream, tally)
-
-    def _begun(self, stream: str, grant: Grant) -> None:
+    def begun(self, stream: str, grant: Grant) -> None:
         """A reading process begins to read a lease."""
 
-    def _read_batch(self, stream: str, tally: Tally) -> Ticket:
+    def read_batch(self, stream: str, tally: Tally) -> Procedure[Ticket]:
+        """Return the batch that a reading process has drawn."""
         self.batches_read += 1
-        if self._pace.read_s:
-            self._hub.sleep(self._pace.read_s)
+        if self.pace.read_s:
+            yield Sleep(self.pace.read_s)
         return tally.take()
 
-    def _first_bad(self, grant: Grant, first: int, stop: int) -> int:
+    def first_bad(self, grant: Grant, first: int, stop: int) -> int:
         """The first position from `first` on that cannot be read; the same for whoever reads it."""
-        every = self._job.bad_every
+        every = self.job.bad_every
         if not every:
             return stop
-        base = grant.slice.shard * self._job.records_per_shard
+        base = grant.slice.shard * self.job.records_per_shard
         return first + -(base + first + 7) % every
+
+
+class Batches(Protocol):
+    """What is read in one inner pass."""
+
+    def next(self) -> Procedure[Ticket | None]:
+        """Return the next batch; None at the end."""
+        ...
+
+    def end(self) -> None:
+        """Nobody asks any more."""
+        ...
+
+
+class Reader:
+    """What `ShardedDataset` and the collate wrapper do in one reading process."""
+
+    def __init__(self, trainer: Trainer, stream: str) -> None:
+        self._reads_for = trainer
+        self._trainer = trainer.shell.trainer
+        self._stream = stream
+        self._number = 0
+        self._grant: Grant | None = None
+        self._tally = Tally()
+        self._run = [0, 0, 0]
+        self._stop = 0
+        self._missing = trainer.job.batch
+        self._over = False
+
+    def end(self) -> None:
+        """Nobody asks any more."""
+
+    def next(self) -> Procedure[Ticket | None]:
+        """Return the next batch; None at the end."""
+        while not self._over:
+            if self._run[2] < self._stop:
+                yield from self._draw()
+            elif (yield from self._next_grant()) is None:
+                self._over = True
+                if self._missing == self._reads_for.job.batch:
+                    return None
+                self._missing = 0
+            if not self._missing:
+                self._missing = self._reads_for.job.batch
+                return (yield from self._reads_for.read_batch(self._stream, self._tally))
+        return None
+
+    def _next_grant(self) -> Procedure[Grant | None]:
+        if not self._number:
+            self._number, _ = yield from self._trainer.begin_stream()
+        grant = self._grant = yield from self._trainer.next_grant(self._stream, self._number)
+        if grant is not None:
+            self._reads_for.begun(self._stream, grant)
+            self._run, self._stop = self._tally.start(grant.task, grant.slice.skip), grant.slice.stop
+        return grant
+
+    def _draw(self) -> Procedure[None]:
+        """Draw samples for the batch, up to the next that cannot be read."""
+        run, grant = self._run, self._grant
+        assert grant is not None
+        stop = min(self._stop, run[2] + self._missing)
+        bad = self._reads_for.first_bad(grant, run[2], stop)
+        self._missing -= min(stop, bad) - run[2]
+        run[2] = min(stop, bad)
+        if bad < stop:
+            yield from self._trainer.fail_record(grant.task, bad, "bad")
+            self._run = self._tally.start(grant.task, bad + 1)
+
+
+class Workers:
+    """What a `DataLoader` does: batches of each worker in turn; workers read ahead."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._over = False
+        self._queues: list[deque[Ticket | EdlError | None]] = [deque() for _ in range(trainer.pace.workers)]
+        self._reading = deque(range(trainer.pace.workers))
+        for worker in range(trainer.pace.workers):
+            trainer.process.start(self._work(trainer, worker))
+
+    def end(self) -> None:
+        """Nobody asks any more: workers end."""
+        self._over = True
+
+    def _work(self, trainer: Trainer, worker: int) -> Procedure[None]:
+        queue, reader = self._queues[worker], Reader(trainer, f"worker {worker}")
+
+        def has_room() -> bool:
+            return len(queue) < PREFETCH or self._over
+
+        if trainer.pace.start_s:
+            yield Sleep(trainer.pace.start_s)
+        try:
+            while (ticket := (yield from reader.next())) is not None:
+                queue.append(ticket)
+                yield Wait(has_room)
+                if self._over:
+                    return
+        except EdlError as error:  # the loop raises what a worker raised
+            queue.append(error)
+        else:
+            queue.append(None)
+
+    def next(self) -> Procedure[Ticket | None]:
+        """Return the next batch; None at the end."""
+        while self._reading:
+            queue = self._queues[self._reading[0]]
+            if not queue:
+                yield Wait(queue.__len__)
+            ticket = queue.popleft()
+            if isinstance(ticket, EdlError):
+                raise ticket
+            if ticket is None:
+                self._reading.popleft()
+            else:
+                self._reading.rotate(-1)
+                return ticket
+        return None

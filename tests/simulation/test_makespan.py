@@ -9,9 +9,6 @@ import random
 from collections.abc import Sequence
 
 import pytest
-
-pytest.importorskip("greenlet", reason="the simulation needs greenlet: pip install 'edl-torch[dev]'")
-
 from sim_race import Finish, race
 from sim_trainer import Job, Pace
 

@@ -10,20 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("greenlet", reason="the simulation needs greenlet: pip install 'edl-torch[dev]'")
-
 from sim_model import BrokenPromise
 from sim_model_job import ModelJob, ModelOptions, ModelResult, model_options
 from sim_model_trainer import Fates
 from sim_network import Weather
 from sim_weights import Judge, Weights
 
-from edl_torch.client.position import Position
-from edl_torch.client.reporter import Reporter
 from edl_torch.core.calls import FencedCall, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.rollback import Rollback
+from edl_torch.trainer.state import State
 
 SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "4").split()]
 SHORT = {"shards": 300, "faults": 40}
@@ -137,12 +133,12 @@ def broken_evidence(patch: pytest.MonkeyPatch) -> None:
 
 def broken_losses(patch: pytest.MonkeyPatch) -> None:
     """A trainer whose acknowledgements were refused saves its position."""
-    patch.setattr(Position, "check", lambda self: None)
+    patch.setattr(State, "check", lambda self: None)
 
 
 def broken_refusals(patch: pytest.MonkeyPatch) -> None:
     """Nobody hears of acknowledgements that came too late."""
-    patch.setattr(Reporter, "_refused", lambda self, tasks: None)
+    patch.setattr(State, "refused", lambda self, tasks: None)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +146,7 @@ def broken_refusals(patch: pytest.MonkeyPatch) -> None:
     [
         (broken_snapshot, 5, SUPERSEDED, Fates(at="save", stop=0.1, kill=0.0), "differ at checkpoint"),
         (broken_restore, 4, SUPERSEDED, QUIET, "in place of lineage"),
-        (broken_progress, 10, SUPERSEDED, Fates(at="finished?", stop=0.5, kill=0.0), "were never trained"),
+        (broken_progress, 54, SUPERSEDED, Fates(at="finished?", stop=0.5, kill=0.0), "were never trained"),
         (broken_evidence, 9, {"rollback": 1}, QUIET, "too often in it [1-9]"),
         (broken_losses, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),
         (broken_refusals, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),

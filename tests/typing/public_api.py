@@ -21,7 +21,7 @@ from edl_torch import (
     TaskType,
     build_channel,
 )
-from edl_torch.client.port import MasterPort
+from edl_torch.client.master_api import MasterApi
 from edl_torch.testing import FakeMaster, check_reader
 
 
@@ -38,7 +38,7 @@ class Rows(AbstractDataReader):
         return index
 
 
-def masters(fake: FakeMaster, local: LocalMaster, address: str) -> list[MasterPort]:
+def masters(fake: FakeMaster, local: LocalMaster, address: str) -> list[MasterApi]:
     """Each is a `master_client`."""
     return [
         fake,

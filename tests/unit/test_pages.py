@@ -49,6 +49,8 @@ def test_pages_install_what_is_there_and_pin_nothing_of_the_users() -> None:
         for line in re.findall(r"pip install [^`#\n]+", page.read_text(encoding="utf-8"))
     ]
     assert len(installs) > 7
+    (least,) = re.findall(r"torch>=([\d.]+)", " ".join(project["dependencies"]))
+    assert f"torch stays as you have it, {least} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
     for line in installs:
         wanted = shlex.split(line)[2:]
         assert [word for word in wanted if word.startswith("-")] == [], line

@@ -56,6 +56,8 @@ class CocoCaptionsReader(IndexedReader):
     folder that is none.
     """
 
+    yields_images = True
+
     def __init__(
         self, images: Path, annotations: Path, per: Literal["annotation", "image"] = "annotation"
     ) -> None:
@@ -123,6 +125,8 @@ class CocoDetectionReader(IndexedReader):
 
     Raises DataFormatError as `CocoCaptionsReader` does.
     """
+
+    yields_images = True
 
     def __init__(self, images: Path, annotations: Path, masks: bool = False) -> None:
         super().__init__(os.fspath(annotations))

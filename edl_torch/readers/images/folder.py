@@ -38,6 +38,8 @@ class ImageFolderReader(IndexedReader):
     images and class folders.
     """
 
+    yields_images = True
+
     def __init__(
         self,
         root: str | os.PathLike[str],

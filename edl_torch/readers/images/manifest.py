@@ -48,6 +48,8 @@ class ImageManifestReader(IndexedReader):
     lead out of `root`.
     """
 
+    yields_images = True
+
     def __init__(
         self,
         manifest: str | os.PathLike[str],

@@ -59,6 +59,8 @@ class VocReader(IndexedReader):
     entities, and a class that is not in `classes`.
     """
 
+    yields_images = True
+
     def __init__(
         self,
         root: str | os.PathLike[str],

@@ -50,6 +50,8 @@ class ODPSDataReader(AbstractDataReader):
     the table was written to meanwhile, and BadRecord.
     """
 
+    reads_blocks = True
+
     def __init__(
         self,
         table: str,

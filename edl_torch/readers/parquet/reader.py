@@ -51,6 +51,8 @@ class ParquetReader(AbstractDataReader):
     truncated, or of another schema than the first file, and InvalidArgument for columns that are not there.
     """
 
+    reads_blocks = True
+
     def __init__(
         self,
         data: Data,

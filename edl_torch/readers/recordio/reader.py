@@ -50,6 +50,8 @@ class RecordIODataReader(AbstractDataReader):
     a reader refuses one that changed since it was indexed.
     """
 
+    reads_blocks = True
+
     def __init__(
         self,
         data: Data,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edl_torch.client.handle import DirectLink, Handle, LinkServer, SocketLink
+from edl_torch.client.workers.links import DirectLink, Handle, LinkServer, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import BadRecord, EdlError, MasterUnavailable, ServiceClosed
@@ -174,7 +174,7 @@ def test_after_close_workers_are_told_so_and_no_thread_is_left(server: LinkServe
 
 ORPHAN = """
 import os, select, signal, sys
-from edl_torch.client import handle
+from edl_torch.client.workers import links as handle
 from edl_torch.errors import ServiceClosed
 handle.LinkServer._accept = lambda self: None  # a trainer that never comes to answer
 server = handle.LinkServer(object())

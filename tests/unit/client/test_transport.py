@@ -13,10 +13,10 @@ import weakref
 import grpc
 import pytest
 
-from edl_torch.client.attendance import backoff
-from edl_torch.client.calling import Caller
-from edl_torch.client.channel import build_channel, channel_options
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.calling import Caller
+from edl_torch.client.grpc.channel import build_channel, channel_options
+from edl_torch.client.grpc.client import MasterClient
+from edl_torch.client.grpc.heartbeat import backoff
 from edl_torch.core.calls import ConfirmCall, Fence
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.system.address import HostPort
@@ -134,7 +134,7 @@ def test_goodbye_to_a_master_that_is_gone_is_not_insisted_on(nobody):
 def test_ctrl_c_ends_a_call_that_waits(nobody):
     code = (
         "import os, signal, threading, sys\n"
-        "from edl_torch.client.transport import MasterClient\n"
+        "from edl_torch.client.grpc.client import MasterClient\n"
         "from edl_torch.testing.listening import Listening\n"
         f"client = MasterClient({nobody!r})\n"
         "client.attend('s', 1, Listening(1))\n"
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_a_call_that_waits(nobody):
 
 def test_exit_without_close_does_not_hang(nobody):
     code = (
-        "from edl_torch.client.transport import MasterClient\n"
+        "from edl_torch.client.grpc.client import MasterClient\n"
         "from edl_torch.testing.listening import Listening\n"
         f"client = MasterClient({nobody!r})\n"
         "client.attend('s', 1, Listening(1))\n"

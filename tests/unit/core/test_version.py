@@ -29,31 +29,31 @@ from edl_torch.errors import EdlError
 from edl_torch.shard import Source
 
 
-def news_of(dispatcher: Dispatcher, trainer: Trainer, *outcomes: Any) -> int:
+def growth_of(dispatcher: Dispatcher, trainer: Trainer, *outcomes: Any) -> int:
     before = dispatcher.version
     trainer.report(*outcomes)
     return dispatcher.version - before
 
 
-def test_only_news_makes_those_who_wait_look_again(dispatcher: Dispatcher, a: Trainer) -> None:
+def test_only_a_change_makes_those_who_wait_look_again(dispatcher: Dispatcher, a: Trainer) -> None:
     b = Trainer(dispatcher, "b")
     b.register()
     grant = first_of(a)
-    assert not news_of(dispatcher, a)
-    assert not news_of(dispatcher, a, Acknowledgement(task=grant.task, attempt=1, upto=1))
-    assert not news_of(dispatcher, a, Acknowledgement(task=grant.task, attempt=1, upto=1))
-    assert not news_of(dispatcher, a, Acknowledgement(task=77, attempt=1, upto=1))
-    assert news_of(dispatcher, a, GiveBack(task=grant.task, attempt=1, start=3))
-    assert news_of(dispatcher, a, Acknowledgement(task=grant.task, attempt=1, upto=3))
+    assert not growth_of(dispatcher, a)
+    assert not growth_of(dispatcher, a, Acknowledgement(task=grant.task, attempt=1, upto=1))
+    assert not growth_of(dispatcher, a, Acknowledgement(task=grant.task, attempt=1, upto=1))
+    assert not growth_of(dispatcher, a, Acknowledgement(task=77, attempt=1, upto=1))
+    assert growth_of(dispatcher, a, GiveBack(task=grant.task, attempt=1, start=3))
+    assert growth_of(dispatcher, a, Acknowledgement(task=grant.task, attempt=1, upto=3))
     other = first_of(a)
     failure = Failure(task=other.task, attempt=1, position=other.slice.skip, reason="the job fails")
-    assert news_of(dispatcher, a, failure)
+    assert growth_of(dispatcher, a, failure)
     before = dispatcher.version
     dispatcher.leave("a", 1)
     assert dispatcher.version > before
 
 
-def test_looking_in_vain_is_no_news_and_nothing_to_write() -> None:
+def test_looking_in_vain_does_not_grow_the_version_and_nothing_to_write() -> None:
     changes = Changes()
     dispatcher = Dispatcher(ledger_id="l", changes=changes)
     a, b = Trainer(dispatcher, "a"), Trainer(dispatcher, "b")
@@ -75,7 +75,7 @@ def test_looking_in_vain_is_no_news_and_nothing_to_write() -> None:
 
 
 @pytest.mark.parametrize("handed", [True, False])
-def test_of_many_trainers_who_end_only_the_last_is_news(dispatcher: Dispatcher, handed: bool) -> None:
+def test_of_many_trainers_that_end_only_the_last_wakes_others(dispatcher: Dispatcher, handed: bool) -> None:
     """Else the end of an epoch with n trainers would be n * n looks."""
     registration = replace(TRAINING, sources=(Source(name="a", count=400),), records_per_shard=4)
     trainers = [Trainer(dispatcher, f"t{number}") for number in range(100)]
@@ -88,13 +88,15 @@ def test_of_many_trainers_who_end_only_the_last_is_news(dispatcher: Dispatcher, 
         assert states == [PassState.OPEN] * 99 + [PassState.EPOCH_OVER]
         assert 1 <= dispatcher.version - before <= 3
         before = dispatcher.version
-    news = [news_of(dispatcher, trainer, whole(grant)) for trainer, grant in held]
-    assert news[:-1] == [0] * 99
-    assert news[-1]
+    growth = [growth_of(dispatcher, trainer, whole(grant)) for trainer, grant in held]
+    assert growth[:-1] == [0] * 99
+    assert growth[-1]
     assert trainers[0].lease().state is PassState.FINISHED
 
 
-def test_remainders_are_news_once_they_fill_a_batch_of_somebody_who_waits(dispatcher: Dispatcher) -> None:
+def test_remainders_wake_others_once_they_fill_a_batch_of_one_that_waits(
+    dispatcher: Dispatcher,
+) -> None:
     registration = replace(TRAINING, sources=(Source(name="a", count=8),), records_per_shard=1)
     trainers = [Trainer(dispatcher, name, batch_size=4) for name in "abcdefgh"]
     for trainer in trainers:
@@ -102,12 +104,12 @@ def test_remainders_are_news_once_they_fill_a_batch_of_somebody_who_waits(dispat
     held = [(trainer, *trainer.lease().grants) for trainer in trainers]
     assert dispatcher.poll(trainers[0].lease_call(epoch=0), 0.0) is None
     remainders = [GiveBack(task=grant.task, attempt=1, start=0, remainder=True) for _, grant in held]
-    news = [
-        news_of(dispatcher, trainer, remainder)
+    growth = [
+        growth_of(dispatcher, trainer, remainder)
         for (trainer, _), remainder in zip(held, remainders, strict=True)
     ]
-    assert news[:3] == [0, 0, 0]
-    assert news[3]
+    assert growth[:3] == [0, 0, 0]
+    assert growth[3]
     found = dispatcher.poll(trainers[0].lease_call(epoch=0), 0.0)
     assert found is not None
     assert sum(grant.slice.limit for grant in found.grants) == 4
@@ -183,7 +185,7 @@ class AtWork(Trainer):
 
 @given(data=st.data())
 @settings(max_examples=200, print_blob=True)
-def test_without_news_a_look_finds_nothing(data: st.DataObject) -> None:
+def test_a_look_at_the_same_version_finds_nothing(data: st.DataObject) -> None:
     dispatcher = Dispatcher(ledger_id="l")
     registration = replace(
         TRAINING,

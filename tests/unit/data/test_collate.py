@@ -37,7 +37,7 @@ class OwnBatch:
 
 @pytest.fixture
 def _pinning_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 100)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self + 100)
 
 
 @pytest.mark.usefixtures("_pinning_marks")
@@ -47,7 +47,7 @@ def _pinning_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["tensor", "list", "dict", "namedtuple"],
 )
 def test_torch_pins_what_is_inside(batch: Any) -> None:
-    envelope = pin_memory(Envelope(batch, ((1, 0, 4),)))
+    envelope = pin_memory(Envelope(batch, ((1, 0, 4),), 4))
     assert isinstance(envelope, Envelope)
     assert envelope.ticket == ((1, 0, 4),)
     assert type(envelope.batch) is type(batch)
@@ -62,11 +62,11 @@ def values(batch: Any) -> Any:
 
 
 def test_a_batch_that_pins_itself_is_asked_to() -> None:
-    assert pin_memory(Envelope(OwnBatch(), ())).batch.pinned
+    assert pin_memory(Envelope(OwnBatch(), (), 0)).batch.pinned
 
 
 def test_an_envelope_is_pickled_with_batch_and_ticket() -> None:
-    envelope = pickle.loads(pickle.dumps(Envelope(Pair(torch.tensor([1]), "x"), ((1, 0, 4),))))
+    envelope = pickle.loads(pickle.dumps(Envelope(Pair(torch.tensor([1]), "x"), ((1, 0, 4),), 4)))
     assert envelope.ticket == ((1, 0, 4),)
     assert envelope.batch.right == "x"
 

@@ -52,6 +52,18 @@ def test_tensors_come_back() -> None:
     assert torch.equal(unpacked_batch(packed_batch(torch.arange(3))), torch.arange(3))
 
 
+def test_what_the_user_has_declared_stays_declared() -> None:
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.add_safe_globals([np.ndarray])
+    try:
+        packed_batch(np.arange(3))
+        assert np.ndarray in torch.serialization.get_safe_globals()
+        assert slice not in torch.serialization.get_safe_globals()
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+
+
 def test_a_class_that_was_declared_comes_back() -> None:
     with torch.serialization.safe_globals([Declared]):
         assert unpacked_batch(packed_batch(Declared(torch.arange(3)))).x.tolist() == [0, 1, 2]

@@ -13,7 +13,7 @@ from by_number import EVALUATION, PREDICTION, TRAINING, WAIT, WireTask
 from kit import TIMEOUT_S, Server
 
 from edl_torch import DataShardService, ShardedDataset
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import Registration
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import DatasetConflict

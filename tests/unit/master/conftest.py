@@ -6,7 +6,7 @@ import pytest
 from fences import fenced
 from loop_thread import LoopThread
 
-from edl_torch.client.transport import MasterClient
+from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import NEW_PASS, Fence, LeaseCall, RegisterCall, Registration, ReportCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.master.server import MasterServer

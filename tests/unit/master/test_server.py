@@ -13,7 +13,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import MasterStartError
 from edl_torch.master.commits import GroupCommit
 from edl_torch.master.server import MasterServer, checked_address, serve, write_address_file
-from edl_torch.rpc.credentials import Door
+from edl_torch.rpc.credentials import ServerCredentials
 from edl_torch.system.address import HostPort
 
 
@@ -79,13 +79,13 @@ def test_address_of_another_machine_is_refused():
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"])
 def test_open_address_needs_to_be_asked_for(address):
     with pytest.raises(MasterStartError, match="--insecure"):
-        checked_address(address, insecure=False, door=Door())
-    assert checked_address(address, insecure=True, door=Door()).port == 0
+        checked_address(address, insecure=False, credentials=ServerCredentials())
+    assert checked_address(address, insecure=True, credentials=ServerCredentials()).port == 0
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0", "127.1.2.3:0"])
 def test_loopback_needs_nothing(address):
-    assert checked_address(address, insecure=False, door=Door()).port == 0
+    assert checked_address(address, insecure=False, credentials=ServerCredentials()).port == 0
 
 
 def test_address_file_is_complete_or_absent(tmp_path):

@@ -165,6 +165,7 @@ def test_what_becomes_of_the_new_members_first_lease_is_told(master: Master, in_
     assert in_process or telling.is_done
     telling = telling if in_process else shell.start(shell.trainer.reporter.flush())
     telling.to(Register).step()
+    telling.to("progress").step()
     assert shell.run(shell.trainer.leasing.look_for_more())
     shell.run(shell.trainer.wanted())
     telling.finish()
@@ -348,7 +349,8 @@ def test_another_rank_that_went_back_moves_this_one(master: Master, shell: Shell
     assert master.status.finished
 
 
-def test_only_so_many_members_of_before_are_remembered(shell: Shell) -> None:
+def test_only_so_many_members_of_before_are_remembered(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl_torch.trainer.state.REMEMBERED", 4)
     shell.run(shell.trainer.registrar.plan())
     registered, fence = shell.state.registered, shell.state.fence
     fences = [replace(fence, member=number) for number in range(2, 9)]

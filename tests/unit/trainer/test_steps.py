@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edl_torch.errors import AccountingError
 from edl_torch.trainer.steps import Steps
 
 
@@ -40,10 +41,73 @@ def test_after_the_last_batch_each_step_passes_one_more_on() -> None:
         steps.handed()
     kept = []
     for _ in range(3):
-        steps.exhausted_step()
-        steps.stepped(number)
+        steps.stepped_after_the_end(number)
         kept.append(steps.keep)
     assert kept == [1, 0, 0]
+
+
+def test_after_the_last_batch_one_is_passed_on_once_all_optimizers_stepped() -> None:
+    steps = Steps(2)
+    one, other = steps.attach(), steps.attach()
+    for _ in range(4):
+        steps.handed()
+    kept = []
+    for number in (one, other, one, other, other):
+        steps.stepped_after_the_end(number)
+        kept.append(steps.keep)
+    assert kept == [4, 1, 1, 0, 0]
+
+
+def loop_behind(steps: Steps, number: int, batches: int, behind: int, accumulates: int = 1) -> None:
+    """A loop that trains on each batch once `behind` more were handed out, and on the rest after the last."""
+    for handed in range(1, batches + 1):
+        steps.handed()
+        if handed > behind and (handed - behind) % accumulates == 0:
+            steps.stepped(number)
+    for trained in range(batches - behind + 1, batches + 1):
+        if trained % accumulates == 0:
+            steps.stepped_after_the_end(number)
+
+
+@pytest.mark.parametrize("behind", [1, 2, 3])
+@pytest.mark.parametrize("lookahead", [0, 1, 2, 3])
+def test_a_wrapper_that_reads_further_ahead_than_it_said_is_an_error(lookahead: int, behind: int) -> None:
+    steps = Steps(lookahead)
+    number = steps.attach()
+    if behind <= lookahead:
+        loop_behind(steps, number, 8, behind)
+        assert steps.keep == max(0, lookahead - behind)
+    else:
+        with pytest.raises(AccountingError, match=f"reads {behind} ahead, and lookahead is {lookahead}"):
+            loop_behind(steps, number, 8, behind)
+
+
+@pytest.mark.parametrize("batches", [4, 6, 7, 8])
+@pytest.mark.parametrize("accumulates", [2, 3])
+def test_a_loop_that_gathers_gradients_and_steps_on_the_rest_is_none(batches: int, accumulates: int) -> None:
+    steps = Steps()
+    number = steps.attach()
+    loop_behind(steps, number, batches, 0, accumulates)
+    steps.stepped_after_the_end(number)  # the last window, or a step too many
+    assert steps.keep == 0
+
+
+def test_of_a_wrapper_that_tells_nothing_is_guessed() -> None:
+    steps = Steps(None)
+    number = steps.attach()
+    for _ in range(4):
+        steps.handed()
+    assert (steps.ahead, steps.keep) == (4, 4)
+    steps.stepped(number)
+    assert steps.keep == 4
+    steps.passed_on()
+    steps.stepped(number)
+    assert (steps.ahead, steps.keep, steps.in_hand) == (3, 3, 3)
+    steps.passed_on()
+    assert (steps.ahead, steps.keep, steps.in_hand) == (2, 3, 3)
+    steps.stepped_after_the_end(number)
+    steps.stepped_after_the_end(number)
+    assert (steps.ahead, steps.keep) == (2, 2)
 
 
 def test_the_slowest_of_several_optimizers_decides() -> None:
@@ -138,9 +202,9 @@ def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
     steps = Steps()
     quick = steps.attach("quick")
     steps.attach("idle")
-    steps.passed_on()
+    steps.begin_pass()
     steps.handed()
     steps.stepped(quick)
     assert steps.take_idle() == ["idle"]
-    steps.passed_on()
+    steps.begin_pass()
     assert steps.take_idle() == []

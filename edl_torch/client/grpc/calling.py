@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 import grpc
 
-from edl_torch.client.attendance import backoff
+from edl_torch.client.grpc.heartbeat import backoff
 from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status, is_masters_own
+from edl_torch.trainer.silence import FIRST_S, Silence
 
 log = logging.getLogger("edl_torch.client")
 
@@ -37,7 +38,11 @@ class Caller:
     """
 
     def __init__(
-        self, address: str, master_timeout_s: float, explain: Callable[[float], None] | None = None
+        self,
+        address: str,
+        master_timeout_s: float,
+        explain: Callable[[float], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not master_timeout_s >= 0:
             raise InvalidArgument(f"master_timeout_s must be 0 or more, not {master_timeout_s}")
@@ -48,17 +53,23 @@ class Caller:
         self._explain = explain
         self._answered = False
         self._warned = False
+        self._clock = clock
 
     def call(
         self, rpc: Callable[..., A], request: Any, *, wait_s: float = 0.0, attempt_s: float = ATTEMPT_S
     ) -> A:
         """Repeat for `master_timeout_s`, with pauses of at most a second; then raise MasterUnavailable."""
-        give_up_at = time.monotonic() + self.timeout_s
+        began = self._clock()
+        give_up_at = began + self.timeout_s
         first = ""  # in words: an error would hold this frame, and with it the loop's iterator, as garbage
         pauses = backoff()
+        silence = Silence()
         while True:
-            left_s = give_up_at - time.monotonic()
+            now = self._clock()
+            left_s = give_up_at - now
             timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(attempt_s, left_s))
+            if first and now - began < FIRST_S:  # it waits inside grpc: not beyond the time to say so
+                timeout_s = min(timeout_s, FIRST_S - (now - began))
             try:
                 answer = self.attempt(rpc, request, timeout_s, wait_for_ready=bool(first))
                 self._answered, self._warned = True, False
@@ -68,10 +79,20 @@ class Caller:
                     self._explain_or_raise(error, left_s, not first)
                 first = first or str(error)
                 pause_s = next(pauses)
-                if time.monotonic() + pause_s >= give_up_at:
+                now = self._clock()
+                if now + pause_s >= give_up_at:
                     raise self.unavailable(first, error) from error
                 self._tell(error)
+                if silence.is_due(now - began):
+                    self.say_waiting(now - began, str(error))
             self.pause(pause_s)
+
+    def say_waiting(self, waited_s: float, why: str) -> None:
+        """Log that the master has been waited for."""
+        log.warning(
+            "no answer from the master at %s for %.0f s: %s; waiting for up to %g s (master_timeout_s)",
+            *(self._address, waited_s, why, self.timeout_s),
+        )
 
     def _explain_or_raise(self, error: EdlError, left_s: float, is_first: bool) -> None:
         if isinstance(error, NoTrust):

@@ -5,8 +5,8 @@ It says what such a master is told and what cannot be said to it; it calls nobod
 
 from __future__ import annotations
 
-from edl_torch.client.elasticdl_sources import SourceMap
-from edl_torch.client.elasticdl_tasks import TaskLedger
+from edl_torch.client.elasticdl.sources import SourceMap
+from edl_torch.client.elasticdl.tasks import TaskLedger
 from edl_torch.core.calls import RegisterCall
 from edl_torch.core.elasticdl import MAX_INT32, ForeignTask, TrainingParams
 from edl_torch.core.plan import Plan

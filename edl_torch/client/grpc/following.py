@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from edl_torch.client.channel import MasterChannel, build_channel
+from edl_torch.client.grpc.channel import MasterChannel, build_channel
 from edl_torch.errors import EdlError
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.rpc.status import is_masters_own

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from edl_torch.client.diagnosis import explain
+from edl_torch.client.grpc.diagnosis import explain
 from edl_torch.core.limits import MESSAGE_BYTES
 from edl_torch.errors import InvalidArgument
 from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, Credentials

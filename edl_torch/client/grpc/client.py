@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from edl_torch.client.attendance import Attendance
-from edl_torch.client.calling import Caller
-from edl_torch.client.channel import MasterChannel, build_channel
 from edl_torch.client.environment import default_worker_id
-from edl_torch.client.following import FollowingChannel
-from edl_torch.client.port import Listener
+from edl_torch.client.grpc.calling import Caller
+from edl_torch.client.grpc.channel import MasterChannel, build_channel
+from edl_torch.client.grpc.following import FollowingChannel
+from edl_torch.client.grpc.heartbeat import Heartbeat
+from edl_torch.client.master_api import Listener
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
@@ -39,6 +39,7 @@ from edl_torch.rpc.convert import checked
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.rpc.stub import MasterStub
 from edl_torch.system.forks import ForkGuard
+from edl_torch.trainer.silence import Silence
 
 __all__ = ["MasterClient", "build_channel"]
 
@@ -49,12 +50,12 @@ LOOK_S = 0.2  # how soon a wait for the stream notices `close`
 
 
 class MasterClient:
-    """A `MasterPort` over grpc. Takes an address, or a channel (of `build_channel`, or one that
+    """A `MasterApi` over grpc. Takes an address, or a channel (of `build_channel`, or one that
     follows a master) that it then owns.
 
     A call that finds no master is repeated, with pauses of at most a second, for `master_timeout_s`; then it
-    raises MasterUnavailable. `credentials` open the master's door; default: those of the environment.
-    `close()` ends calls that wait; they raise ServiceClosed.
+    raises MasterUnavailable. `credentials` are for a master that asks for some; default: those of the
+    environment. `close()` ends calls that wait; they raise ServiceClosed.
     """
 
     in_process = False
@@ -74,7 +75,7 @@ class MasterClient:
         self._stub = MasterStub(self._channel)
         self._guard = ForkGuard(self._channel.address)
         self._lock = threading.Lock()
-        self._attendances: dict[str, Attendance] = {}
+        self._attendances: dict[str, Heartbeat] = {}
         atexit.register(self.close)
 
     @property
@@ -110,11 +111,14 @@ class MasterClient:
             attendance = self._attendances.get(session)
         if attendance is None:
             return
-        give_up_at = time.monotonic() + self._caller.timeout_s
+        began, silence = time.monotonic(), Silence()
         while not attendance.listener.wait_standing(min(LOOK_S, self._caller.timeout_s)):
             self._caller.check_usable()
-            if time.monotonic() >= give_up_at:
+            waited_s = time.monotonic() - began
+            if waited_s >= self._caller.timeout_s:
                 raise self._caller.unavailable("the session's stream did not stand")
+            if silence.is_due(waited_s):
+                self._caller.say_waiting(waited_s, "the session's stream does not stand")
 
     def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
@@ -149,7 +153,7 @@ class MasterClient:
             attendance = self._attendances.get(session)
             if attendance is not None:
                 return attendance.clock
-            attendance = Attendance(self._stub, session, listener, on_connect=self._guard.refresh)
+            attendance = Heartbeat(self._stub, session, listener, on_connect=self._guard.refresh)
             self._attendances[session] = attendance
         attendance.start()
         return attendance.clock

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from edl_torch.client.attendance import backoff
-from edl_torch.client.calling import Caller
-from edl_torch.client.channel import MasterChannel, build_channel
-from edl_torch.client.elasticdl_dataset import ForeignDataset
+from edl_torch.client.elasticdl.dataset import ForeignDataset
 from edl_torch.client.environment import elasticdl_worker_id
-from edl_torch.client.port import Listener
+from edl_torch.client.grpc.calling import Caller
+from edl_torch.client.grpc.channel import MasterChannel, build_channel
+from edl_torch.client.grpc.heartbeat import backoff
+from edl_torch.client.master_api import Listener
 from edl_torch.core.calls import (
     NEW_PASS,
     ConfirmAnswer,
@@ -53,7 +53,7 @@ FENCE = Fence(ledger="elasticdl", lineage=1, member=1)  # always: no session is 
 
 
 class ElasticDLMasterClient:
-    """A `MasterPort` over ElasticDL's protocol. Takes what a `MasterClient` takes.
+    """A `MasterApi` over ElasticDL's protocol. Takes what a `MasterClient` takes.
 
     All epochs of the job are one pass. WAIT is waited out, an error is retried for `master_timeout_s` and
     then raised as MasterUnavailable, and only the master's own word ends the data.

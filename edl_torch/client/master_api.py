@@ -71,7 +71,7 @@ class Listener(Protocol):
         ...
 
 
-class MasterPort(Protocol):
+class MasterApi(Protocol):
     """What `DataShardService(master_client=…)` takes.
 
     Methods raise EdlError subclasses as the dispatcher raised them, and MasterUnavailable when the master

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import grpc
 
 from edl_torch.client.liveness import suspended_clock
-from edl_torch.client.port import Listener
+from edl_torch.client.master_api import Listener
 from edl_torch.errors import SessionLost
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.status import from_status
@@ -29,7 +29,7 @@ BEAT_LIMIT_S = 5.0
 JOIN_S = 2.0
 
 
-class Door(Protocol):
+class HeartbeatStub(Protocol):
     """The two calls of the grpc stub that attendance needs."""
 
     Attend: Callable[..., Any]
@@ -45,12 +45,12 @@ def backoff(longest_s: float = 1.0) -> Iterator[float]:
         pause = min(longest_s, 2 * pause)
 
 
-class Attendance:
+class Heartbeat:
     """Keeps a session alive from `start()` to `close()`."""
 
     def __init__(
         self,
-        door: Door,
+        stub: HeartbeatStub,
         session: str,
         listener: Listener,
         *,
@@ -59,7 +59,7 @@ class Attendance:
     ) -> None:
         self.listener = listener
         self.clock = clock
-        self._door = door
+        self._stub = stub
         self._session = session
         self._on_connect = on_connect
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class Attendance:
             if self._stop.is_set():
                 return iter(())
             # Waits inside grpc for a master that is away: older releases only then make a new connection.
-            self._stream = self._door.Attend(pb.AttendRequest(session=self._session), wait_for_ready=True)
+            self._stream = self._stub.Attend(pb.AttendRequest(session=self._session), wait_for_ready=True)
             stream: Iterator[pb.AttendEvent] = self._stream
         return stream
 
@@ -152,7 +152,7 @@ class Attendance:
             session=self._session, member=self.listener.member, progress=self.listener.progress
         )
         try:
-            self._door.Heartbeat(request, timeout=timeout_s)
+            self._stub.Heartbeat(request, timeout=timeout_s)
         except grpc.RpcError as error:
             cause = from_status(error, "")
             log.debug("heartbeat of session %s: %s", self._session, cause)
@@ -165,4 +165,4 @@ class Attendance:
 
     def __repr__(self) -> str:
         state = "closed" if self._stop.is_set() else "attending" if self.attending else "connecting"
-        return f"<Attendance {self._session} {state}>"
+        return f"<Heartbeat {self._session} {state}>"

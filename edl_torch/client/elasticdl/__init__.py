@@ -1,0 +1,1 @@
+"""An ElasticDL master as a trainer of ours sees it."""

@@ -1,0 +1,1 @@
+"""The master over grpc, as a trainer sees it."""

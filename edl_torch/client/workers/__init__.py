@@ -1,0 +1,1 @@
+"""How loader workers reach their trainer."""

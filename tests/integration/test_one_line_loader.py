@@ -1,0 +1,268 @@
+"""A loader that is made in one line: of what, with which shuffle, and what it takes over from its service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from loader_kit import NumberReader, acknowledged, flat
+
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.errors import AccountingError, InvalidArgument, ReaderError, ServiceClosed
+from edl_torch.readers import ImageFolderReader, MapDatasetReader
+from edl_torch.testing import FakeMaster
+
+SQUARES = [(float(n), n * n) for n in range(40)]
+
+
+def seen(loader: ElasticDataLoader) -> list[list[Any]]:
+    """Records of every epoch, as they came."""
+    return [[x for batch in loader for x in batch[0].tolist()] for _ in loader.epochs()]
+
+
+def test_a_map_style_dataset_trains_in_one_line() -> None:
+    fake = FakeMaster()
+    with ElasticDataLoader(SQUARES, batch_size=8, num_epochs=3, shuffle=True, master_client=fake) as loader:
+        epochs = seen(loader)
+        assert [sorted(epoch) for epoch in epochs] == [[float(n) for n in range(40)]] * 3
+        assert len({tuple(epoch) for epoch in epochs}) == 3
+        assert loader.service.finished
+        assert loader.progress().acknowledged == 120
+    fake.outcomes["training"].check_complete(3)
+
+
+def test_epochs_number_what_is_left() -> None:
+    fake = FakeMaster()
+    with ElasticDataLoader(SQUARES, 8, num_epochs=3, master_client=fake) as loader:
+        for _ in loader:
+            pass
+        assert [epoch for epoch in loader.epochs() if seen_once(loader)] == [1, 2]
+        assert list(loader.epochs()) == []
+
+
+def seen_once(loader: ElasticDataLoader) -> bool:
+    return sum(len(batch[0]) for batch in loader) == len(SQUARES)
+
+
+def test_the_service_that_it_made_is_closed_with_it() -> None:
+    loader = ElasticDataLoader(SQUARES, 8, master_client=FakeMaster())
+    service = loader.service
+    loader.close()
+    with pytest.raises(ServiceClosed):
+        _ = service.finished
+
+
+def test_a_service_that_it_was_given_stays_open() -> None:
+    reader = MapDatasetReader(SQUARES)
+    with DataShardService(8, FakeMaster(), reader) as service:
+        with ElasticDataLoader(ShardedDataset(service, reader)) as loader:
+            assert len(list(loader)) == 5
+        assert service.finished
+
+
+def test_an_error_after_the_service_was_made_closes_it() -> None:
+    fake = FakeMaster()
+    with pytest.raises((InvalidArgument, ValueError)):
+        ElasticDataLoader(SQUARES, 8, master_client=fake, num_workers=-1)
+    with pytest.raises(InvalidArgument, match="quarantine"):
+        ElasticDataLoader(SQUARES, 8, master_client=fake, on_bad_record="quarantine")
+    assert not fake.status().trainers
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for number in range(12):
+        folder = tmp_path / "photos" / f"class{number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"{number}.png"), np.full((4 + number, 6, 3), number, np.uint8))
+    return tmp_path / "photos"
+
+
+def shrink(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return cv2.resize(image, (5, 3))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_images_of_a_path_are_transformed_and_their_labels_are_not(photos: Path, num_workers: int) -> None:
+    with ElasticDataLoader(
+        photos, 4, shuffle=True, transform=shrink, num_workers=num_workers, master_client=FakeMaster()
+    ) as loader:
+        labels = []
+        for images, targets in loader:
+            assert images.shape == (4, 3, 5, 3)
+            labels += targets.tolist()
+    assert sorted(labels) == sorted([0, 1, 2] * 4)
+
+
+def test_target_transform_makes_any_data_image_and_target() -> None:
+    with ElasticDataLoader(
+        SQUARES, 8, master_client=FakeMaster(), transform=lambda x: -x, target_transform=lambda y: y + 1
+    ) as loader:
+        x, y = next(iter(loader))
+    assert x.tolist() == [-n for n in range(8)]
+    assert y.tolist() == [n * n + 1 for n in range(8)]
+
+
+class Blocks(NumberReader):
+    reads_blocks = True
+
+
+@pytest.mark.parametrize(
+    ("reader", "shuffle", "expected"),
+    [
+        (MapDatasetReader(SQUARES), True, (True, False, False)),
+        (NumberReader({"a": 8}), True, (False, True, True)),
+        (Blocks({"a": 8}), True, (False, True, True)),
+        (MapDatasetReader(SQUARES), "in_shard", (False, True, True)),
+        (MapDatasetReader(SQUARES), "shards", (False, True, False)),
+        (MapDatasetReader(SQUARES), False, (False, False, False)),
+    ],
+)
+def test_shuffle_is_as_good_as_the_reader_can(reader: Any, shuffle: Any, expected: tuple[bool, ...]) -> None:
+    with ElasticDataLoader(reader, 4, shuffle=shuffle, master_client=FakeMaster()) as loader:
+        spec = loader.service.session.plan().spec
+    assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == expected
+
+
+def test_batches_of_a_sorted_folder_mix_its_classes(tmp_path: Path) -> None:
+    """Shards of a folder sorted by class hold one class each: only a shuffle over all records mixes them."""
+    sorted_by_class = [(float(n), n // 100) for n in range(800)]
+    with ElasticDataLoader(sorted_by_class, 32, shuffle=True, master_client=FakeMaster()) as loader:
+        classes = [len(set(labels.tolist())) for _, labels in loader]
+    assert sum(classes) / len(classes) > 6
+
+
+def test_a_position_is_saved_and_loaded_by_the_loader() -> None:
+    fake = FakeMaster()
+    with ElasticDataLoader(SQUARES, 8, master_client=fake) as loader:
+        batches = iter(loader)
+        first = [next(batches)[0].tolist() for _ in range(2)]
+        state = loader.state_dict()
+        next(batches)
+        loader.load_state_dict(state)
+        rest = [batch[0].tolist() for batch in loader]
+    assert sorted(flat(first + rest)) == [float(n) for n in range(40)]
+
+
+# Words of the loop ------------------------------------------------------------------------------------------
+
+
+def optimizer() -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.sum().backward()
+    return torch.optim.SGD([parameter], lr=0.1)
+
+
+def test_stepped_counts_the_batches_in_hand_without_a_step() -> None:
+    fake = FakeMaster()
+    steps = optimizer()
+    with ElasticDataLoader(SQUARES, 8, master_client=fake) as loader:
+        loader.attach(steps)
+        batches = iter(loader)
+        next(batches), next(batches)
+        assert not acknowledged(fake, loader.service)
+        loader.stepped()
+        assert len(acknowledged(fake, loader.service)) == 16
+
+
+def test_a_batch_that_is_given_back_comes_again_and_is_not_counted() -> None:
+    fake = FakeMaster()
+    first, second = optimizer(), optimizer()
+    with ElasticDataLoader(SQUARES, 8, master_client=fake) as loader:
+        loader.attach(first)
+        loader.attach(second)
+        trained: list[float] = []
+        for number, (x, _) in enumerate(loader):
+            first.step()
+            if number == 1:
+                loader.give_back()
+                assert loader.weight == 0
+                continue
+            second.step()
+            trained += x.tolist()
+        assert sorted(trained) == [float(n) for n in range(40)]
+        assert loader.service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_gives_back_each_batch_once_trains_each_record_once(num_workers: int) -> None:
+    fake = FakeMaster()
+    steps = optimizer()
+    met: set[tuple[float, ...]] = set()
+    with ElasticDataLoader(SQUARES, 8, master_client=fake, num_workers=num_workers) as loader:
+        loader.attach(steps)
+        trained: list[float] = []
+        for x, _ in loader:
+            batch = tuple(x.tolist())
+            if batch not in met:
+                met.add(batch)
+                loader.give_back()
+                continue
+            steps.step()
+            trained += batch
+        assert sorted(trained) == [float(n) for n in range(40)]
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_a_batch_that_was_acknowledged_cannot_be_given_back() -> None:
+    steps = optimizer()
+    with ElasticDataLoader(SQUARES, 8, master_client=FakeMaster()) as loader:
+        loader.attach(steps)
+        next(iter(loader))
+        steps.step()
+        with pytest.raises(AccountingError, match="was acknowledged"):
+            loader.give_back()
+
+
+# Wrong arguments --------------------------------------------------------------------------------------------
+
+
+class Numbers(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "match"),
+    [
+        (iter(SQUARES), InvalidArgument, "can only be iterated"),
+        (Numbers(), InvalidArgument, "not Numbers"),
+        ({"a": 1}, InvalidArgument, "not dict"),
+        (None, InvalidArgument, "not NoneType"),
+        ("/no/such/data", ReaderError, "does not exist"),
+    ],
+)
+def test_data_that_cannot_be_leased_are_refused(data: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        ElasticDataLoader(data, 8, master_client=FakeMaster())
+
+
+@pytest.mark.parametrize("batch_size", [None, "missing"])
+def test_one_line_needs_a_batch_size(batch_size: Any) -> None:
+    arguments = {} if batch_size == "missing" else {"batch_size": batch_size}
+    with pytest.raises(InvalidArgument, match="needs a batch_size"):
+        ElasticDataLoader(SQUARES, **arguments)
+
+
+def test_around_a_sharded_dataset_the_services_arguments_are_its_own() -> None:
+    reader = MapDatasetReader(SQUARES)
+    with DataShardService(8, FakeMaster(), reader) as service:
+        dataset = ShardedDataset(service, reader)
+        with pytest.raises(InvalidArgument, match="num_epochs, shuffle: around a ShardedDataset"):
+            ElasticDataLoader(dataset, num_epochs=3, shuffle=True)
+
+
+def test_a_shuffle_that_is_not_known_names_those_that_are() -> None:
+    with pytest.raises(InvalidArgument, match=r"'global'.*'in_shard'.*'shards'"):
+        ElasticDataLoader(SQUARES, 8, shuffle="global", master_client=FakeMaster())  # type: ignore[arg-type]
+
+
+def test_a_folder_of_images_needs_no_reader_by_name(photos: Path) -> None:
+    with ElasticDataLoader(photos, 4, transform=shrink, master_client=FakeMaster()) as loader:
+        assert isinstance(loader.dataset.reader, ImageFolderReader)
