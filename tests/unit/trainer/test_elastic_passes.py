@@ -313,6 +313,21 @@ def test_a_loop_that_heard_of_the_end_gives_back_nothing(master: Master) -> None
     assert shell.state.inflight.batches == 1
 
 
+def test_a_loop_whose_last_question_failed_has_no_batch_in_hand(master: Master, shell: Shell) -> None:
+    """It has asked after the last batch: that one waits for a step, and does not go back."""
+    number = shell.begin_elastic()
+    optimizer = shell.state.steps.attach()
+    hand_next(shell)
+    shell.request()
+    master.errors = [MasterUnavailable("away")]
+    with pytest.raises(MasterUnavailable):
+        shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
+    assert given_back(master) == []
+    shell.run(shell.elastic.stepped(optimizer))
+    assert acknowledged(master) == [(1, 8)]
+
+
 def test_all_handed_out_and_one_in_training_is_not_the_end(master: Master) -> None:
     shell = Shell(Master(records=8), batch_size=8, attended=False)
     number = shell.begin_elastic()

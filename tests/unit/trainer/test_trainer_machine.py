@@ -354,6 +354,11 @@ class Loop:
             self.failed.update(self.handed.pop())
             self._loop(self.shell.trainer.fail_batch(None, "NaN"))
 
+    def _give_back(self, _: st.DataObject) -> None:
+        if self.at == "training" and self.handed and self.shell.state.inflight.batches:
+            self.handed.pop()
+            self._loop(self.shell.elastic.give_back())
+
     def _snapshot(self, _: st.DataObject) -> None:
         if self.kind == "next":
             self.finish_with()
@@ -471,7 +476,8 @@ def ticket_of(batch: list[Position]) -> Ticket:
 
 
 which = st.integers(0, 2)
-WHAT = ["open", "close", "request", "hand", "look", "step", "report", "fail_batch", "snapshot", "restore"]
+WHAT = ["open", "close", "request", "hand", "look", "step", "report", "snapshot", "restore"]
+WHAT += ["fail_batch", "give_back"]
 HOW = ["step"] * 5 + ["reach_master", "lose", "lose_answer", "interrupt"]
 
 
