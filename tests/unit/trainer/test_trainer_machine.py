@@ -63,6 +63,8 @@ class Watched(Master):
         if call.method == "snapshot":
             self.saved[answer] = Counter(outcomes.acknowledged), Counter(outcomes.quarantined)
         if call.method == "restore" and self.ledger.lineage != lineage:
+            for loop in self.loops.values():
+                loop.is_quiet = False
             acknowledged, quarantined = self.saved[call.request.token]
             outcomes.acknowledged, outcomes.quarantined = Counter(acknowledged), Counter(quarantined)
         return answer
@@ -96,6 +98,7 @@ class Loop:
         self.at = "idle"
         self.is_asking = False
         self.exhausted = False  # the loop was told, or would have been, that all is handed out
+        self.is_quiet = False  # nothing has happened at the master since a batch is on its way to the loop
         self.is_out = False  # of a history that another trainer has left
         self.optimizer = self.shell.state.steps.attach() if kind == "step" else None
         master.loops[session] = self
@@ -190,6 +193,11 @@ class Loop:
         if isinstance(pending.running.action, Call):
             pending.on_its_way = [MasterUnavailable("no answer")]
             self.step(name)
+
+    def lose_answer(self, name: str) -> None:
+        """The call of a procedure reaches the master, and the answer to it is lost."""
+        self.reach_master(name)
+        self.lose(name)
 
     def interrupt(self, name: str) -> None:
         if name != "work":
@@ -308,8 +316,12 @@ class Loop:
             self._loop(self.shell.elastic.return_remainder(ticket_of(batch)), ends=True)
             return
 
+        self.is_quiet = self.is_member
+
         def on_done(is_mine: bool) -> None:
             if is_mine:
+                tasks = {task for task, _ in batch}
+                assert not self.is_quiet or tasks <= {task for task, _ in self.lent}, f"{batch} is another's"
                 self.handed.append(batch)
                 self.at, self.is_asking = "training", False
 
@@ -319,7 +331,7 @@ class Loop:
         if self.at != "asking" or set(STREAMS) & set(self.pending):
             return
         self._forget_drawn()
-        self.exhausted = True
+        self.ended, self.exhausted = set(STREAMS), True  # all have read to the end, before the loop looks
 
         def on_done(more: bool) -> None:
             self.exhausted = not more
@@ -341,6 +353,11 @@ class Loop:
         if self.at == "training" and self.handed:
             self.failed.update(self.handed.pop())
             self._loop(self.shell.trainer.fail_batch(None, "NaN"))
+
+    def _give_back(self, _: st.DataObject) -> None:
+        if self.at == "training" and self.handed and self.shell.state.inflight.batches:
+            self.handed.pop()
+            self._loop(self.shell.elastic.give_back())
 
     def _snapshot(self, _: st.DataObject) -> None:
         if self.kind == "next":
@@ -459,8 +476,9 @@ def ticket_of(batch: list[Position]) -> Ticket:
 
 
 which = st.integers(0, 2)
-WHAT = ["open", "close", "request", "hand", "look", "step", "report", "fail_batch", "snapshot", "restore"]
-HOW = ["step"] * 6 + ["reach_master", "lose", "interrupt"]
+WHAT = ["open", "close", "request", "hand", "look", "step", "report", "snapshot", "restore"]
+WHAT += ["fail_batch", "give_back"]
+HOW = ["step"] * 5 + ["reach_master", "lose", "lose_answer", "interrupt"]
 
 
 class TrainerMachine(RuleBasedStateMachine):
@@ -515,6 +533,8 @@ class TrainerMachine(RuleBasedStateMachine):
         """The master gives a session up, whose trainer may hear of it; or its stream breaks; or all stall."""
         loop = self.loops[which]
         member = self.master.dispatcher.members.get(loop.shell.session)
+        for each in self.loops:
+            each.is_quiet = False
         if what == "stall":
             self.master.stall()
         elif member is not None and what != "break":
