@@ -142,6 +142,7 @@ class SimSession:
         if self._audit is not None:
             self._rests()
             self._audit.close()
+            self._audit = None
         if self._state.registered.plan is not None:
             yield Call("leave", (self.id, self._state.fence.member))
         if failed is not None:
