@@ -82,9 +82,9 @@ class Weights:
         if self._stood_in and not self._heeded:
             self._heeded = True
             warnings.warn(
-                "this rank had no batch for a step that others took, and got one that stands in, which the loop "
-                "has trained on like any other. Backpropagate loader.weigh(loss), which is 0 for it, and call "
-                "loader.scale_gradients(optimizer) before each optimizer.step()",
+                "this rank had no batch for a step that others took, and got one that stands in, which the "
+                "loop has trained on like any other. Backpropagate loader.weigh(loss), which is 0 for it, "
+                "and call loader.scale_gradients(optimizer) before each optimizer.step()",
                 stacklevel=3,
             )
 
