@@ -496,3 +496,30 @@ def test_a_synchronous_job_that_finds_another_trainer_must_load_a_position() -> 
         assert service.size == 40
         with pytest.raises(Failed, match="call load_state_dict"):
             run_ranks(fake, 2, train_fresh, {"a": 40})
+
+
+class Enough(Exception):
+    """The loop has waited for long enough."""
+
+
+@pytest.mark.timeout(60)
+def test_two_services_of_one_dataset_in_one_thread_say_that_they_wait_for_each_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake = FakeMaster()
+    with ExitStack() as stack:
+        loaders = []
+        for name in ("one", "two"):
+            client = Patient(fake, fake._local, name, in_process=True)
+            client.then = lambda: give_up() if caplog.messages else None
+            reader = NumberReader({"a": 39})
+            service = stack.enter_context(DataShardService(4, client, reader=reader))
+            loaders.append(elastic(ShardedDataset(service, reader)))
+
+        def give_up() -> None:
+            raise Enough
+
+        with pytest.raises(Enough):
+            list(zip(*loaders, strict=False))
+    (message,) = caplog.messages
+    assert re.search(r"waited \d+ s for records.*trainer '(one|two)' .* has \d+ record\(s\)", message)
