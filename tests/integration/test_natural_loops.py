@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from loader_kit import NumberReader, all_records, elastic, flat, numbers, run_through, take, trainer
-from lockstep_kit import Rank, run_ranks
+from lockstep_kit import Failed, Rank, run_ranks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
@@ -455,3 +455,71 @@ def test_a_synchronous_loop_that_does_not_weigh_hears_of_it_at_a_batch_that_stan
     said = [str(warning.message) for warning in found]
     assert len(said) == (0 if knows else 1)
     assert all(re.search(UNWEIGHED, text) for text in said)
+
+
+def train_fresh(rank: Rank) -> None:
+    """A loop that loads nothing."""
+    while not rank.service.finished:
+        for _ in rank.one_pass():
+            rank.loader.weigh(torch.zeros(()))
+
+
+@BOTH
+@pytest.mark.parametrize("asks", [True, False], ids=["finished", "pass"])
+def test_a_fresh_synchronous_job_begins_at_the_beginning(asks: bool, in_process: bool) -> None:
+    fake = FakeMaster()
+
+    def train(rank: Rank) -> None:
+        if not asks:
+            assert list(rank.one_pass())
+            rank.loader.weigh(torch.zeros(()))
+        train_fresh(rank)
+
+    run_ranks(fake, 2, train, {"a": 40}, in_process=in_process, num_epochs=2)
+    assert fake.dataset_status("training").lineage == 1
+    fake.outcomes["training"].check_complete(2)
+
+
+def test_a_synchronous_job_that_finds_a_position_must_load_one() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 40}) as (service, dataset):
+        take(iter(elastic(dataset)), 2)
+        service.session.flush()
+    for _ in range(2):
+        with pytest.raises(Failed, match="call load_state_dict"):
+            run_ranks(fake, 2, train_fresh, {"a": 40})
+
+
+def test_a_synchronous_job_that_finds_another_trainer_must_load_a_position() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 40}) as (service, _):
+        assert service.size == 40
+        with pytest.raises(Failed, match="call load_state_dict"):
+            run_ranks(fake, 2, train_fresh, {"a": 40})
+
+
+class Enough(Exception):
+    """The loop has waited for long enough."""
+
+
+@pytest.mark.timeout(60)
+def test_two_services_of_one_dataset_in_one_thread_say_that_they_wait_for_each_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake = FakeMaster()
+    with ExitStack() as stack:
+        loaders = []
+        for name in ("one", "two"):
+            client = Patient(fake, fake._local, name, in_process=True)
+            client.then = lambda: give_up() if caplog.messages else None
+            reader = NumberReader({"a": 39})
+            service = stack.enter_context(DataShardService(4, client, reader=reader))
+            loaders.append(elastic(ShardedDataset(service, reader)))
+
+        def give_up() -> None:
+            raise Enough
+
+        with pytest.raises(Enough):
+            list(zip(*loaders, strict=False))
+    (message,) = caplog.messages
+    assert re.search(r"waited \d+ s for records.*trainer '(one|two)' .* has \d+ record\(s\)", message)
