@@ -115,6 +115,10 @@ class ElasticPasses:
                 f"service.report_batch_done() before leaving it"
             )
 
+    def restored(self) -> None:
+        """The model and the data are at a token: what went back before is in neither."""
+        self._took_back = False
+
     def supersede(self) -> Procedure[None]:
         """Another iteration begins: the pass that is open ends, and its iterator is of no use any more."""
         number = self._state.supply.current.number

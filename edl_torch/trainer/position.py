@@ -137,6 +137,7 @@ class Position:
     def restored(self) -> None:
         """The model and the data are at a token: there is no pass to finish."""
         self._state.plain.begun.clear()
+        self._elastic.restored()
         self._state.restored()
 
     def _check_seen(self, fence: Fence) -> None:

@@ -183,6 +183,15 @@ def test_a_loop_that_is_left_with_a_batch_is_warned_once(shell: Shell) -> None:
     assert warning.startswith("the loop was left with the batch in hand of 'training', which goes back")
 
 
+def test_a_restore_in_the_midst_of_a_loop_is_no_matter(shell: Shell) -> None:
+    """Model and data go back together: nothing of the batch in hand is in either."""
+    shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.trainer.position.restore(None))
+    shell.run(shell.trainer.open())
+    assert shell.warnings == []
+
+
 def test_a_loop_that_is_left_between_batches_or_with_an_optimizer_is_not_warned(shell: Shell) -> None:
     number = shell.begin_elastic()
     hand_next(shell)
