@@ -96,9 +96,9 @@ class ElasticSession:
         """Whether the master has said that the epoch is over."""
         return self._session.do(lambda: self._trainer.state.supply.current.is_over)
 
-    def check_stuck(self) -> None:
-        """Raise AccountingError where only this trainer can finish what is left."""
-        self._session.do(self._passes.check_stuck)
+    def settle_stuck(self) -> None:
+        """Settle what only this trainer can finish. Raises AccountingError where it never will."""
+        self._session.run(self._passes.settle_stuck())
 
     # Batches ----------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class ElasticSession:
         """
         is_open = self._session.do(self._passes.request_now, number)
         if is_open is None:
-            self._session.run(self._passes.batch_requested())
+            self._session.run(self._trainer.reporter.send())
         return is_open is not False
 
     def hand(self, ticket: Ticket) -> bool:

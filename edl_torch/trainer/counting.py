@@ -63,7 +63,7 @@ class StreamCounts:
         self._deliveries = deliveries or GrantedRecords()
         self._streams: dict[str, _Stream] = {}
         self._default_reports = 0
-        self._explicit_reports = 0
+        self._is_explicit = False  # whether a report has said how many records the batch has
         self._explicit_records = 0
 
     def __repr__(self) -> str:
@@ -75,9 +75,9 @@ class StreamCounts:
         return len(self._streams) <= 1
 
     @property
-    def reports(self) -> int:
-        """Batches reported in this pass."""
-        return self._default_reports + self._explicit_reports
+    def is_reported(self) -> bool:
+        """Whether a batch of this pass was reported."""
+        return bool(self._default_reports) or self._is_explicit
 
     @property
     def unreported(self) -> int:
@@ -126,7 +126,7 @@ class StreamCounts:
         return passed
 
     def _check_kind(self, batch_size: int | None) -> None:
-        other_kind = self._explicit_reports if batch_size is None else self._default_reports
+        other_kind = self._is_explicit if batch_size is None else self._default_reports
         if other_kind and not self.exact:
             raise InvalidArgument(
                 "with several loader workers give report_batch_done() a batch_size always or never; "
@@ -174,12 +174,12 @@ class StreamCounts:
         if batch_size is None:
             self._default_reports += 1
         else:
-            self._explicit_reports += 1
+            self._is_explicit = True
             self._explicit_records += batch_size
 
     def _proved(self, stream: _Stream) -> int:
         others = [other for other in self._streams.values() if other is not stream]
-        if self._explicit_reports:
+        if self._is_explicit:
             delivered, _ = self._deliveries.records(self._streams.values())  # at least
             return min(self._explicit_records, delivered) - sum(other.granted for other in others)
         return self._batch_size * (self._default_reports - sum(self._batches_of(other) for other in others))
@@ -203,6 +203,11 @@ class PlainPass:
     def exact(self) -> bool:
         """Whether reports say precisely which records were trained on."""
         return self.counts is None or self.counts.exact
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether a batch of this pass was reported."""
+        return self.counts is not None and self.counts.is_reported
 
     @property
     def uncounted(self) -> int:

@@ -15,7 +15,7 @@ from edl_torch.trainer.phases import Loop, moved
 from edl_torch.trainer.plain import PlainPasses
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.supply import Mode, Pass
 from edl_torch.trainer.tickets import Ticket
 
 
@@ -57,10 +57,7 @@ class ElasticPasses:
         if state.steps.told_in_hand:  # read and not passed on, or passed on to a loop that was left
             self._withdraw()
         state.steps.begin_pass()
-        self.phase = moved(self.phase, Loop.ASKING)
-        if not state.steps.attached:
-            self._settle(0, Way.NEXT)
-        yield from self._reporter.send()
+        yield from self.batch_requested()
         self._exhausted = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
@@ -118,6 +115,10 @@ class ElasticPasses:
                 f"service.report_batch_done() before leaving it"
             )
 
+    def restored(self) -> None:
+        """The model and the data are at a token: what went back before is in neither."""
+        self._took_back = False
+
     def supersede(self) -> Procedure[None]:
         """Another iteration begins: the pass that is open ends, and its iterator is of no use any more."""
         number = self._state.supply.current.number
@@ -166,7 +167,7 @@ class ElasticPasses:
         more = yield from self._leasing.wait_for_more()
         self._exhausted = not more
         if not more:
-            self.check_stuck()
+            yield from self.settle_stuck()
         elif self._unstepped:
             yield from self._tell_unstepped()
         return more
@@ -187,18 +188,39 @@ class ElasticPasses:
         state.outbox.note(give_backs=state.inflight.give_back_undelivered())
         yield from self._reporter.flush()
 
-    def check_stuck(self) -> None:
-        """Raise AccountingError where only this trainer can finish what is left, and does not."""
+    def settle_stuck(self) -> Procedure[None]:
+        """Settle what only this trainer can finish and does not, where nothing else is left.
+
+        Batches that a loop has gathered for a step count, at the end of the job, without one. Raises
+        AccountingError where they wait for an optimizer that does not step at all, or not any more.
+        """
         state, current = self._state, self._state.supply.current
-        if current.is_open and not current.granted and state.inflight:
-            slowest = ", ".join(state.steps.slowest) or "none is attached"
+        if not (current.is_open and not current.granted and state.inflight):
+            return
+        name, records = state.config.dataset, state.inflight.batch_records
+        slowest = ", ".join(state.steps.slowest) or "none is attached"
+        left = f"{records} record(s) of {name!r} were handed out after the last optimizer.step() ({slowest})"
+        if not (records and state.steps.all_step and self._is_after_all_epochs(current)):
             raise AccountingError(
-                f"{state.inflight.batch_records} record(s) of {state.config.dataset!r} were handed out after "
-                f"the last optimizer.step() ({slowest}) and nothing else is left: step on them at the end of "
+                f"{left} and nothing else is left: step on them at the end of "
                 f"an epoch; call service.detach(optimizer) where another has taken its place; or call "
                 f"service.report_batch_done() if they count as trained on, as after a step that a GradScaler "
                 f"may skip"
             )
+        yield from self._reporter.flush()  # before, what was trained on is told as such
+        state.steps.withdrawn(state.inflight.batches)
+        self._settle(0, Way.UNSTEPPED)
+        yield from self._reporter.flush()
+        yield Warn(
+            f"{left}, and the data are at their end: these records count, and the model has not learnt from "
+            f"them. Step on what is left at the end of an epoch, or call service.report_batch_done() if they "
+            f"count as trained on, as after a step that a GradScaler may skip"
+        )
+
+    def _is_after_all_epochs(self, current: Pass) -> bool:
+        plan = self._state.registered.plan
+        epochs = 0 if plan is None else plan.spec.num_epochs
+        return current.epoch == NEW_PASS or 0 < epochs <= current.epoch
 
     # Batches ----------------------------------------------------------------------------------------------
 
@@ -287,11 +309,9 @@ class ElasticPasses:
         self.phase = moved(self.phase, Loop.ASKING)
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        if not state.steps.attached:
-            if not state.steps.is_told:
-                self._settle(state.steps.ahead, Way.NEXT)
-            while self._reporter.is_due():
-                yield from self._reporter.send_one()
+        if not state.steps.attached and not state.steps.is_told:
+            self._settle(state.steps.ahead, Way.NEXT)
+        yield from self._reporter.send()
 
     def passed_on(self) -> Procedure[None]:
         """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
@@ -309,19 +329,20 @@ class ElasticPasses:
         yield from self._reporter.send()
 
     def request_now(self, number: int) -> bool | None:
-        """Do as `batch_requested` for pass `number`, where a step decides what is done with.
+        """Do as `batch_requested` for pass `number`, where it is open.
 
-        Returns whether the pass is open; None: `batch_requested` must be tried.
+        Returns whether it is; None where a report must be sent, as `Reporter.send` does.
         """
-        if not self.is_open(number):
-            return False
         state = self._state
-        if not state.steps.attached:
-            return None
+        current = state.supply.current
+        if not (current.is_open and number == current.number and current.mode is Mode.ELASTIC):
+            return False
         self.phase = moved(self.phase, Loop.ASKING)
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        return True
+        if not state.steps.attached and not state.steps.is_told:
+            self._settle(state.steps.ahead, Way.NEXT)
+        return True if state.outbox.is_settled else None
 
     def stepped(self, optimizer: int) -> Procedure[None]:
         """An attached optimizer stepped."""

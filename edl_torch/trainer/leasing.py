@@ -89,12 +89,13 @@ class Leasing:
     def fetch_ahead(self) -> Procedure[None]:
         """Fetch a lease before it is asked for. What that raises is kept for the next one to ask."""
         supply = self._state.supply
+        dry = supply.dry_answers
         try:
             yield from self._ask(0.0)
         except EdlError as exc:
             supply.error, supply.current.ahead = exc, False
         else:
-            if not supply.ready:
+            if supply.dry_answers != dry:
                 supply.current.ahead = False  # the rest of the pass is fetched when it is asked for
 
     def _waits_for_itself(self) -> bool:

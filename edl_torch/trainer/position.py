@@ -119,8 +119,9 @@ class Position:
         self.restored()
 
     def prepare_restore(self) -> Procedure[None]:
-        """End what is under way."""
+        """End what is under way: a loop in its midst has not trained on the batch in hand."""
         yield from self._registrar.plan()
+        self._elastic.end(self._state.supply.current.number)
         self._state.close_pass()
         with suppress(StaleLease):  # of before: all that is void after this
             yield from self._reporter.flush()
@@ -136,6 +137,7 @@ class Position:
     def restored(self) -> None:
         """The model and the data are at a token: there is no pass to finish."""
         self._state.plain.begun.clear()
+        self._elastic.restored()
         self._state.restored()
 
     def _check_seen(self, fence: Fence) -> None:

@@ -55,14 +55,13 @@ class Reporter:
         """Wait until at most so many notes are unanswered. Raises what a report raised."""
         outbox = self._state.outbox
         outbox.raise_error()
-        outbox.retry()
         while outbox.unanswered > most and not self._state.closed:
+            outbox.retry()  # another caller may have been told that the master is away, and nobody asks again
             if outbox.sendable:
                 yield from self.send_one()
             else:
                 yield Wait(lambda: not outbox.is_sending or self._state.closed)
             outbox.raise_error()
-            outbox.retry()  # another caller may have been told that the master is away, and nobody asks again
 
     def send_one(self) -> Procedure[None]:
         """Send one report. What it raises is kept for the loop."""

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sim_hub import Hub
 from sim_master import DATASET, SimMaster
@@ -46,6 +47,7 @@ class Options:
     lease_timeout_s: float = 10.0
     grace_s: float = 1.0
     progress_timeout_s: float = 15.0
+    audit_dir: Path | None = None  # where trainers write down what happens to them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +73,19 @@ class Result:
 class Cluster:
     """One run. `run` raises BrokenPromise, or whatever the code under test raises."""
 
-    def __init__(self, options: Options, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        tell: Callable[[str], None] = lambda _: None,
+        watch: Callable[[Plan, int], Model] = Model,
+    ) -> None:
         job = options.job
         self._tell = tell
         self.options = options
         self.hub = Hub()
         self.chance = random.Random(options.seed)
         spec = job.spec()
-        self.model = Model(Plan(spec), job.batch)
+        self.model = watch(Plan(spec), job.batch)
         self.master = SimMaster(
             self.hub,
             self.model,
@@ -119,7 +126,7 @@ class Cluster:
             gc.unfreeze()
             gc.set_threshold(*thresholds)
             for trainer in self.trainers:
-                trainer.process.kill()
+                trainer.shell.kill()
         self.model.finished(self.master.ledger)
         doubled = self.model.trained_records - self.model.done
         excuses = self.excuses + sum(trainer.breaks for trainer in self.trainers)
@@ -177,13 +184,14 @@ class Cluster:
                 master=self.master,
                 model=self.model,
                 token=token,
+                audit_dir=self.options.audit_dir,
                 on_end=self._ended.add,
             )
         )
 
     def _end(self, trainer: Trainer) -> None:
         self.excuses += trainer.breaks + 1
-        trainer.process.kill()
+        trainer.shell.kill()
         self.trainers.remove(trainer)
         self._ended.discard(trainer)
         self.master.stream_broke(trainer.session)

@@ -61,15 +61,23 @@ class Process:
     """Threads that are stopped, continued and killed together.
 
     `perform` does what a task yields, but for `Sleep` and `Wait`: it returns the answer, or PARKED. `wakes`
-    is called before a task goes on.
+    is called before tasks go on, `rests` when all of them wait.
     """
 
-    def __init__(self, hub: Hub, perform: Callable[[Task, Any], Any], wakes: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        perform: Callable[[Task, Any], Any],
+        wakes: Callable[[], None],
+        rests: Callable[[], None],
+    ) -> None:
         self.hub = hub
         self.dead = False
         self.stopped = False
         self._perform = perform
         self._wakes = wakes
+        self._rests = rests
         self._tasks: dict[Task, None] = {}
         self._waiting: list[Task] = []  # until something holds in this process
         self._kept: list[tuple[Event, tuple[Any, ...]]] = []
@@ -123,10 +131,11 @@ class Process:
         self.stopped = True
 
     def go_on(self) -> None:
-        """As SIGCONT."""
+        """As SIGCONT. What has arrived is seen before any task goes on."""
         self.stopped = False
         kept, self._kept = self._kept, []
-        for event, arguments in kept:
+        of_tasks = (self.wake, self.fail, self._timed_out)
+        for event, arguments in sorted(kept, key=lambda item: item[0] in of_tasks):
             self.deliver(event, *arguments)
         self._wakes()
         self._settle()
@@ -156,6 +165,7 @@ class Process:
                 index = 0
             else:
                 index += 1
+        self._rests()
 
     def _go_on(self, task: Task, resume: Callable[[Any], Any], value: Any) -> None:
         """Run a task until it waits."""

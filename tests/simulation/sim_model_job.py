@@ -121,7 +121,7 @@ class ModelJob:
         finally:
             gc.set_threshold(*thresholds)
             for each in (*self.superseded, *([self.current] if self.current else [])):
-                each.process.kill()
+                each.shell.kill()
         return ModelResult(
             digest=self.history.steps.hexdigest(),
             events=self.hub.events,
@@ -186,7 +186,7 @@ class ModelJob:
             self._end(zombie)
 
     def _end(self, trainer: Incarnation) -> None:
-        trainer.process.kill()
+        trainer.shell.kill()
         self.master.stream_broke(trainer.session)
 
     def _ended(self, trainer: Incarnation) -> None:

@@ -59,7 +59,7 @@ def race(job: Job, paces: Sequence[Pace], seed: int = 0) -> Finish:
         hub.run(lambda: len(ended) == len(paces))
     finally:
         for trainer in trainers:
-            trainer.process.kill()
+            trainer.shell.kill()
     model.finished(master.ledger)
     batches = job.epochs * job.size / job.batch
     ideal_s = batches / sum(1 / (pace.step_s + (0 if pace.workers else pace.read_s)) for pace in paces)

@@ -1,22 +1,25 @@
 """The shell around the pure trainer of one simulated process: `client.session` without threads and locks.
 
-It does for the trainer what that one does, and decides nothing either. What happened is not written down.
+It does for the trainer what that one does, and decides nothing either.
 """
 
 from __future__ import annotations
 
-import warnings
+import os
+from pathlib import Path
 from typing import Any
 
 from sim_hub import PARKED, Hub, Process, Task
 from sim_master import SimMaster
 from sim_network import Network, SimPort
 
+from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
 from edl_torch.core.calls import DatasetStatus, RegisterCall
 from edl_torch.core.token import Token
 from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait
+from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait, Warn
+from edl_torch.trainer.facts import Logged
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.trainer import Trainer
@@ -35,23 +38,46 @@ class SimSession:
         hub: Hub,
         network: Network,
         master: SimMaster,
+        audit_dir: Path | None = None,
     ) -> None:
         self.id = name
         self.description = description
         self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
-        config = Config(session=name, dataset=description.name, batch_size=description.batch_size)
+        config = Config(
+            session=name,
+            dataset=description.name,
+            batch_size=description.batch_size,
+            audited=audit_dir is not None,
+        )
         self.liveness = Liveness()
         self.trainer = Trainer(config, self.liveness)
-        self.process = Process(hub, self._perform, self._wakes)
+        self.process = Process(hub, perform=self._perform, wakes=self._wakes, rests=self._rests)
         self.port = SimPort(self.process, network, master)
         self._worker_id = worker_id
+        self._audit = (
+            None if audit_dir is None else AuditLog(audit_dir, name, worker_id, clock=lambda: hub.now)
+        )
         self._state = self.trainer.state
         self._worker: Task | None = None
 
     def _wakes(self) -> None:
         self._state.now = self.process.hub.now
+
+    def _rests(self) -> None:
         if self._state.facts:
-            self._state.facts.clear()
+            facts, self._state.facts = self._state.facts, []
+            if self._audit is not None:
+                for fact in facts:
+                    if not isinstance(fact, Logged):
+                        self._audit.write(fact)
+
+    def kill(self) -> None:
+        """As SIGKILL: nothing is sent or written down any more."""
+        self.process.kill()
+        if self._audit is not None and self._audit.path.exists():
+            size = self._audit.path.stat().st_size
+            self._audit.close()
+            os.truncate(self._audit.path, size)
 
     # Actions ----------------------------------------------------------------------------------------------
 
@@ -68,8 +94,7 @@ class SimSession:
         if isinstance(action, Describe):
             beginning = self.description.beginning()
             return "" if beginning is None else beginning.encode()
-        assert not isinstance(action, Wait)
-        warnings.warn(action.text, stacklevel=2)
+        assert isinstance(action, Warn)  # whom it is meant for is not here
         return None
 
     def _registration(self, *, again: bool) -> RegisterCall:
@@ -114,6 +139,10 @@ class SimSession:
         worker = self._worker
         if worker is not None:
             yield Wait(lambda: worker.ended, max(0.0, deadline - self.process.hub.now))
+        if self._audit is not None:
+            self._rests()
+            self._audit.close()
+            self._audit = None
         if self._state.registered.plan is not None:
             yield Call("leave", (self.id, self._state.fence.member))
         if failed is not None:

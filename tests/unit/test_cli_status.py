@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl_torch.cli_status import as_table
+from edl_torch.cli.status import as_table
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord
 from edl_torch.shard import TaskType
 

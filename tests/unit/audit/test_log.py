@@ -7,18 +7,32 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from audited_job import BATCH, SPEC, grant_of
 
 from edl_torch.audit import reading
 from edl_torch.audit.lines import SUFFIX, read_spec, write_spec
-from edl_torch.audit.log import Audit, AuditLog
+from edl_torch.audit.log import AuditLog
 from edl_torch.audit.reading import Answer, Kind, read_logs
-from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
+from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.facts import (
+    Answered,
+    Dropped,
+    Granted,
+    Joined,
+    Refused,
+    Reporting,
+    Restored,
+    TokenTaken,
+    Unanswered,
+    Uncounted,
+    Voided,
+    Way,
+)
 
 
 class Clock:
@@ -289,20 +303,52 @@ def test_with_sync_a_line_is_on_the_disk_before_its_report(tmp_path, monkeypatch
     assert len(synced) == 2
 
 
-def test_a_trainer_without_a_log_takes_every_call():
-    audit = Audit()
-    audit.joined(SPEC, ledger="L", lineage=1, batch_size=1)
-    audit.granted(grant_of(1, 0, 0, 1))
-    audit.intent(acknowledgements=ack(1))
-    audit.answered()
-    audit.unanswered()
-    audit.lost()
-    audit.dropped(ack(1), [], on_its_way=False)
-    audit.void([(1, 0, 1)])
-    audit.uncounted(3)
-    audit.snapshot("{}")
-    audit.restored(None, lineage=2)
-    audit.close()
+def test_facts_of_a_trainer_are_written_as_what_they_say(tmp_path):
+    fence = Fence(ledger="L", lineage=1, member=6)
+    by_hand = AuditLog(tmp_path / "hand", "51f0", "host/0", clock=lambda: 0.0)
+    by_facts = AuditLog(tmp_path / "facts", "51f0", "host/0", clock=lambda: 0.0)
+    by_hand.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH, member=6)
+    by_hand.granted(grant_of(1, 0, 0, 4))
+    by_hand.granted(grant_of(2, 0, 1, 4))
+    by_hand.intent(acknowledgements=ack(1, task=1, attempt=1), way=Way.STEP)
+    by_hand.unanswered()
+    by_hand.intent(acknowledgements=ack(1, task=1, attempt=1), way=Way.STEP)
+    by_hand.answered((1,))
+    by_hand.intent(failures=[Failure(task=2, attempt=1, position=0, reason="bad")])
+    by_hand.lost()
+    by_hand.dropped(ack(3, task=2, attempt=1), ((2, 2, 3),), on_its_way=False)
+    by_hand.void([(2, 3, 4)])
+    by_hand.uncounted(3)
+    by_hand.snapshot("{}", exact=False, uncounted=3)
+    by_hand.restored(None, lineage=2)
+    reporting = Reporting(
+        failures=(),
+        acknowledgements=tuple(ack(1, task=1, attempt=1)),
+        give_backs=(),
+        way=Way.STEP,
+        returned=(),
+    )
+    bad = (Failure(task=2, attempt=1, position=0, reason="bad"),)
+    for fact in (
+        Joined(spec=SPEC, fence=fence, batch_size=BATCH),
+        Granted(grant_of(1, 0, 0, 4)),
+        Granted(grant_of(2, 0, 1, 4)),
+        reporting,
+        Unanswered(),
+        reporting,
+        Answered((1,)),
+        replace(reporting, failures=bad, acknowledgements=(), way=Way.UNKNOWN),
+        Refused(),
+        Dropped(acknowledgements=tuple(ack(3, task=2, attempt=1)), returned=((2, 2, 3),), on_its_way=False),
+        Voided(((2, 3, 4),)),
+        Uncounted(3),
+        TokenTaken(token="{}", exact=False, uncounted=3),
+        Restored(token=None, lineage=2),
+    ):
+        by_facts.write(fact)
+    lines = [log.path.read_text().splitlines()[1:] for log in (by_hand, by_facts)]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) > 8
 
 
 KILLED = """

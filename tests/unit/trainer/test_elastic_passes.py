@@ -246,6 +246,17 @@ def test_a_loop_that_is_left_after_asking_has_no_batch_in_hand(master: Master, s
     assert master.status.leased == 0
 
 
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_loop_that_is_left_between_batches_gives_back_what_was_drawn(
+    master: Master, shell: Shell, looks: bool
+) -> None:
+    number = shell.run(shell.trainer.open())
+    assert shell.run(shell.elastic.look_for_more() if looks else shell.elastic.more_to_read())
+    shell.draw()
+    shell.run(shell.elastic.close(number))
+    assert given_back(master) == [(1, 0)]
+
+
 def test_with_an_optimizer_only_the_batch_without_a_step_goes_back(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
     optimizer = shell.state.steps.attach()
@@ -302,6 +313,21 @@ def test_a_loop_that_heard_of_the_end_gives_back_nothing(master: Master) -> None
     assert shell.state.inflight.batches == 1
 
 
+def test_a_loop_whose_last_question_failed_has_no_batch_in_hand(master: Master, shell: Shell) -> None:
+    """It has asked after the last batch: that one waits for a step, and does not go back."""
+    number = shell.begin_elastic()
+    optimizer = shell.state.steps.attach()
+    hand_next(shell)
+    shell.request()
+    master.errors = [MasterUnavailable("away")]
+    with pytest.raises(MasterUnavailable):
+        shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
+    assert given_back(master) == []
+    shell.run(shell.elastic.stepped(optimizer))
+    assert acknowledged(master) == [(1, 8)]
+
+
 def test_all_handed_out_and_one_in_training_is_not_the_end(master: Master) -> None:
     shell = Shell(Master(records=8), batch_size=8, attended=False)
     number = shell.begin_elastic()
@@ -309,6 +335,12 @@ def test_all_handed_out_and_one_in_training_is_not_the_end(master: Master) -> No
     assert not shell.run(shell.elastic.look_for_more())
     shell.run(shell.elastic.close(number))
     assert given_back(shell.master) == [(1, 0)]
+
+
+def test_before_a_later_iteration_none_is_superseded(shell: Shell) -> None:
+    assert shell.elastic.superseded == 0
+    shell.begin_elastic()
+    assert shell.elastic.superseded == 0
 
 
 def test_closing_an_older_pass_does_nothing(master: Master, shell: Shell) -> None:
@@ -420,14 +452,14 @@ def test_a_pass_that_reads_while_a_batch_waits_is_not_stuck(master: Master, shel
     shell.begin_elastic()
     shell.state.steps.attach()
     hand_next(shell)
-    shell.elastic.check_stuck()
+    shell.run(shell.elastic.settle_stuck())
     assert shell.state.supply.current.granted == 1
 
 
 def test_nothing_is_stuck_outside_of_a_pass_or_without_leases(shell: Shell) -> None:
-    shell.elastic.check_stuck()
+    shell.run(shell.elastic.settle_stuck())
     shell.run(shell.trainer.open())
-    shell.elastic.check_stuck()
+    shell.run(shell.elastic.settle_stuck())
 
 
 def test_a_partial_batch_goes_back_as_a_remainder(master: Master, shell: Shell) -> None:

@@ -289,6 +289,23 @@ def test_who_waits_for_the_verdict_of_others_asks_again_and_again(master: Master
     assert waiting.finish()
 
 
+def test_a_trainer_with_a_batch_waits_for_what_others_hold_of_its_epoch(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.state.steps.attach()
+    assert shell.hand(shell.draw())
+    other = Shell(master, "other", attended=False)
+    other.begin_plain()
+    while other.next() is not None:
+        pass
+    shell.request()
+    waiting = shell.start(shell.trainer.leasing.wait_for_more())
+    for _ in range(3):
+        waiting.step()
+        assert isinstance(waiting.action, Call)
+    other.run(other.trainer.plain.finish(abandoned=True))
+    assert waiting.finish()
+
+
 def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
     shell.read()
@@ -362,6 +379,26 @@ def test_when_nothing_is_left_the_rest_is_fetched_when_it_is_asked_for(master: M
         pass
     remote.work()
     assert not remote.state.supply.current.ahead
+    assert not remote.trainer.has_work
+
+
+def test_a_master_that_has_nothing_more_is_not_asked_in_a_tight_loop(master: Master, remote: Shell) -> None:
+    """One lease waits for two streams, and others hold the rest of the epoch."""
+    remote.begin_elastic()
+    remote.draw("worker 0")
+    remote.draw("worker 1")
+    other = Shell(master, "other", attended=False)
+    other.begin_plain()
+    while master.status.todo > 8:
+        assert other.next() is not None
+    remote.run(remote.trainer.leasing.look_for_more())
+    while other.next() is not None:
+        pass
+    assert remote.state.supply.ready == 1
+    assert remote.trainer.has_work
+    asked = len(asks(remote))
+    remote.work()
+    assert len(asks(remote)) == asked + 1
     assert not remote.trainer.has_work
 
 

@@ -77,6 +77,11 @@ def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_bef
     assert shell.begin_plain("worker 0", "i10 1", number=10, newest=10) > own
 
 
+def test_the_first_iteration_of_all_may_be_an_older_one(shell: Shell) -> None:
+    shell.begin_plain("worker 0", "i2 1", number=2)
+    assert shell.begin_plain("worker 0", "i1 1", number=1) == NO_PASS
+
+
 def test_iterations_that_began_elsewhere_have_no_order(shell: Shell) -> None:
     number = shell.begin_plain("worker 0", "i7 1", number=7)
     assert shell.begin_plain("worker 0", "other 1") > number
@@ -314,13 +319,16 @@ def test_three_silent_passes_in_a_row_are_an_error(shell: Shell) -> None:
     assert len(shell.warnings) == 2
 
 
-@pytest.mark.parametrize("between", ["report", "abandon", "unread"])
+@pytest.mark.parametrize("between", ["report", "sized report", "abandon", "unread"])
 def test_a_pass_that_is_not_silent_ends_the_row(shell: Shell, between: str) -> None:
     read_all(shell)
     read_all(shell)
     if between == "report":
         read_all(shell)
         shell.report()
+    elif between == "sized report":
+        read_all(shell)
+        shell.report(3)
     elif between == "abandon":
         read_all(shell)
         shell.run(shell.trainer.plain.finish(abandoned=True))

@@ -211,6 +211,21 @@ def test_a_master_that_is_away_does(master: Master, shell: Shell) -> None:
     assert shell.state.fence.lineage == 2
 
 
+def test_the_batch_in_hand_of_a_restore_that_failed_is_not_trained_on(master: Master, shell: Shell) -> None:
+    """The loop is left in its midst, and the next pass would take it for done."""
+    number = shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    shell.request()
+    assert shell.hand(shell.draw())
+    restoring = shell.start(shell.trainer.position.restore(None)).to("restore")
+    with pytest.raises(MasterUnavailable):
+        restoring.fail(MasterUnavailable("away"))
+    shell.run(shell.elastic.close(number))
+    shell.run(shell.trainer.open())
+    assert master.status.acknowledged == 8
+    assert master.status.leased == 0
+
+
 def test_a_restore_that_another_one_preceded_is_refused(master: Master, shell: Shell) -> None:
     shell.run(shell.trainer.position.look())
     master.dispatcher.go_back(DATASET, None)
@@ -255,9 +270,9 @@ def test_one_that_takes_part_need_not_look(master: Master, shell: Shell) -> None
 
 def test_a_session_that_was_given_up_goes_back_as_the_new_member(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
-    shell.draw()
+    restoring = shell.start(shell.trainer.position.restore(None)).to("restore")
     master.give_up_all()
-    restore(shell, None)
+    restoring.finish()
     assert [call.fence.member for call in master.of("restore")] == [1, 2]
     assert shell.state.fence.lineage == 2
 

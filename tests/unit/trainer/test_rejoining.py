@@ -254,6 +254,17 @@ def test_in_a_plain_pass_what_was_drawn_may_have_been_trained_on(master: Master,
     assert [fact.runs for fact in shell.told(Voided)] == [((grant.task, 0, grant.slice.stop),)]
 
 
+def test_what_nobody_drew_and_no_step_was_made_on_is_forgotten_too(master: Master) -> None:
+    shell = Shell(master, in_process=False, attended=False)
+    shell.state.steps.attach()
+    begin(shell)
+    shell.work()
+    assert (shell.state.supply.ready, shell.state.steps.keep) == (1, 1)
+    master.give_up_all()
+    shell.run(shell.trainer.registrar.again(shell.state.fence))
+    assert (shell.state.supply.ready, shell.state.steps.keep) == (0, 0)
+
+
 class Another(Master):
     """Gives the session up, and is another one when it registers again."""
 

@@ -31,7 +31,7 @@ from edl_torch.trainer.trainer import Trainer
 T = TypeVar("T")
 
 DATASET = "training"
-MOST_ACTIONS = 10_000  # of one procedure: more of them never end
+MOST_ACTIONS = 1000  # of one procedure: more of them never end
 
 
 class Master:
@@ -65,6 +65,7 @@ class Master:
                 sources=(Source(name="a", count=records),),
                 records_per_shard=shard,
                 num_epochs=num_epochs,
+                max_bad_records=records,
             )
         )
         ledger = self.dispatcher.find_ledger(DATASET)
@@ -309,6 +310,10 @@ class Shell:
     def _call(self, call: Call) -> Any:
         if call.wait_s and not self.state.config.in_process:
             self.work()  # the call waits at the master meanwhile
+        return self.ask(call)
+
+    def ask(self, call: Call) -> Any:
+        """Return the master's answer; liveness hears that there was one."""
         asked_at = self.master.now
         answer = self.master.answer(call)
         if self.state.liveness is not None:
@@ -340,8 +345,11 @@ class Shell:
         """Do what there is to do beside the loop."""
         if self._worker is None or self._worker.is_done:
             self._worker = self.start(self.trainer.work())
-        while not self._worker.is_done and not self._worker.must_wait:
+        for _ in range(MOST_ACTIONS):
+            if self._worker.is_done or self._worker.must_wait:
+                return
             self._worker.step()
+        raise AssertionError(f"{MOST_ACTIONS} actions beside the loop, and no end")
 
     def break_stream(self) -> None:
         """The session's stream breaks, as when its process is cut off."""

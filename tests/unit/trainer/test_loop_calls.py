@@ -1,0 +1,238 @@
+"""Calls of a loop that need no master, batches that it gives back, and what it is warned of."""
+
+from __future__ import annotations
+
+import pytest
+from trainer_kit import Master, Shell, back, reports_of, whole
+
+from edl_torch.core.calls import Grant
+from edl_torch.errors import AccountingError, InvalidArgument, MasterUnavailable
+from edl_torch.trainer.facts import Reporting
+from edl_torch.trainer.phases import Loop
+
+
+@pytest.fixture
+def master() -> Master:
+    return Master()
+
+
+@pytest.fixture
+def shell(master: Master) -> Shell:
+    return Shell(master, attended=False)
+
+
+def hand_next(shell: Shell) -> Grant:
+    shell.request()
+    grant = shell.draw()
+    assert shell.hand(grant)
+    return grant
+
+
+# At once ----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_handed_at_once_where_nothing_is_unanswered(master: Master) -> None:
+    shell = Shell(master, in_process=False, attended=False)
+    shell.begin_elastic()
+    first, second = shell.draw(), shell.draw()
+    assert shell.elastic.hand_now(whole(first))
+    assert shell.elastic.phase is Loop.TRAINING
+    shell.request()
+    assert not shell.elastic.hand_now(whole(second)), "the report of the first is not answered"
+    shell.work()
+    assert shell.elastic.hand_now(whole(second))
+
+
+def test_a_batch_in_doubt_or_after_an_error_is_not_handed_at_once(master: Master) -> None:
+    shell = Shell(master)
+    shell.begin_elastic()
+    grant = shell.draw()
+    moved = shell.liveness.progress
+    shell.break_stream()
+    assert not shell.elastic.hand_now(whole(grant))
+    assert shell.hand(grant)
+    assert shell.liveness.progress == moved + 2
+    shell.request()
+    second = shell.draw()
+    shell.trainer.fail(MasterUnavailable("away"))
+    assert not shell.elastic.hand_now(whole(second))
+    assert shell.state.inflight.batches == 0
+
+
+def test_the_next_batch_is_asked_for_at_once_where_there_is_nothing_to_tell(
+    master: Master, shell: Shell
+) -> None:
+    number = shell.begin_elastic()
+    assert shell.elastic.request_now(number) is True
+    assert shell.elastic.phase is Loop.ASKING
+    assert shell.hand(shell.draw())
+    assert shell.elastic.request_now(number) is None, "its acknowledgement must be sent"
+    shell.run(shell.trainer.reporter.send())
+    assert master.status.acknowledged == 8
+    assert shell.elastic.request_now(number + 1) is False
+    shell.run(shell.elastic.close(number))
+    assert shell.elastic.request_now(number) is False
+    assert shell.elastic.request_now(shell.begin_plain()) is False
+
+
+def test_asking_at_once_is_progress_and_acknowledges_as_asking_does(master: Master) -> None:
+    shell = Shell(master, lookahead=1)
+    number = shell.begin_elastic()
+    moved = shell.liveness.progress
+    assert shell.hand(shell.draw())
+    assert shell.elastic.request_now(number) is True, "it is read ahead"
+    assert shell.liveness.progress == moved + 2
+    optimizer = shell.state.steps.attach()
+    assert shell.hand(shell.draw())
+    assert shell.elastic.request_now(number) is True, "a step decides"
+    shell.state.steps.stepped(optimizer)
+
+
+# A wrapper that tells ---------------------------------------------------------------------------------------
+
+
+def test_a_wrapper_that_tells_acknowledges_with_what_it_passes_on(master: Master) -> None:
+    shell = Shell(master, attended=False)
+    shell.state.steps.__init__(None)  # type: ignore[misc]
+    number = shell.begin_elastic()
+    for _ in range(2):
+        assert shell.elastic.request_now(number) is True
+        assert shell.hand(shell.draw())
+    shell.request()
+    assert master.status.acknowledged == 0, "both may be with the wrapper"
+    shell.run(shell.elastic.passed_on())
+    assert master.status.acknowledged == 0
+    shell.run(shell.elastic.passed_on())
+    assert master.status.acknowledged == 8
+    shell.run(shell.elastic.passed_on())
+    assert master.status.acknowledged == 16
+
+
+def test_a_wrapper_that_counts_does_not_tell(shell: Shell) -> None:
+    shell.begin_elastic()
+    with pytest.raises(InvalidArgument, match=r"passed_on\(\) is for lookahead='told'"):
+        shell.run(shell.elastic.passed_on())
+
+
+# Given back -------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_given_back_is_read_again(master: Master, shell: Shell) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    second = hand_next(shell)
+    shell.run(shell.elastic.give_back())
+    assert reports_of(master)[-1].give_backs == (back(second.task, 0),)
+    assert shell.told(Reporting)[-1].returned == whole(second)
+    assert shell.elastic.taken_out == 1
+    assert len(shell.elastic.records_in_hand()) == 0
+    shell.run(shell.elastic.give_back())
+    assert shell.elastic.taken_out == 1, "there is none in hand any more"
+    shell.request()
+    assert master.status.acknowledged == 8
+    shell.run(shell.elastic.close(number))
+    assert shell.train_through() == 56
+
+
+def test_what_follows_a_batch_in_its_lease_goes_back_with_it(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    grant = shell.draw()
+    assert shell.run(shell.elastic.hand(((grant.task, 0, 4),)))
+    shell.run(shell.elastic.give_back())
+    assert master.status.leased == 0
+    shell.request()
+    assert not shell.run(shell.elastic.hand(((grant.task, 4, 8),)))
+
+
+def test_a_step_is_not_due_on_a_batch_that_was_given_back(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.state.steps.attach()
+    hand_next(shell)
+    hand_next(shell)
+    shell.run(shell.elastic.give_back())
+    assert shell.state.steps.keep == 1
+    assert shell.told(Reporting)[-1].returned == ()
+
+
+def test_a_batch_that_counts_already_is_not_given_back(shell: Shell) -> None:
+    shell.begin_elastic()
+    hand_next(shell)
+    shell.report()
+    with pytest.raises(AccountingError, match=r"no batch of 'training' to give back: .* acknowledged"):
+        shell.run(shell.elastic.give_back())
+
+
+def test_behind_a_wrapper_that_reads_ahead_no_batch_is_given_back(master: Master) -> None:
+    shell = Shell(master, lookahead=1, attended=False)
+    shell.begin_elastic()
+    hand_next(shell)
+    with pytest.raises(AccountingError, match="cannot be given back behind a wrapper that reads ahead"):
+        shell.run(shell.elastic.give_back())
+
+
+# Warnings ---------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_that_is_left_with_a_batch_is_warned_once(shell: Shell) -> None:
+    for _ in range(2):
+        number = shell.begin_elastic()
+        hand_next(shell)
+        shell.run(shell.elastic.close(number))
+        shell.run(shell.elastic.tell_taken_back())
+    (warning,) = shell.warnings
+    assert warning.startswith("the loop was left with the batch in hand of 'training', which goes back")
+
+
+def test_a_restore_in_the_midst_of_a_loop_is_no_matter(shell: Shell) -> None:
+    """Model and data go back together: nothing of the batch in hand is in either."""
+    shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.trainer.position.restore(None))
+    shell.run(shell.trainer.open())
+    assert shell.warnings == []
+
+
+def test_a_loop_that_is_left_between_batches_or_with_an_optimizer_is_not_warned(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.request()
+    shell.run(shell.elastic.close(number))
+    shell.state.steps.attach()
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.elastic.close(number))
+    shell.run(shell.elastic.tell_taken_back())
+    assert shell.warnings == []
+
+
+def test_a_pass_after_the_last_epoch_is_warned_of_once(shell: Shell) -> None:
+    shell.train_through()
+    assert shell.warnings == []
+    shell.train_through()
+    shell.train_through()
+    (warning,) = shell.warnings
+    assert warning.startswith(
+        "all 1 epoch(s) of 'training' are over: this pass over the loader reads nothing"
+    )
+
+
+def test_after_a_restore_the_epochs_are_not_over(shell: Shell) -> None:
+    shell.train_through()
+    shell.run(shell.trainer.position.restore(None))
+    assert shell.train_through() == 64
+    assert shell.warnings == []
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_optimizers_that_never_step_are_told_of_when_there_is_more(looks: bool) -> None:
+    shell = Shell(Master(num_epochs=2), attended=False)
+    shell.state.steps.attach("sgd")
+    number = shell.begin_elastic()
+    hand_next(shell)
+    hand_next(shell)
+    shell.run(shell.elastic.close(number))
+    shell.run(shell.trainer.open())
+    assert shell.warnings == []
+    assert shell.run(shell.elastic.look_for_more() if looks else shell.elastic.more_to_read())
+    (warning,) = shell.warnings
+    assert warning.startswith("sgd, attached for 'training', did not step since the last pass began, and no")
