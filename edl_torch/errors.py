@@ -57,7 +57,7 @@ class AccountingError(EdlError):
 
 
 class ConcurrentIteration(EdlError, RuntimeError):
-    """A second iterator was opened while the first one is alive."""
+    """An iterator was asked for more, though a newer one over the same data had ended it."""
 
 
 class ServiceClosed(EdlError, RuntimeError):

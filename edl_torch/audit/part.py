@@ -120,9 +120,10 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
 
 def _late(reported: Reports, required: Intervals) -> Intervals:
     """Return records that a trainer reported in vain: it lives, and the lease was another's by then."""
-    refused, lost = records_of(reported.answered(Answer.REFUSED)), records_of(reported.answered(Answer.LOST))
+    refused, unheard = records_of(reported.answered(Answer.REFUSED)), reported.answered(Answer.LOST)
+    lost, twice = records_of(unheard), covered(unheard.starts, unheard.ends, 2)
     # What an earlier try may have told has its outcome from that, unless others have it, or no token has.
-    return refused | (lost & records_of(reported.answered(Answer.ACCEPTED))) | (lost - required)
+    return refused | (lost & records_of(reported.answered(Answer.ACCEPTED))) | (lost - required) | twice
 
 
 def _ways(reports: Reports, trained: Intervals) -> dict[Way, int]:

@@ -73,6 +73,7 @@ class Verdict:
     late: int  # reported, when the lease was another's
     counted: int  # acknowledged by counting: by reports on batches of several loader workers
     uncounted: int  # reported so, and trained on again, as the reports do not say which
+    unstepped: int  # acknowledged at the end of the job, though no step came on them
     unexplained: int  # acknowledged, and the log, of an older edl-torch, does not say how
     inexact_tokens: int  # of those that the model went through
     doubts: tuple[str, ...] = ()  # why these are inexact
@@ -96,8 +97,8 @@ class Verdict:
     @property
     def exact(self) -> bool:
         """Whether no record was, or may have been, in a model that went on without being counted there."""
-        inexact = (self.repeated, self.counted, self.uncounted, self.unexplained, self.inexact_tokens)
-        return not any(inexact)
+        counts = (self.counted, self.uncounted, self.unstepped, self.unexplained)
+        return not any((self.repeated, *counts, self.inexact_tokens))
 
     @property
     def outcome(self) -> Outcome:
@@ -190,6 +191,7 @@ def judge(
         late=_all(part.late for part in parts).count,
         counted=ways[Way.COUNT],
         uncounted=sum(part.uncounted for part in parts),
+        unstepped=ways[Way.UNSTEPPED],
         unexplained=ways[Way.UNKNOWN],
         inexact_tokens=len(doubts),
         doubts=tuple(doubts),

@@ -32,6 +32,7 @@ _WAYS = {
     Way.TOKEN.label: "by a token taken in the loop's body",
     Way.REPORT.label: "by the loop's reports",
     Way.COUNT.label: "by counting reports over several loader workers",
+    Way.UNSTEPPED.label: "at the end of the job, without a step on them",
     Way.UNKNOWN.label: "in a way that the log does not tell",
 }
 _COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgotten", "open")
@@ -124,6 +125,11 @@ def _inexact(verdict: Verdict) -> Iterator[str]:
         )
     if verdict.uncounted:
         yield f"{verdict.uncounted} record(s) were reported so and read again: the reports do not say which"
+    if verdict.unstepped:
+        yield (
+            f"{verdict.unstepped} record(s) were handed out after the last optimizer.step() of the job: the "
+            f"model has not learnt from them"
+        )
     if verdict.unexplained:
         yield (
             f"{verdict.unexplained} record(s) were acknowledged, and the log does not say how: it is of an "

@@ -96,9 +96,9 @@ class ElasticSession:
         """Whether the master has said that the epoch is over."""
         return self._session.do(lambda: self._trainer.state.supply.current.is_over)
 
-    def check_stuck(self) -> None:
-        """Raise AccountingError where only this trainer can finish what is left."""
-        self._session.do(self._passes.check_stuck)
+    def settle_stuck(self) -> None:
+        """Settle what only this trainer can finish. Raises AccountingError where it never will."""
+        self._session.run(self._passes.settle_stuck())
 
     # Batches ----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ class Lockstep:
 
     @property
     def begun(self) -> bool:
-        """Whether the ranks have loaded a checkpoint or the beginning, which they do together."""
+        """Whether the ranks have loaded a checkpoint or the beginning together, or found themselves there."""
         return self._finished is not None
 
     @property
@@ -31,7 +31,7 @@ class Lockstep:
         """Whether every record of every epoch has its outcome, as the ranks last agreed.
 
         The same on every rank, and no call: who leaves the loop over epochs must not leave it alone. Raises
-        InvalidArgument before a checkpoint, or the beginning, was loaded.
+        InvalidArgument before the ranks have begun.
         """
         if self._finished is None:
             raise InvalidArgument(

@@ -9,6 +9,7 @@ from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, Unsupported
+from edl_torch.trainer.position import FIRST_LINEAGE
 
 if TYPE_CHECKING:
     from edl_torch.client.session import Session
@@ -74,8 +75,23 @@ class Position:
             )
         self.lockstep = Lockstep(peers, self._session.description.name)
 
+    def begin_together(self, lockstep: Lockstep) -> None:
+        """Let ranks that have loaded nothing begin at the beginning, where nobody else was at the data.
+
+        Elsewhere they still have to load a position: the data may be anywhere.
+        """
+        if lockstep.begun:
+            return
+
+        def ask() -> str:
+            return str(int(_is_untouched(self.progress(), lockstep.peers.size)))
+
+        if together(lockstep.peers, Doing.BEGIN, self._session.plan, ask) == "1":
+            lockstep.agreed(finished=False)
+
     def epoch_of_all(self, lockstep: Lockstep) -> int:
         """The epoch that the next pass of all ranks reads, as rank 0 sees it."""
+        self.begin_together(lockstep)
 
         def ask() -> str:
             return str(self.progress().epoch)
@@ -133,3 +149,10 @@ class Position:
         session.do(lambda: follow(lineage))
         session.do(self._pure.restored)
         self.agree_on_end(lockstep)
+
+
+def _is_untouched(status: DatasetStatus, ranks: int) -> bool:
+    """Return whether the data are at their beginning, and only these ranks take part."""
+    outcomes = status.acknowledged + status.quarantined + status.dropped
+    first = status.lineage == FIRST_LINEAGE and status.epoch == 0
+    return first and not outcomes and not status.leased and status.trainers == ranks

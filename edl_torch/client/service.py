@@ -175,10 +175,13 @@ class DataShardService:
         Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer,
         StaleLease when another trainer has taken the data back to a checkpoint: this one's model is not of
         that history.
-        On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer.
+        On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer. Where
+        they have loaded no position, all of them call it before the first pass, or none.
         """
-        if self.session.position.lockstep is not None:
-            return self.session.position.lockstep.finished
+        position = self.session.position
+        if position.lockstep is not None:
+            position.begin_together(position.lockstep)
+            return position.lockstep.finished
         is_new = not self.session.joined
         progress = self.progress()
         if progress.failure:

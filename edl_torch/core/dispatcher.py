@@ -322,10 +322,15 @@ class Dispatcher:
     def report(self, call: ReportCall, now: float) -> ReportAnswer:
         """Apply outcomes and give-backs; leases that are not the session's any more are listed as stale.
 
-        All of it is applied, or, where one argument is bad (InvalidArgument), nothing.
+        All of it is applied, or, where one argument is bad (InvalidArgument), nothing. The last report again
+        is answered as it was: leases that it named may have been taken back since.
         """
         member = self.heard(call, now)
         ledger = self._fenced(call)
+        if 0 < call.request == member.reports.get(call.dataset):
+            stale = member.refused.get(call.dataset, ())
+            wanted = self.wanted(call.dataset, call.session, now)
+            return ReportAnswer(request=call.request, stale=stale, wanted=wanted)
         if call.failures:
             call = self.limits.with_short_reasons(call)
             new = ledger.unreadable(call.session, call.failures)
@@ -343,6 +348,8 @@ class Dispatcher:
         if call.acknowledgements or call.failures:
             member.progressed = now
         stale = tuple(self._apply(ledger, call))
+        if takes_part and call.request == member.reports.get(call.dataset):
+            member.refused[call.dataset] = stale
         return ReportAnswer(
             request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now)
         )
@@ -458,6 +465,7 @@ class Dispatcher:
         for member in self.members:  # the numbers of what was answered are those of a lineage
             if member.answers.pop(dataset, None) is not None:
                 self._mark("answer", dataset, member.session)
+            member.refused.pop(dataset, None)
             if member.reports.pop(dataset, None) is not None:
                 self._mark("report", dataset, member.session)
         if self.suspended.pop(dataset, None) is not None:

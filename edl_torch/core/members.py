@@ -24,6 +24,7 @@ class Member:
     datasets: set[str] = field(default_factory=set)
     answers: dict[str, LeaseAnswer] = field(default_factory=dict)
     reports: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tasks, of the last report
     journalled: bool = False  # it registered before the master's start: answers to it may be forgotten
     gone_since: float | None = None
     progress: int = 0  # the training loop's own count, as the last heartbeat told it

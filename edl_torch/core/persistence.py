@@ -186,8 +186,10 @@ def _grant_row(grant: Grant) -> Row:
 def _report(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     member, ledger = dispatcher.members.get(session), dispatcher.find_ledger(dataset)
     number = 0 if member is None else member.reports.get(dataset, 0)
+    refused = () if member is None else member.refused.get(dataset, ())
     closed = {} if ledger is None else ledger.leases.ended(session)
-    return (number, tuple(closed.items())) if number or closed else None
+    row = number, tuple(closed.items())
+    return (*row, *refused) if number or closed else None
 
 
 _ROW: dict[str, Callable[..., Row | None]] = {
@@ -296,7 +298,7 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
         batch_sizes=batch_sizes,
         closed={
             session: {int(task): int(attempt) for task, attempt in closed}
-            for session, (_, closed) in of_it["report"].items()
+            for session, (_, closed, *_) in of_it["report"].items()
             if closed
         },
     )
@@ -318,7 +320,7 @@ def _resume_member(member: Member, name: str, answer: Row | None, report: Row | 
             request=request, epoch=epoch, state=PassState[state], grants=tuple(map(_grant_from, grants))
         )
     if report is not None and report[0]:
-        member.reports[name] = report[0]
+        member.reports[name], member.refused[name] = report[0], tuple(map(int, report[2:]))
 
 
 def _lease_from(session: str, row: Row) -> Lease:

@@ -57,6 +57,7 @@ class LockstepPass(LoaderPass):
 
     def __next__(self) -> Any:
         self._statistics.let_go()
+        self._weights.warn_of_stand_in()
         self._request()
         going_on = False
         try:
@@ -123,7 +124,7 @@ class LockstepPass(LoaderPass):
 
     def _end(self) -> None:
         if not self._steps:
-            together(self._peers, Doing.END, self._passes.check_stuck, str)
+            together(self._peers, Doing.END, self._passes.settle_stuck, str)
         self._session.position.agree_on_end(self._lockstep)
 
     def _take(self, count: Count) -> Any:

@@ -7,6 +7,7 @@ divided by what all denominators add up to. It does not know where batches come 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -54,6 +55,8 @@ class Weights:
         self._batch = 0
         self._own = 0
         self._weighed = False
+        self._heeded = False  # whether the loop weighs its loss, or looks at the weight
+        self._stood_in = False  # whether the batch in hand, or one before, stood in for none
         self._masks = Masks()
 
     def __repr__(self) -> str:
@@ -63,6 +66,7 @@ class Weights:
     def own(self) -> int:
         """Records of the batch in hand; 0 for one that stands in, or has failed."""
         self._look()
+        self._heeded = True
         return self._own
 
     def step(self, own: int) -> None:
@@ -71,6 +75,18 @@ class Weights:
         self._masks.remove()
         self._batch += 1
         self._own = own
+        self._stood_in |= not own
+
+    def warn_of_stand_in(self) -> None:
+        """Warn, once, a loop that has had a batch which stands in, and has never asked what one weighs."""
+        if self._stood_in and not self._heeded:
+            self._heeded = True
+            warnings.warn(
+                "this rank had no batch for a step that others took, and got one that stands in, which the "
+                "loop has trained on like any other. Backpropagate loader.weigh(loss), which is 0 for it, "
+                "and call loader.scale_gradients(optimizer) before each optimizer.step()",
+                stacklevel=3,
+            )
 
     def restart(self) -> None:
         """Another model, or the same one as it was: no gradient has been gathered."""
@@ -91,7 +107,7 @@ class Weights:
         """
         self._look()
         weight = float(self._own) if count is None else _checked(count)
-        self._weighed = True
+        self._weighed = self._heeded = True
         if not self._own:
             weight = 0.0
         # `where`, not a product: 0 times NaN is NaN. On the way back it is so again, and leaves are masked.

@@ -15,7 +15,7 @@ from edl_torch.trainer.phases import Loop, moved
 from edl_torch.trainer.plain import PlainPasses
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.supply import Mode, Pass
 from edl_torch.trainer.tickets import Ticket
 
 
@@ -167,7 +167,7 @@ class ElasticPasses:
         more = yield from self._leasing.wait_for_more()
         self._exhausted = not more
         if not more:
-            self.check_stuck()
+            yield from self.settle_stuck()
         elif self._unstepped:
             yield from self._tell_unstepped()
         return more
@@ -188,18 +188,39 @@ class ElasticPasses:
         state.outbox.note(give_backs=state.inflight.give_back_undelivered())
         yield from self._reporter.flush()
 
-    def check_stuck(self) -> None:
-        """Raise AccountingError where only this trainer can finish what is left, and does not."""
+    def settle_stuck(self) -> Procedure[None]:
+        """Settle what only this trainer can finish and does not, where nothing else is left.
+
+        Batches that a loop has gathered for a step count, at the end of the job, without one. Raises
+        AccountingError where they wait for an optimizer that does not step at all, or not any more.
+        """
         state, current = self._state, self._state.supply.current
-        if current.is_open and not current.granted and state.inflight:
-            slowest = ", ".join(state.steps.slowest) or "none is attached"
+        if not (current.is_open and not current.granted and state.inflight):
+            return
+        name, records = state.config.dataset, state.inflight.batch_records
+        slowest = ", ".join(state.steps.slowest) or "none is attached"
+        left = f"{records} record(s) of {name!r} were handed out after the last optimizer.step() ({slowest})"
+        if not (records and state.steps.all_step and self._is_after_all_epochs(current)):
             raise AccountingError(
-                f"{state.inflight.batch_records} record(s) of {state.config.dataset!r} were handed out after "
-                f"the last optimizer.step() ({slowest}) and nothing else is left: step on them at the end of "
+                f"{left} and nothing else is left: step on them at the end of "
                 f"an epoch; call service.detach(optimizer) where another has taken its place; or call "
                 f"service.report_batch_done() if they count as trained on, as after a step that a GradScaler "
                 f"may skip"
             )
+        yield from self._reporter.flush()  # before, what was trained on is told as such
+        state.steps.withdrawn(state.inflight.batches)
+        self._settle(0, Way.UNSTEPPED)
+        yield from self._reporter.flush()
+        yield Warn(
+            f"{left}, and the data are at their end: these records count, and the model has not learnt from "
+            f"them. Step on what is left at the end of an epoch, or call service.report_batch_done() if they "
+            f"count as trained on, as after a step that a GradScaler may skip"
+        )
+
+    def _is_after_all_epochs(self, current: Pass) -> bool:
+        plan = self._state.registered.plan
+        epochs = 0 if plan is None else plan.spec.num_epochs
+        return current.epoch == NEW_PASS or 0 < epochs <= current.epoch
 
     # Batches ----------------------------------------------------------------------------------------------
 

@@ -19,11 +19,12 @@ class Way(IntEnum):
     TOKEN = 3  # a token was taken while the loop had the batch in hand
     REPORT = 4  # the loop said so, of records that came in one stream
     COUNT = 5  # the loop said so, of records of several loader workers, which were then counted
-    UNKNOWN = 6  # the log does not say: it proves the least
+    UNSTEPPED = 6  # the loop ended, and no step came on what it had gathered
+    UNKNOWN = 7  # the log does not say: it proves the least
 
     @property
     def exact(self) -> bool:
-        """Whether it says which records."""
+        """Whether it says which records were trained on."""
         return self < Way.COUNT
 
     @property

@@ -40,7 +40,9 @@ class Steps:
         self._names: dict[int, str] = {}  # of optimizers, for messages
         self._expected: set[int] = set()  # optimizers that were attached when the pass began
         self._next = 0
-        self._never: set[int] = set()  # optimizers that have not stepped at all, and nobody was told
+        self._never: set[int] = set()  # optimizers that have not stepped at all
+        self._told: set[int] = set()  # of those, the ones that somebody was told of
+        self._replaced = False  # whether one did not step in the last pass, and others did
 
     @property
     def is_told(self) -> bool:
@@ -73,6 +75,12 @@ class Steps:
         return min(self._since.values(), default=0)
 
     @property
+    def all_step(self) -> bool:
+        """Whether each attached optimizer is one whose steps have decided: it has stepped, and none has taken
+        its place."""
+        return bool(self._names) and not self._never and not self._replaced
+
+    @property
     def slowest(self) -> list[str]:
         """Names of the optimizers that batches wait for longest."""
         return [self._names[n] for n, since in self._since.items() if n in self._names and since == self.keep]
@@ -93,6 +101,7 @@ class Steps:
         del self._names[number]
         self._in_pass.pop(number, None)
         self._never.discard(number)
+        self._replaced = False
         if not self._since and since > self._ahead:
             self._since[_NOBODY] = since
 
@@ -204,13 +213,15 @@ class Steps:
         """Return the names of optimizers that have not stepped since the pass began, where others have."""
         idle = self._idle
         self._expected.clear()
-        return [self._names[number] for number in sorted(idle)] if idle != self._names.keys() else []
+        self._replaced = bool(idle) and idle != self._names.keys()
+        return [self._names[number] for number in sorted(idle)] if self._replaced else []
 
     def take_never(self) -> list[str]:
         """Names of optimizers that were attached when the last pass began and have never stepped, though
         batches wait for them; of each once."""
-        never = {number for number in self._never & self._idle if self._since[number] > self._ahead}
-        self._never -= never
+        idle = (self._never & self._idle) - self._told
+        never = {number for number in idle if self._since[number] > self._ahead}
+        self._told |= never
         return [self._names[number] for number in sorted(never)]
 
     def clear(self) -> None:

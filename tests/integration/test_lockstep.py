@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from loader_kit import UNEVEN, ColumnReader, NumberReader, PickingReader, all_records
+from loader_kit import UNEVEN, ColumnReader, NumberReader, PickingReader, all_records, take, trainer
 from lockstep_kit import Failed, Rank, run_ranks
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -122,9 +122,17 @@ def test_len_is_of_a_rank() -> None:
 # What goes wrong ----------------------------------------------------------------------------------------
 
 
+def trained_on() -> FakeMaster:
+    """A master whose data another incarnation has trained on."""
+    fake = FakeMaster()
+    with trainer(fake) as (_, dataset):
+        take(iter(ElasticDataLoader(dataset)), 2)
+    return fake
+
+
 def test_a_fresh_incarnation_says_where_it_begins() -> None:
     with pytest.raises(Failed) as failed:
-        run_ranks(FakeMaster(), 2, lambda rank: list(rank.one_pass()), UNEVEN)
+        run_ranks(trained_on(), 2, lambda rank: list(rank.one_pass()), UNEVEN)
     for error in failed.value.errors.values():
         assert isinstance(error, InvalidArgument)
         assert "load_state_dict" in str(error)
@@ -132,7 +140,7 @@ def test_a_fresh_incarnation_says_where_it_begins() -> None:
 
 def test_finished_asks_for_a_beginning_too() -> None:
     with pytest.raises(Failed) as failed:
-        run_ranks(FakeMaster(), 1, lambda rank: rank.service.finished, UNEVEN)
+        run_ranks(trained_on(), 1, lambda rank: rank.service.finished, UNEVEN)
     assert "load_state_dict" in str(failed.value.errors[0])
 
 

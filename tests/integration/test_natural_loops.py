@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 import torch
 import torch.distributed as dist
-from loader_kit import NumberReader, all_records, elastic, flat, run_through, take, trainer
+from loader_kit import NumberReader, all_records, elastic, flat, numbers, run_through, take, trainer
+from lockstep_kit import Failed, Rank, run_ranks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from edl_torch import DataShardService, LocalMaster, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
+from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.client.grpc.calling import Caller
 from edl_torch.core.calls import LeaseAnswer, LeaseCall, MasterStatus
 from edl_torch.errors import InvalidArgument, Unsupported
@@ -325,3 +331,195 @@ def test_who_waits_for_a_master_that_is_away_says_so(caplog: pytest.LogCaptureFi
     assert caller.call(rpc, "request") == "answer"
     assert len(caplog.messages) == 3  # another wait has its own
     assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+# Windows that the loop drops at the very end ----------------------------------------------------------------
+
+UNSTEPPED = (
+    r"{} record\(s\) of 'training' were handed out after the last optimizer\.step\(\) \(SGD\).*end of an"
+)
+
+
+def accumulate(
+    service: DataShardService, loader: ElasticDataLoader, every: int, seen: list[list[int]]
+) -> None:
+    """A loop that steps on every few batches, and forgets those that are left at the end."""
+    sgd = optimizer()
+    service.attach(sgd)
+    while not service.finished:
+        for batch in loader:
+            seen.append(numbers(batch))
+            if len(seen) % every == 0:
+                sgd.step()
+
+
+def verdict_of(folder: Path) -> Verdict:
+    (verdict,) = audit([folder])
+    return verdict
+
+
+@BOTH
+@pytest.mark.parametrize("barrier", [True, False])
+def test_a_window_dropped_at_the_end_of_the_job_counts_and_the_audit_tells(
+    barrier: bool, in_process: bool, tmp_path: Path
+) -> None:
+    fake = FakeMaster()
+    seen: list[list[int]] = []
+    arguments = {"num_epochs": 2, "epoch_barrier": barrier, "audit_dir": tmp_path, "in_process": in_process}
+    with trainer(fake, {"a": 20}, **arguments) as (service, dataset):  # type: ignore[arg-type]
+        with one_warning(UNSTEPPED.format(8)):
+            accumulate(service, elastic(dataset), 4, seen)
+        assert service.record_count == 0
+    fake.outcomes["training"].check_complete(2)
+    assert len(seen) == 10
+    verdict = verdict_of(tmp_path)
+    assert verdict.outcome is Outcome.INEXACT
+    assert verdict.unstepped == 8
+    assert verdict.rests_on == {"step": 32, "unstepped": 8}
+
+
+@pytest.mark.timeout(60)
+def test_several_trainers_drop_their_own_windows(tmp_path: Path) -> None:
+    fake = FakeMaster()
+    together = threading.Barrier(2, timeout=20)
+
+    def train(pair: tuple[DataShardService, ShardedDataset]) -> int:
+        service, dataset = pair
+        sgd = optimizer()
+        service.attach(sgd)
+        for number, _ in enumerate(elastic(dataset)):
+            if number == 0:
+                sgd.step()
+            if number < 2:
+                together.wait()  # so that each has a batch more than it steps on
+        return service.record_count
+
+    with ExitStack() as stack:
+        made = [stack.enter_context(trainer(fake, {"a": 48}, audit_dir=tmp_path)) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            left = list(pool.map(train, made))
+        assert sum(left) == 40
+        for (service, dataset), records in zip(made, left, strict=True):
+            assert not service.finished
+            with one_warning(UNSTEPPED.format(records)):
+                assert take(iter(elastic(dataset)), 9) == []
+        assert [service.finished for service, _ in made] == [True, True]
+    fake.outcomes["training"].check_complete(1)
+    assert verdict_of(tmp_path).unstepped == 40
+
+
+def test_a_window_that_is_left_between_epochs_is_covered_by_the_next_step() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 20}, num_epochs=2) as (service, dataset), no_warning():
+        accumulate(service, elastic(dataset), 5, [])
+    fake.outcomes["training"].check_complete(2)
+
+
+def test_synchronous_ranks_drop_their_windows_together(tmp_path: Path) -> None:
+    fake = FakeMaster()
+
+    def train(rank: Rank) -> None:
+        sgd = optimizer()
+        rank.service.attach(sgd)
+        rank.service.load_state_dict(None)
+        while not rank.service.finished:
+            for number, _ in enumerate(rank.one_pass()):
+                rank.loader.weigh(torch.zeros(()))
+                if number == 0:
+                    sgd.step()
+
+    with pytest.warns(UserWarning, match=r"handed out after the last optimizer\.step\(\)"):
+        run_ranks(fake, 2, train, {"a": 40}, audit_dir=tmp_path)
+    fake.outcomes["training"].check_complete(1)
+    assert verdict_of(tmp_path).unstepped == 32
+
+
+# Synchronous ranks ------------------------------------------------------------------------------------------
+
+UNWEIGHED = r"stand.*loader\.weigh\(loss\).*scale_gradients"
+
+
+@pytest.mark.parametrize("knows", ["", "weigh", "weight"])
+def test_a_synchronous_loop_that_does_not_weigh_hears_of_it_at_a_batch_that_stands_in(knows: str) -> None:
+    def train(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for _ in rank.loader:
+            if knows == "weigh":
+                rank.loader.weigh(torch.zeros(()))
+            elif knows:
+                assert rank.loader.weight >= 0
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run_ranks(FakeMaster(), 2, train, {"a": 4, "b": 4, "c": 4}, records_per_shard=4)
+    said = [str(warning.message) for warning in found]
+    assert len(said) == (0 if knows else 1)
+    assert all(re.search(UNWEIGHED, text) for text in said)
+
+
+def train_fresh(rank: Rank) -> None:
+    """A loop that loads nothing."""
+    while not rank.service.finished:
+        for _ in rank.one_pass():
+            rank.loader.weigh(torch.zeros(()))
+
+
+@BOTH
+@pytest.mark.parametrize("asks", [True, False], ids=["finished", "pass"])
+def test_a_fresh_synchronous_job_begins_at_the_beginning(asks: bool, in_process: bool) -> None:
+    fake = FakeMaster()
+
+    def train(rank: Rank) -> None:
+        if not asks:
+            assert list(rank.one_pass())
+            rank.loader.weigh(torch.zeros(()))
+        train_fresh(rank)
+
+    run_ranks(fake, 2, train, {"a": 40}, in_process=in_process, num_epochs=2)
+    assert fake.dataset_status("training").lineage == 1
+    fake.outcomes["training"].check_complete(2)
+
+
+def test_a_synchronous_job_that_finds_a_position_must_load_one() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 40}) as (service, dataset):
+        take(iter(elastic(dataset)), 2)
+        service.session.flush()
+    for _ in range(2):
+        with pytest.raises(Failed, match="call load_state_dict"):
+            run_ranks(fake, 2, train_fresh, {"a": 40})
+
+
+def test_a_synchronous_job_that_finds_another_trainer_must_load_a_position() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 40}) as (service, _):
+        assert service.size == 40
+        with pytest.raises(Failed, match="call load_state_dict"):
+            run_ranks(fake, 2, train_fresh, {"a": 40})
+
+
+class Enough(Exception):
+    """The loop has waited for long enough."""
+
+
+@pytest.mark.timeout(60)
+def test_two_services_of_one_dataset_in_one_thread_say_that_they_wait_for_each_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake = FakeMaster()
+    with ExitStack() as stack:
+        loaders = []
+        for name in ("one", "two"):
+            client = Patient(fake, fake._local, name, in_process=True)
+            client.then = lambda: give_up() if caplog.messages else None
+            reader = NumberReader({"a": 39})
+            service = stack.enter_context(DataShardService(4, client, reader=reader))
+            loaders.append(elastic(ShardedDataset(service, reader)))
+
+        def give_up() -> None:
+            raise Enough
+
+        with pytest.raises(Enough):
+            list(zip(*loaders, strict=False))
+    (message,) = caplog.messages
+    assert re.search(r"waited \d+ s for records.*trainer '(one|two)' .* has \d+ record\(s\)", message)

@@ -58,13 +58,13 @@ def test_a_step_that_a_scaler_skips_does_not_count(fused: bool) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_last_step_that_a_scaler_skips_ends_in_an_error_that_says_so(fused: bool) -> None:
+def test_a_last_step_that_a_scaler_skips_counts_in_the_end(fused: bool) -> None:
     overflow = Incident(at=3, kind=Kind.OVERFLOW, place=Place.BACKWARD)
     job = run(
         Program(optimizers=(Optimizer(attached=True, fused=fused),), scaler=True, incidents=(overflow,))
     )
-    assert not job.finished
-    assert "GradScaler" in str(job.error)
+    assert job.finished
+    assert job.error is None
 
 
 @pytest.mark.parametrize("counted_epochs", [False, True])
@@ -159,8 +159,9 @@ def test_the_last_batch_of_a_wrapped_loop_that_failed_is_the_one_in_quarantine(t
     run(Program(data=Data(records=4), weighed=False, lookahead=1, told=told, incidents=(failed,)))
 
 
-@pytest.mark.parametrize("told", [GUESSED, TOLD])
-def test_gradients_gathered_in_a_wrapped_loop_are_stepped_on_at_its_end(told: bool) -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_gradients_gathered_in_a_wrapped_loop_that_steps_on_them_at_its_end_count(told: bool) -> None:
+    """Guessed, with a warning: the step came before the wrapper was known to have passed on the last ones."""
     optimizers = (Optimizer(every=3, attached=True),)
     data = Data(records=6)
     assert run(Program(data=data, optimizers=optimizers, weighed=False, lookahead=2, told=told)).finished

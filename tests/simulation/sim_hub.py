@@ -131,10 +131,11 @@ class Process:
         self.stopped = True
 
     def go_on(self) -> None:
-        """As SIGCONT."""
+        """As SIGCONT. What has arrived is seen before any task goes on."""
         self.stopped = False
         kept, self._kept = self._kept, []
-        for event, arguments in kept:
+        of_tasks = (self.wake, self.fail, self._timed_out)
+        for event, arguments in sorted(kept, key=lambda item: item[0] in of_tasks):
             self.deliver(event, *arguments)
         self._wakes()
         self._settle()

@@ -117,6 +117,7 @@ class Model(History):
         self._finished_by: dict[int, str] = {}  # leases that ended with outcomes only: task -> session
         self._trained: dict[int, int] = {}  # lease -> where the trained positions end
         self._over: set[int] = set()
+        self._told: dict[str, tuple[int, tuple[int, ...]]] = {}  # of the last report: request, refused
 
     def _expect(self, holds: object, promise: str, *details: object) -> None:
         if not holds:
@@ -176,6 +177,11 @@ class Model(History):
         """A report was applied."""
         self._expect(call.fence.lineage == self.lineage, "a call of another lineage was answered", call)
         stale = answer.stale
+        request, told = self._told.get(call.session, (0, ()))
+        if 0 < call.request == request:
+            self._expect(stale == told, "a repeated report was answered otherwise", call, told, stale)
+            return
+        self._told[call.session] = max(request, call.request), told if call.request < request else stale
         for failure in call.failures:
             held = self._judge(call.session, failure.task, failure.attempt, stale)
             if held is not None:
@@ -281,6 +287,7 @@ class Model(History):
         self._by_session.clear()
         self._finished_by.clear()
         self._over.clear()
+        self._told.clear()
 
     # Sums -----------------------------------------------------------------------------------------------
 

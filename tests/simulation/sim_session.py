@@ -6,7 +6,6 @@ It does for the trainer what that one does, and decides nothing either.
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from edl_torch.client.description import Description
 from edl_torch.core.calls import DatasetStatus, RegisterCall
 from edl_torch.core.token import Token
 from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait
+from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait, Warn
 from edl_torch.trainer.facts import Logged
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import Config
@@ -95,8 +94,7 @@ class SimSession:
         if isinstance(action, Describe):
             beginning = self.description.beginning()
             return "" if beginning is None else beginning.encode()
-        assert not isinstance(action, Wait)
-        warnings.warn(action.text, stacklevel=2)
+        assert isinstance(action, Warn)  # whom it is meant for is not here
         return None
 
     def _registration(self, *, again: bool) -> RegisterCall:
@@ -144,6 +142,7 @@ class SimSession:
         if self._audit is not None:
             self._rests()
             self._audit.close()
+            self._audit = None
         if self._state.registered.plan is not None:
             yield Call("leave", (self.id, self._state.fence.member))
         if failed is not None:

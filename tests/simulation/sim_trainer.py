@@ -171,26 +171,21 @@ class Trainer:
     def _pass(self) -> Procedure[None]:
         passes = self._trainer.elastic
         number = yield from self._trainer.open()
-        try:
-            while (ticket := (yield from self._next_batch(number))) is not None:
-                self._model.handed(self.session, ticket)
-                self._in_loop.append(ticket)
-                yield Sleep(self._step_takes_s() + self.hang_s)
-                self.hang_s = 0.0
-                if len(self._in_loop) >= self.pace.accumulates:
-                    yield from self._step()
-                if self.job.saves and self._chance.random() < self.job.saves:
-                    yield from self._save()
-                if self.leave or (self.job.breaks and self._chance.random() < self.job.breaks):
-                    break
-        except AccountingError as error:
-            if "after the last optimizer.step()" not in str(error):
-                raise
-            yield from passes.close(number)
-            yield from self._step()  # as it says
-        else:
-            if passes.is_open(number):
-                yield from self._break(number)
+        while (ticket := (yield from self._next_batch(number))) is not None:
+            self._model.handed(self.session, ticket)
+            self._in_loop.append(ticket)
+            yield Sleep(self._step_takes_s() + self.hang_s)
+            self.hang_s = 0.0
+            if len(self._in_loop) >= self.pace.accumulates:
+                yield from self._step()
+            if self.job.saves and self._chance.random() < self.job.saves:
+                yield from self._save()
+            if self.leave or (self.job.breaks and self._chance.random() < self.job.breaks):
+                break
+        if passes.is_open(number):
+            yield from self._break(number)
+        if self._in_loop:  # what is left at the end of a job counts without a step, and is not learnt
+            yield from self._step()
         self._stop_reading()
 
     def _step_takes_s(self) -> float:

@@ -1,7 +1,7 @@
-"""One session's presence: a stream that stands as long as the process does, and a heartbeat beside it.
+"""What keeps one session alive: a stream that stands as long as the process does, and heartbeats beside it.
 
-Two threads of its own, so that neither depends on the training loop. It must not know leases; what the
-master wants is handed to a callback, and how things stand is written to a `Presence`.
+Two threads of their own, so that neither depends on the training loop. They must not know leases: what the
+master wants, and how stream and heartbeats stand, goes to a `Listener`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JOIN_S = 2.0
 
 
 class HeartbeatStub(Protocol):
-    """The two calls of the grpc stub that attendance needs."""
+    """The two calls of the grpc stub that keep a session alive."""
 
     Attend: Callable[..., Any]
     Heartbeat: Callable[..., Any]

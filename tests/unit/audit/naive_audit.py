@@ -219,6 +219,13 @@ class Naive:
                     e[3] for e in lineage.events if e[2] == "accepted" and e[1] < left.get(e[0], e[1] + 1)
                 ]
                 repeated["late"] |= {r for r in records if r in set().union(*others) or r not in required}
+                unheard = Counter(
+                    r
+                    for e in lineage.events
+                    if e[2] == "maybe late" and e[1] < left.get(e[0], e[1] + 1)
+                    for r in e[3]
+                )
+                repeated["late"] |= {r for r in records if unheard[r] > 1}
 
     def _count(self, counts, lineage, required, quarantine) -> None:
         token = None if lineage.token is None else Token.decode(lineage.token)

@@ -346,7 +346,7 @@ def test_facts_of_a_trainer_are_written_as_what_they_say(tmp_path):
         Restored(token=None, lineage=2),
     ):
         by_facts.write(fact)
-    lines = [[line for line in log.path.read_text().splitlines()[1:]] for log in (by_hand, by_facts)]
+    lines = [log.path.read_text().splitlines()[1:] for log in (by_hand, by_facts)]
     assert lines[0] == lines[1]
     assert len(lines[0]) > 8
 

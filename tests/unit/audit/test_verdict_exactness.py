@@ -170,6 +170,20 @@ def test_a_report_that_came_too_late_was_trained_on_twice(tmp_path, settled):
     assert by(verdict, "repeated") == [("zombie (reported too late in lineage 1, task 1)",)]
 
 
+def test_of_two_reports_that_nobody_answered_one_was_in_vain(tmp_path):
+    """The master heard at most one of them, and both trainers live."""
+    first, second = Writer(tmp_path, "first"), Writer(tmp_path, "second")
+    first.take(1, 0, 0, 8)
+    first.say(1, 8, answered=False)
+    first.log.lost()
+    second.take(2, 0, 0, 8)
+    second.say(2, 8, answered=False)
+    second.log.lost()
+    second.whole(3, 1)
+    verdict = one(tmp_path)
+    assert (verdict.outcome, verdict.repeated, verdict.late) == (Outcome.INEXACT, 8, 8)
+
+
 def test_a_killed_trainers_report_is_in_no_model_that_goes_on(tmp_path):
     killed, other = Writer(tmp_path, "killed"), Writer(tmp_path, "other")
     killed.take(1, 0, 0, 8)

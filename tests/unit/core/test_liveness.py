@@ -19,6 +19,7 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.persistence import dump, load
 from edl_torch.errors import SessionLost, StaleLease
 from edl_torch.shard import Source
 
@@ -159,6 +160,28 @@ def test_a_late_acknowledgement_of_a_stalled_trainer_changes_nothing(master: Mas
     assert master.told("a", 12, acknowledgements=(done,)) == (grant.task,)
     assert master.dataset_status("d").acknowledged == 0
     assert master.lends("a", 12)  # it goes on with new ones
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_repeated_report_on_leases_taken_since_is_answered_as_it_was(
+    master: Master, restarted: bool
+) -> None:
+    """It was heard: refused now, the trainer would take for lost what it had trained on."""
+    (grant,) = master.lends("a", 0)
+    done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=1)
+    other = Acknowledgement(task=999, attempt=1, upto=1)
+    call = ReportCall(
+        session="a", dataset="d", fence=fence(master, "a"), request=7, acknowledgements=(done, other)
+    )
+    assert master.report(call, 0).stale == (999,)
+    master.beats("b", 9, 1)
+    assert master.expire(10)
+    again: Dispatcher = master
+    if restarted:
+        again = load(dump(master), ledger_id=master.ledger_id, now=10.0)
+    assert again.report(call, 12).stale == (999,)
+    assert again.report(replace(call, request=8), 13).stale == (grant.task, 999)
+    assert again.dataset_status("d").acknowledged == 1
 
 
 def test_a_repeated_lease_call_does_not_bring_back_what_was_taken(master: Master) -> None:

@@ -452,14 +452,14 @@ def test_a_pass_that_reads_while_a_batch_waits_is_not_stuck(master: Master, shel
     shell.begin_elastic()
     shell.state.steps.attach()
     hand_next(shell)
-    shell.elastic.check_stuck()
+    shell.run(shell.elastic.settle_stuck())
     assert shell.state.supply.current.granted == 1
 
 
 def test_nothing_is_stuck_outside_of_a_pass_or_without_leases(shell: Shell) -> None:
-    shell.elastic.check_stuck()
+    shell.run(shell.elastic.settle_stuck())
     shell.run(shell.trainer.open())
-    shell.elastic.check_stuck()
+    shell.run(shell.elastic.settle_stuck())
 
 
 def test_a_partial_batch_goes_back_as_a_remainder(master: Master, shell: Shell) -> None:
