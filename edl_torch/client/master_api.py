@@ -1,4 +1,4 @@
-"""The port through which a trainer speaks to a master, whatever lies behind it.
+"""The calls of a trainer to a master, whatever lies behind it.
 
 An embedded master, a server over grpc and the fake of `edl_torch.testing` all answer these calls. Every
 method may be called from several threads, and every call may be repeated safely.

@@ -33,7 +33,7 @@ from split import read_captions
 from stopping import StopSignal, leave_signals_to_trainer
 from vocabulary import Vocabulary
 
-from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, load_checkpoint, save_checkpoint
+from edl_torch import ElasticDataLoader, load_checkpoint, save_checkpoint
 from edl_torch.errors import EdlError
 from edl_torch.readers import CocoCaptionsReader
 
@@ -110,22 +110,24 @@ class Trainer:
         self.line = ProgressLine(None if self.ranks.first else open(os.devnull, "w"))  # noqa: SIM115
         self._saved_at = self.line.now()
 
-    def train(self, service: DataShardService, loader: ElasticDataLoader, stop: StopSignal) -> None:
+    def train(self, loader: ElasticDataLoader, stop: StopSignal) -> None:
         """Train until the data is finished, or a signal asks to stop."""
-        service.attach(self.optimizer)
+        loader.attach(self.optimizer)
         loader.freeze_statistics(self.model)
         if self.ranks.together:
-            self._load_together(service)
+            self._load_together(loader)
         elif self.options.resume is None:
-            self.save(service)  # so that --resume never finds the checkpoint of an earlier run
-        while not service.finished and not stop.asked():
-            self._begin_epoch(service.epoch)
+            self.save(loader)  # so that --resume never finds the checkpoint of an earlier run
+        for epoch in loader.epochs():
+            if stop.asked():
+                return
+            self._begin_epoch(epoch)
             for batch in loader:
                 self._step(batch, loader)
-                self._look_around(service, stop)
+                self._look_around(loader, stop)
                 if stop.asked():
                     return
-            self._end_epoch(service)
+            self._end_epoch(loader)
 
     def _begin_epoch(self, epoch: int) -> None:
         if self.tally.epoch != epoch:  # else it goes on from a checkpoint
@@ -149,16 +151,16 @@ class Trainer:
         self.tally = self.tally.plus(loader.weight, loss.item())
         self.line.count(loader.weight)
 
-    def _look_around(self, service: DataShardService, stop: StopSignal) -> None:
+    def _look_around(self, loader: ElasticDataLoader, stop: StopSignal) -> None:
         if self.line.due and self.ranks.first:
-            self._draw(service)
+            self._draw(loader)
         if self.ranks.together:  # clocks differ, and all must save at the same step
             if self.tally.batches % self.options.checkpoint_steps == 0:
-                self.save(service)
+                self.save(loader)
         elif stop.asked() or self.line.now() - self._saved_at >= self.options.checkpoint_every_s:
-            self.save(service)
+            self.save(loader)
 
-    def _end_epoch(self, service: DataShardService) -> None:
+    def _end_epoch(self, loader: ElasticDataLoader) -> None:
         tally = self.tally.over(self.ranks)
         rate = self.ranks.sum(torch.tensor(self.line.rate)).item()
         epoch = f"epoch {tally.epoch + 1}/{self.options.epochs}"
@@ -168,10 +170,10 @@ class Trainer:
         if self.ranks.together:
             self.deliveries.gather(tally.epoch, self.ranks.sum)
         self.tally = Tally(epoch=tally.epoch + 1)
-        self.save(service)
+        self.save(loader)
 
-    def _draw(self, service: DataShardService) -> None:
-        progress = service.progress()
+    def _draw(self, loader: ElasticDataLoader) -> None:
+        progress = loader.progress()
         self.line.draw(
             Standing(
                 epoch=self.tally.epoch,
@@ -195,17 +197,17 @@ class Trainer:
         """Where checkpoints go."""
         return self.options.output / CHECKPOINT
 
-    def save(self, service: DataShardService) -> None:
+    def save(self, loader: ElasticDataLoader) -> None:
         """Save the model and the position in the data: one instant, one file."""
         if self.ranks.together:
-            self._save_together(service)
+            self._save_together(loader)
             return
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "config": asdict(self.model.config),
             "words": self.vocabulary.words,
-            "data": service.state_dict(),
+            "data": loader.state_dict(),
             "deliveries": self.deliveries.state_dict(),
             "tally": asdict(self.tally),
             "history": self.history,
@@ -214,22 +216,22 @@ class Trainer:
         checkpoint.save(self.checkpoint_path, state)
         self._saved_at = self.line.now()
 
-    def _save_together(self, service: DataShardService) -> None:
+    def _save_together(self, loader: ElasticDataLoader) -> None:
         """The same on all ranks: what each counted is everybody's then."""
         self.deliveries.gather(self.tally.epoch, self.ranks.sum)
         tally = self.tally.over(self.ranks)
         self.tally = tally.kept_by(self.ranks)
         save_checkpoint(
-            *(self.options.output / "checkpoints", self.loss, self.optimizer, service),
+            *(self.options.output / "checkpoints", self.loss, self.optimizer, loader.service),
             deliveries=self.deliveries.state_dict(),
             tally=asdict(tally),
             history=self.history,
         )
 
-    def _load_together(self, service: DataShardService) -> None:
+    def _load_together(self, loader: ElasticDataLoader) -> None:
         """Go on where this job's last checkpoint was, whoever saved it; or begin."""
         folder = self.options.output / "checkpoints"
-        extra = load_checkpoint(folder, self.loss, self.optimizer, service)
+        extra = load_checkpoint(folder, self.loss, self.optimizer, loader.service)
         if extra is not None:
             self.deliveries.load_state_dict(extra["deliveries"])
             self.tally = Tally(**extra["tally"]).kept_by(self.ranks)
@@ -264,13 +266,12 @@ def _run(options: Options, ranks: Ranks) -> int:
     saved = None if options.resume is None else checkpoint.load(existing_file(options.resume))
     trainer, reader = _make_trainer(options, data, saved, ranks)
     # torchrun stops all ranks at once, each where it is: they go on from their last checkpoint.
-    with StopSignal(listen=not ranks.together) as stop, _make_service(options, reader) as service:
-        loader = _make_loader(options, service, reader, trainer)
+    with StopSignal(listen=not ranks.together) as stop, _make_loader(options, reader, trainer) as loader:
         if saved is not None:
             trainer.load(saved)
             if options.rewind or not options.shared:
-                service.load_state_dict(saved["data"])
-        trainer.train(service, loader, stop)
+                loader.load_state_dict(saved["data"])
+        trainer.train(loader, stop)
     if stop.asked():
         print(f"stopped: go on with --resume {trainer.checkpoint_path}", file=sys.stderr)
         return 128 + stop.number
@@ -301,30 +302,17 @@ def _make_trainer(
     return Trainer(options, vocabulary, config, len(content["annotations"]), ranks), reader
 
 
-def _make_service(options: Options, reader: NumberedReader) -> DataShardService:
-    return DataShardService(
-        batch_size=options.batch_size,
-        reader=reader,
-        num_epochs=options.epochs,
-        shuffle_shards=True,
-        seed=options.seed,
-        audit_dir=options.audit,
-    )
-
-
-def _make_loader(
-    options: Options, service: DataShardService, reader: NumberedReader, trainer: Trainer
-) -> ElasticDataLoader:
+def _make_loader(options: Options, reader: NumberedReader, trainer: Trainer) -> ElasticDataLoader:
     config = trainer.model.config
-    dataset = ImageDataset(
-        service,
+    return ElasticDataLoader(
         reader,
-        shuffle=True,
+        options.batch_size,
+        num_epochs=options.epochs,
+        shuffle="in_shard",
+        seed=options.seed,
         transform=Fit(config.image_size),
         target_transform=Encode(trainer.vocabulary, config.max_tokens),
-    )
-    return ElasticDataLoader(
-        dataset,
+        audit_dir=options.audit,
         synchronous=trainer.ranks.together,
         num_workers=options.workers,
         collate_fn=collate,

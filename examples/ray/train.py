@@ -25,23 +25,16 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from edl_torch import (
-    DataShardService,
-    ElasticDataLoader,
-    ShardedDataset,
-    load_checkpoint,
-    save_checkpoint,
-)
+from edl_torch import ElasticDataLoader, load_checkpoint, save_checkpoint
 from edl_torch.audit.verdict import audit
 from edl_torch.integrations.ray import master_client, start_master
-from edl_torch.readers import MapDatasetReader
 
 BATCH, EPOCHS, SIZE = 16, 3, 4000
 CHECKPOINT_EVERY = 40  # steps
 
 
 class Points:
-    """Record i is a point and the side of a plane it is on. Any reader of edl_torch would do."""
+    """Record i is a point and the side of a plane it is on. Any reader of edl_torch would do in its place."""
 
     def __len__(self) -> int:
         return SIZE
@@ -56,23 +49,23 @@ def train(config: dict[str, Any]) -> None:
     storage = Path(config["storage"])
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    reader = MapDatasetReader(Points())
     with (
         master_client() as client,
-        DataShardService(
+        ElasticDataLoader(
+            Points(),
             BATCH,
-            client,
-            reader=reader,
             num_epochs=EPOCHS,
             shuffle=True,
-            audit_dir=str(storage / "audit"),
-        ) as service,
+            synchronous=True,
+            master_client=client,
+            audit_dir=storage / "audit",
+        ) as loader,
     ):
-        loader = ElasticDataLoader(ShardedDataset(service, reader), synchronous=True)
-        service.attach(optimizer)
+        loader.attach(optimizer)
+        service = loader.service
         load_checkpoint(storage / "checkpoints", model, optimizer, service)  # or begin, where there is none
         steps = 0
-        while not service.finished:
+        for _ in loader.epochs():
             for points, sides in loader:
                 loss = nn.functional.binary_cross_entropy_with_logits(model(points)[:, 0], sides)
                 optimizer.zero_grad()

@@ -124,9 +124,9 @@ def test_the_loop_of_synchronous_ranks_runs(
     }
     (block,) = blocks("docs/synchronous.md")
     exec(compile(block, "docs/synchronous.md", "exec"), given)
-    assert given["service"].finished
+    assert given["loader"].service.finished
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
-    given["service"].close()
+    given["loader"].close()
 
 
 class Pixels(torch.nn.Linear):

@@ -1,4 +1,4 @@
-"""An unmodified ElasticDL master as a trainer of ours sees it: the port over that project's three calls.
+"""An unmodified ElasticDL master as a trainer of ours sees it: `MasterApi` over that project's three calls.
 
 It keeps what such a master can keep; what it cannot is refused with a remedy (docs/elasticdl.md). Used in the
 trainer's process only.
