@@ -1,4 +1,4 @@
-"""Where a session's locks, threads, clock and id come from: the system, or a simulator that plays it.
+"""Where a session's locks, threads, clock and id come from: the system, or a test.
 
 What waits is kept apart from what is decided: a session never makes a lock or a thread by itself. It must not
 know what they are for.
