@@ -245,9 +245,9 @@ class _Threading(types.ModuleType):
 
 
 def _maker() -> str:
-    """The class and attribute that a lock is made for, outside of `threads.py` and this file."""
+    """The class and attribute that a lock is made for, outside of this file."""
     frame = sys._getframe(2)
-    while frame.f_code.co_filename.endswith(("client/threads.py", __file__)):
+    while frame.f_code.co_filename == __file__:
         frame = frame.f_back  # type: ignore[assignment]
     owner = type(frame.f_locals["self"]).__name__ if "self" in frame.f_locals else frame.f_code.co_name
     with open(frame.f_code.co_filename, encoding="utf-8") as file:

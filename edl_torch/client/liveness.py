@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
-from edl_torch.client.threads import Condition
 from edl_torch.trainer.liveness import Liveness
 
 
@@ -19,7 +19,9 @@ def suspended_clock() -> float:
 class LivenessFeed:
     """The `Listener` of one session. `changed` guards `liveness`; `wanted` hears that others wait."""
 
-    def __init__(self, liveness: Liveness, changed: Condition, wanted: Callable[[str], None]) -> None:
+    def __init__(
+        self, liveness: Liveness, changed: threading.Condition, wanted: Callable[[str], None]
+    ) -> None:
         self._liveness = liveness
         self._changed = changed
         self.wanted = wanted

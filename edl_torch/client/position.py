@@ -21,6 +21,7 @@ class Position:
 
     def __init__(self, session: Session) -> None:
         self.lockstep: Lockstep | None = None
+        self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
         self._session = session
         self._pure = session.trainer.position
 

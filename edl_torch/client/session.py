@@ -6,6 +6,9 @@ It holds one lock while the trainer decides, and none while it acts. It decides 
 from __future__ import annotations
 
 import logging
+import threading
+import time
+import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +21,6 @@ from edl_torch.client.iterations import Iterations, NoIterations
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.position import Position
-from edl_torch.client.threads import SYSTEM, Thread, Threads
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
@@ -52,13 +54,11 @@ class Session:
         description: Description,
         lookahead: int | None,
         audit_dir: str | Path | None = None,
-        threads: Threads = SYSTEM,
     ) -> None:
-        self.id = threads.new_id()
+        self.id = uuid.uuid4().hex
         self.master = master
         self.description = description
         self.closed = False
-        self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
         config = Config(
             session=self.id,
             dataset=description.name,
@@ -69,12 +69,11 @@ class Session:
             audited=audit_dir is not None,
         )
         self.trainer = Trainer(config, Liveness())
-        self._threads = threads
         self._audit = None if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
-        self._changed = threads.condition()  # the one lock of the session
+        self._changed = threading.Condition()  # the one lock of the session
         self._waiting: list[Wait] = []
-        self._clock = threads.clock  # that of liveness, where it is ever in doubt
-        self._worker: Thread | None = None
+        self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
+        self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
         self._iterations: Iterations = NoIterations()
         self.elastic = ElasticSession(self)
@@ -119,7 +118,7 @@ class Session:
             self._write_down()
         if self._may_need_worker and self.trainer.has_work:
             self._may_need_worker = False
-            self._worker = self._threads.thread(self._work, "edl-calls")
+            self._worker = threading.Thread(target=self._work, name="edl-calls", daemon=True)
             self._worker.start()
         for wait in self._waiting:
             if wait.ready():
@@ -285,7 +284,7 @@ class Session:
 
     def close(self) -> None:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
-        deadline = self._threads.clock() + CLOSE_TIMEOUT_S
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self.closed = True
         try:
             self.run(self.trainer.close(CLOSE_TIMEOUT_S))
@@ -293,8 +292,8 @@ class Session:
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)
         finally:
-            if self._worker is not None:
-                self._worker.join(max(0.0, deadline - self._threads.clock()))
+            if self._worker is not None and self._worker is not threading.current_thread():
+                self._worker.join(max(0.0, deadline - time.monotonic()))
             if self._audit is not None:
                 self.do(self._audit.close)
             if self.joined:

@@ -67,7 +67,7 @@ def save_checkpoint(
     """
     _check_ranks(service)
     folder = Path(directory)
-    last = service.session.checkpoints.get(str(folder))
+    last = service.session.position.checkpoints.get(str(folder))
     partial = folder / _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _prepare(folder, last))
     name = partial.name.partition(".")[0]
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -81,7 +81,7 @@ def save_checkpoint(
         raise _unwritten(partial, partial, _reasons(exc)) from exc
     data = service.state_dict()
     _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _finish(partial, folder / name, data, keep))
-    service.session.checkpoints[str(folder)] = name
+    service.session.position.checkpoints[str(folder)] = name
     return folder / name
 
 
@@ -106,7 +106,7 @@ def load_checkpoint(
         return _newest(Path(directory))
 
     name = _on_first(service, Doing.LOAD_CHECKPOINT, choose)
-    service.session.checkpoints[str(Path(directory))] = name
+    service.session.position.checkpoints[str(Path(directory))] = name
     if not name:
         service.load_state_dict(None)
         return None

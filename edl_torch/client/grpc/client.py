@@ -153,7 +153,7 @@ class MasterClient:
             attendance = self._attendances.get(session)
             if attendance is not None:
                 return attendance.clock
-            attendance = Heartbeat(self._stub, session, listener, on_connect=self._guard.refresh)
+            attendance = Heartbeat(self._stub, session, listener, guard=self._guard)
             self._attendances[session] = attendance
         attendance.start()
         return attendance.clock

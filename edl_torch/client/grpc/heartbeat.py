@@ -19,6 +19,7 @@ from edl_torch.client.master_api import Listener
 from edl_torch.errors import SessionLost
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.status import from_status
+from edl_torch.system.forks import ForkGuard
 
 log = logging.getLogger("edl_torch.client")
 
@@ -54,14 +55,14 @@ class Heartbeat:
         session: str,
         listener: Listener,
         *,
-        on_connect: Callable[[], None],
+        guard: ForkGuard,
         clock: Callable[[], float] = suspended_clock,
     ) -> None:
         self.listener = listener
         self.clock = clock
         self._stub = stub
         self._session = session
-        self._on_connect = on_connect
+        self._guard = guard
         self._lock = threading.Lock()
         self._stream: Any = None
         self._stop = threading.Event()
@@ -127,7 +128,7 @@ class Heartbeat:
             progress_timeout_s = event.attending.progress_timeout_s
             self._timeout_s = min(lease_timeout_s, progress_timeout_s or lease_timeout_s)
             self._retime.set()
-            self._on_connect()
+            self._guard.refresh()
             self.listener.stood(
                 asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
             )

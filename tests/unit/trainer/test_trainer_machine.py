@@ -341,7 +341,9 @@ class Loop:
         self._loop(self.shell.elastic.look_for_more(), on_done, ends=True)
 
     def _step(self, _: st.DataObject) -> None:
-        if self.optimizer is not None:
+        if (
+            self.optimizer is not None and self.shell.state.steps.keep
+        ):  # else it looks like a loop that is behind
             self.finish_with()
             self._loop(self.shell.elastic.stepped(self.optimizer))
 
@@ -407,6 +409,11 @@ class Loop:
 
     def go_on_training(self, draw: st.DataObject) -> None:
         """Do what a loop that nothing happens to does next, to its end."""
+        self.begin_next(draw)
+        self.come_to_rest()
+
+    def begin_next(self, draw: st.DataObject) -> None:
+        """Begin what a loop that nothing happens to does next."""
         for stream in STREAMS:
             if self.at == "asking" and not self.drawn[stream]:
                 self.draw(stream)
@@ -419,7 +426,6 @@ class Loop:
         else:
             what = "close" if self.at == "left" else "open"
         self.act(what, draw)
-        self.come_to_rest()
 
     # The end ----------------------------------------------------------------------------------------------
 
@@ -510,6 +516,14 @@ class TrainerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.loops[which].go_on_training(data)
 
+    @rule(which=which, steps=st.integers(0, 3), how=st.sampled_from(HOW[-3:]), data=st.data())
+    def go_on_badly(self, which: int, steps: int, how: str, data: st.DataObject) -> None:
+        loop = self.loops[which]
+        loop.begin_next(data)
+        for do in [loop.step] * steps + [getattr(loop, how)]:
+            if loop.able:
+                do(data.draw(st.sampled_from(loop.able)))
+
     @rule(which=which, what=st.sampled_from(["draw", "fail", "want"]), data=st.data())
     def do_beside(self, which: int, what: str, data: st.DataObject) -> None:
         loop, stream = self.loops[which], data.draw(st.sampled_from(STREAMS))
@@ -520,9 +534,7 @@ class TrainerMachine(RuleBasedStateMachine):
         else:
             loop.be_wanted()
 
-    @rule(
-        which=which, data=st.data(), how=st.sampled_from(["step"] * 6 + ["reach_master", "lose", "interrupt"])
-    )
+    @rule(which=which, data=st.data(), how=st.sampled_from(HOW))
     def go_on(self, which: int, data: st.DataObject, how: str) -> None:
         loop = self.loops[which]
         if loop.able:
@@ -601,7 +613,7 @@ class TrainerMachine(RuleBasedStateMachine):
                 if loop.kind == "plain":
                     shell.run(shell.trainer.plain.finish(abandoned=True))
                 shell.run(shell.elastic.close(loop.number))
-                if loop.optimizer is not None:
+                if loop.optimizer is not None and state.steps.keep:
                     loop.finish_with()
                     shell.run(shell.elastic.stepped(loop.optimizer))
                 shell.run(shell.trainer.reporter.flush())
