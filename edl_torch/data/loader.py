@@ -376,10 +376,12 @@ class ElasticDataLoader(DataLoader[Any]):
         A service that the loader has made is closed too.
         """
         live = None if self._live is None else self._live()
-        if live is not None:
-            live.close()
-        with suppress(ServiceClosed):
-            self.service.session.elastic.end_abandoned()
+        try:
+            if live is not None:
+                live.close()
+            with suppress(ServiceClosed):
+                self.service.session.elastic.end_abandoned()
+        finally:
             if self._owns_service:
                 self.service.close()
 

@@ -13,7 +13,13 @@ import torch
 from loader_kit import NumberReader, acknowledged, flat
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.errors import AccountingError, InvalidArgument, ReaderError, ServiceClosed
+from edl_torch.errors import (
+    AccountingError,
+    InvalidArgument,
+    MasterUnavailable,
+    ReaderError,
+    ServiceClosed,
+)
 from edl_torch.readers import ImageFolderReader, MapDatasetReader
 from edl_torch.testing import FakeMaster
 
@@ -266,3 +272,15 @@ def test_a_shuffle_that_is_not_known_names_those_that_are() -> None:
 def test_a_folder_of_images_needs_no_reader_by_name(photos: Path) -> None:
     with ElasticDataLoader(photos, 4, transform=shrink, master_client=FakeMaster()) as loader:
         assert isinstance(loader.dataset.reader, ImageFolderReader)
+
+
+def test_a_loader_whose_master_is_away_closes_its_service_all_the_same() -> None:
+    fake = FakeMaster()
+    loader = ElasticDataLoader(SQUARES, 8, master_client=fake)
+    batches = iter(loader)
+    next(batches)
+    fake.faults.master_away()
+    with pytest.raises(MasterUnavailable):
+        loader.close()
+    with pytest.raises(ServiceClosed):
+        _ = loader.service.finished
