@@ -143,7 +143,7 @@ class InFlight:
         self._close_if_done(task, held)
         return [Failure(task=task, attempt=held.attempt, position=position, reason=shortened(reason))]
 
-    def fail_batch(self, reason: str, ahead: int = 0) -> list[Failure]:
+    def fail_batch(self, reason: str, ahead: int) -> list[Failure]:
         """Put the batch in hand, after which `ahead` were handed out, into quarantine."""
         if len(self._batches) <= ahead:
             return []
