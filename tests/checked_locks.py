@@ -293,9 +293,9 @@ def checked_locks(*, collects: bool = False) -> Iterator[Watch]:
     """
     watch = Watch(collects=collects)
     with pytest.MonkeyPatch.context() as patch:
-        stand_in = _Threading(watch)
+        padding = _Threading(watch)
         for module in package_modules():
-            patch.setattr(module, "threading", stand_in)
+            patch.setattr(module, "threading", padding)
         with _old_objects_left_out() if collects else nullcontext():
             yield watch
         watch.collects = False

@@ -170,7 +170,7 @@ class Dispatcher:
         self.members.stream_broke(session, now)
 
     def leave(self, session: str, member: int) -> tuple[Released, ...]:
-        """End the session of that `member` at its own wish; what it did not train on waits again."""
+        """End the session of that `member` at its own request; what it did not train on waits again."""
         known = self.members.get(session)
         return () if known is None or known.number != member else self.give_up(known)
 

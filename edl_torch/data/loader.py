@@ -27,8 +27,8 @@ from edl_torch.data.dataset import Feed, OnBadRecord, ShardedDataset
 from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
+from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
-from edl_torch.data.stand_in import StandIn, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, ServiceClosed
 from edl_torch.shard import Indices, TaskType
@@ -168,7 +168,7 @@ class ElasticDataLoader(DataLoader[Any]):
         self._peers = _peers_of(synchronous, process_group)
         self._undecided = synchronous is None
         self._ranks = 1 if self._peers is None else self._peers.size
-        self._stand_in = StandIn()
+        self._padding = PaddingBatch()
         self._statistics = Statistics()
         self._weights = Weights(
             self._peers,
@@ -255,7 +255,7 @@ class ElasticDataLoader(DataLoader[Any]):
         if self._peers is None:
             return LoaderPass(self, session, whole_batch, self._weights, epoch)
         return LockstepPass(
-            *(self, session, whole_batch, self._weights, self._stand_in, self._statistics, epoch)
+            *(self, session, whole_batch, self._weights, self._padding, self._statistics, epoch)
         )
 
     def __len__(self) -> int:

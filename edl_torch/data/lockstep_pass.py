@@ -15,7 +15,7 @@ from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.loader_pass import LoaderPass, Source
-from edl_torch.data.stand_in import StandIn, Statistics
+from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.tickets import Ticket
@@ -24,7 +24,7 @@ PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not ove
 
 
 class LockstepPass(LoaderPass):
-    """The iterator. `stand_in`, `statistics` and `weights` are the loader's and outlive it."""
+    """The iterator. `padding`, `statistics` and `weights` are the loader's and outlive it."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class LockstepPass(LoaderPass):
         session: Session,
         whole_batch: int | None,
         weights: Weights,
-        stand_in: StandIn,
+        padding: PaddingBatch,
         statistics: Statistics,
         epoch: int = NEW_PASS,
     ) -> None:
@@ -41,7 +41,7 @@ class LockstepPass(LoaderPass):
             raise InvalidArgument("the session has no peers: make the loader with synchronous=True")
         self._lockstep: Lockstep = lockstep
         self._peers: Peers = lockstep.peers
-        self._stand_in = stand_in
+        self._padding = padding
         self._statistics = statistics
         self._pulled: Envelope | None = None
         self._error: Exception | None = None
@@ -57,7 +57,7 @@ class LockstepPass(LoaderPass):
 
     def __next__(self) -> Any:
         self._statistics.let_go()
-        self._weights.warn_of_stand_in()
+        self._weights.warn_of_padding()
         self._request()
         going_on = False
         try:
@@ -88,7 +88,7 @@ class LockstepPass(LoaderPass):
             Ballot(
                 doing=Doing.STEP,
                 batches=int(mine is not None),
-                bare=int(mine is None and not self._stand_in.made),
+                bare=int(mine is None and not self._padding.made),
                 failed=int(self._error is not None),
                 verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._passes.is_over)),
             )
@@ -131,16 +131,16 @@ class LockstepPass(LoaderPass):
         """This rank's batch of the step, or what stands in for it."""
         mine = self._pulled
         if mine is not None:
-            self._stand_in.keep(mine.batch)
+            self._padding.keep(mine.batch)
         if count.bare:
             lent = self._peers.lend(None if mine is None else mine.batch)
-            self._stand_in.keep(lent)
+            self._padding.keep(lent)
         self._steps += 1
         self._weights.step(0 if mine is None else mine.size)
         if mine is None:
             self._passes.pad()
             self._statistics.keep()
-            return self._stand_in.batch()
+            return self._padding.batch()
         if not self._passes.deliver(mine.ticket):
             raise StaleLease(
                 "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "

@@ -77,7 +77,7 @@ class Weights:
         self._own = own
         self._stood_in |= not own
 
-    def warn_of_stand_in(self) -> None:
+    def warn_of_padding(self) -> None:
         """Warn, once, a loop that has had a batch which stands in, and has never asked what one weighs."""
         if self._stood_in and not self._heeded:
             self._heeded = True

@@ -43,7 +43,7 @@ class MasterActor:
         host: str | None,
         port: int,
         insecure: bool,
-        door: dict[str, str],
+        credentials: dict[str, str],
         patience: dict[str, float],
     ) -> None:
         from edl_torch.master.threaded import ThreadedMaster
@@ -56,7 +56,7 @@ class MasterActor:
             str(HostPort(here, port)),
             state=Path(state),
             insecure=insecure,
-            credentials=ServerCredentials.read(**door),
+            credentials=ServerCredentials.read(**credentials),
             on_failure=lambda _: os._exit(1),  # Ray starts the actor again
             **patience,
         )
@@ -106,7 +106,7 @@ def start_master(
     host: str | None = None,
     port: int = 0,
     insecure: bool = False,
-    door: Mapping[str, str] | None = None,
+    credentials: Mapping[str, str] | None = None,
     lease_timeout_s: float = 30.0,
     grace_s: float = 1.0,
     progress_timeout_s: float = 0.0,
@@ -118,9 +118,9 @@ def start_master(
 
     `state` is the folder of its journal. Where Ray may start the actor again on another node, it has to be on
     storage that all nodes share; else keep it on one (`actor_options={"resources": …}`). It listens on the
-    address of its node; where other machines can reach that it needs a `door`, files on the actor's node by
-    the names of `ServerCredentials.read` (`token_file`, `tls_cert`, `tls_key`, …), or `insecure=True`.
-    `host="127.0.0.1"` keeps it on one machine. A `detached` actor outlives the driver.
+    address of its node; where other machines can reach that it needs `credentials`, files on the actor's
+    node by the names of `ServerCredentials.read` (`token_file`, `tls_cert`, `tls_key`, …), or
+    `insecure=True`. `host="127.0.0.1"` keeps it on one machine. A `detached` actor outlives the driver.
     Raises MasterStartError.
     """
     ray = _ray()
@@ -142,7 +142,7 @@ def start_master(
     actor = (
         ray.remote(MasterActor)
         .options(**options)
-        .remote(folder, host, port, insecure, dict(door or {}), patience)
+        .remote(folder, host, port, insecure, dict(credentials or {}), patience)
     )
     try:
         address: str = ray.get(actor.address.remote(), timeout=START_S)

@@ -33,7 +33,7 @@ def test_calls_over_tls(start, certificates, host):
     client = master.client(credentials(certificates), host=host)
     client.register(register())
     client.attend("s", 1, Listening(1))
-    wait_until(lambda: client._attendances["s"].attending)
+    wait_until(lambda: client._heartbeats["s"].attending)
     assert len(client.lease(lease(1)).grants) == 1
 
 

@@ -278,7 +278,7 @@ call = LeaseCall(**named, request=1, epoch=NEW_PASS, count=9)
 grants = client.lease(call).grants
 done = Acknowledgement(task=grants[0].task, attempt=1, upto=1)
 client.report(ReportCall(**named, request=1, acknowledgements=(done,)))
-while not client._attendances["victim"].attending:
+while not client._heartbeats["victim"].attending:
     time.sleep(0.01)
 if sys.argv[2] == "fork":
     child = os.fork()
@@ -347,7 +347,7 @@ for number in range(40):
     client.status()
 stop.set()
 [thread.join() for thread in threads]
-assert client._attendances["parent"].attending
+assert client._heartbeats["parent"].attending
 client.close()
 """
 

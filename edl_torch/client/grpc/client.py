@@ -75,7 +75,7 @@ class MasterClient:
         self._stub = MasterStub(self._channel)
         self._guard = ForkGuard(self._channel.address)
         self._lock = threading.Lock()
-        self._attendances: dict[str, Heartbeat] = {}
+        self._heartbeats: dict[str, Heartbeat] = {}
         atexit.register(self.close)
 
     @property
@@ -108,11 +108,11 @@ class MasterClient:
 
     def _await_stream(self, session: str) -> None:
         with self._lock:
-            attendance = self._attendances.get(session)
-        if attendance is None:
+            heartbeat = self._heartbeats.get(session)
+        if heartbeat is None:
             return
         began, silence = time.monotonic(), Silence()
-        while not attendance.listener.wait_standing(min(LOOK_S, self._caller.timeout_s)):
+        while not heartbeat.listener.wait_standing(min(LOOK_S, self._caller.timeout_s)):
             self._caller.check_usable()
             waited_s = time.monotonic() - began
             if waited_s >= self._caller.timeout_s:
@@ -144,19 +144,19 @@ class MasterClient:
         """The master's whole state."""
         return convert.status_from_wire(self._caller.call(self._stub.Status, pb.StatusRequest()))
 
-    # Presence -------------------------------------------------------------------------------------------
+    # Liveness -------------------------------------------------------------------------------------------
 
     def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float]:
         """Keep the session alive, in two threads of its own, until `leave` or `close`."""
         self._caller.check_usable()
         with self._lock:
-            attendance = self._attendances.get(session)
-            if attendance is not None:
-                return attendance.clock
-            attendance = Heartbeat(self._stub, session, listener, guard=self._guard)
-            self._attendances[session] = attendance
-        attendance.start()
-        return attendance.clock
+            heartbeat = self._heartbeats.get(session)
+            if heartbeat is not None:
+                return heartbeat.clock
+            heartbeat = Heartbeat(self._stub, session, listener, guard=self._guard)
+            self._heartbeats[session] = heartbeat
+        heartbeat.start()
+        return heartbeat.clock
 
     def leave(self, session: str, member: int) -> None:
         """Say goodbye, without insisting: a master that does not hear it will notice."""
@@ -167,9 +167,9 @@ class MasterClient:
         except EdlError as error:
             log.debug("session %s could not say goodbye: %s", session, error)
         with self._lock:
-            attendance = self._attendances.pop(session, None)
-        if attendance is not None:
-            attendance.close()
+            heartbeat = self._heartbeats.pop(session, None)
+        if heartbeat is not None:
+            heartbeat.close()
 
     def close(self) -> None:
         """End all threads and the connection. In a forked child, which shares them, nothing is touched."""
@@ -178,10 +178,10 @@ class MasterClient:
         self._caller.close()
         atexit.unregister(self.close)
         with self._lock:
-            attendances = list(self._attendances.values())
-            self._attendances.clear()
-        for attendance in attendances:
-            attendance.close()
+            heartbeats = list(self._heartbeats.values())
+            self._heartbeats.clear()
+        for heartbeat in heartbeats:
+            heartbeat.close()
         self._channel.close()
         self._guard.release()
 

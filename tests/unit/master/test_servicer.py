@@ -92,7 +92,7 @@ def test_wanted_event_reaches_the_other_trainer(server, calls):
     b.register(calls.register("b", size=2))
     wanted = []
     a.attend("a", 1, Listening(1, wanted.append))
-    wait_until(lambda: a._attendances["a"].attending)
+    wait_until(lambda: a._heartbeats["a"].attending)
     a.lease(calls.lease(1, "a"))
     b.lease(calls.lease(1, "b", epoch=0), 0.01)
     assert wait_until(lambda: wanted) == ["d"]
@@ -129,7 +129,7 @@ def test_stream_is_opened_again_after_it_ended(server, calls):
     client = server.client()
     client.register(calls.register())
     client.attend("s", 1, Listening(1))
-    attendance = client._attendances["s"]
+    attendance = client._heartbeats["s"]
     first = wait_until(lambda: attendance.attending and attendance._stream)
     first.cancel()
     wait_until(lambda: attendance._stream is not first and attendance.attending)
@@ -143,7 +143,7 @@ def test_leaving_frees_everything_at_once(server, calls):
     client.lease(calls.lease(1))
     client.leave("s", 1)
     assert client.dataset_status("d").todo == 8
-    assert client._attendances == {}
+    assert client._heartbeats == {}
 
 
 def test_malformed_bytes_change_nothing(server, calls):

@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from edl_torch.data.stand_in import StandIn, Statistics
+from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.errors import InvalidArgument
 
 
 def test_stand_ins_are_copies_of_the_first_batch() -> None:
-    stand_in = StandIn()
-    assert not stand_in.made
+    padding = PaddingBatch()
+    assert not padding.made
     batch = {"x": torch.zeros(2), "names": ["a", "b"]}
-    stand_in.keep(batch)
-    stand_in.keep({"x": torch.ones(2)})
+    padding.keep(batch)
+    padding.keep({"x": torch.ones(2)})
     batch["x"] += 5  # the loop works in place
-    given = stand_in.batch()
+    given = padding.batch()
     assert torch.equal(given["x"], torch.zeros(2))
     given["x"] += 1
-    assert torch.equal(stand_in.batch()["x"], torch.zeros(2))
+    assert torch.equal(padding.batch()["x"], torch.zeros(2))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

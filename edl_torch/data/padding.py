@@ -1,4 +1,4 @@
-"""A batch for a rank that has none, while others have: the step must be taken by all.
+"""Padding batch for a rank that has none while others have: all must take the step.
 
 It is a real batch seen before, so that every layer can compute it, and must leave no trace in the model:
 `Weights` masks its loss, `Statistics` puts running statistics back.
@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from edl_torch.errors import InvalidArgument
 
 
-class StandIn:
+class PaddingBatch:
     """Keeps a copy of the first batch, and gives out copies of that: loops may change batches in place."""
 
     def __init__(self) -> None:
