@@ -27,10 +27,20 @@ class SteppingOptimizer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+class SteppingScaler(Protocol):
+    """What `attach` needs of a scaler: torch.amp.GradScaler has it."""
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step the optimizer, unless its gradients overflowed."""
+        ...
+
+
+@dataclass(slots=True)
 class _Attached:
     optimizer: weakref.ref[Any]
-    hook: Any
+    hook: Any = None
+    steps: int = 0
+    scaler: weakref.ref[Any] | None = None
 
 
 class Optimizers:
@@ -49,17 +59,24 @@ class Optimizers:
         found = (attached.optimizer() for attached in self._attached.values())
         return [optimizer for optimizer in found if optimizer is not None]
 
-    def attach(self, optimizer: SteppingOptimizer) -> None:
-        """Its steps decide from now on. Does nothing where they do already."""
+    def attach(self, optimizer: SteppingOptimizer, scaler: SteppingScaler | None = None) -> None:
+        """Let its steps decide from now on, and those that the scaler skips."""
+        optimizer = _that_steps(optimizer)
+        number = self._number_of(optimizer)
+        if number is None:
+            number = self._attach(optimizer)
+        if scaler is not None:
+            self._watch(number, scaler)
+
+    def _attach(self, optimizer: Any) -> int:
         register = getattr(optimizer, "register_step_post_hook", None)
         if register is None:
             raise InvalidArgument(
                 f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
                 f"leave it out"
             )
-        if self._number_of(optimizer) is not None:
-            return
         number = self._passes.attach(type(optimizer).__name__)
+        attached = _Attached(weakref.ref(optimizer, self._gone.append))
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
@@ -68,14 +85,36 @@ class Optimizers:
                 return
             found = getattr(optimizer, "found_inf", None)
             if found is None or not _is_skipped(found):
+                attached.steps += 1
                 self._passes.stepped(number)
 
-        self._attached[number] = _Attached(weakref.ref(optimizer, self._gone.append), register(stepped))
+        attached.hook = register(stepped)
+        self._attached[number] = attached
         self._let_go()
+        return number
+
+    def _watch(self, number: int, scaler: Any) -> None:
+        """Count steps that a scaler skips for an overflow, too: the loop is done with the batch."""
+        attached = self._attached[number]
+        if attached.scaler is not None and attached.scaler() is scaler:
+            return
+        attached.scaler = weakref.ref(scaler)
+        step = scaler.step
+
+        def watched(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = attached.steps
+            result = step(optimizer, *args, **kwargs)
+            mine = self._attached.get(number) is attached and _that_steps(optimizer) is attached.optimizer()
+            if mine and attached.steps == before:
+                attached.steps += 1
+                self._passes.stepped(number)
+            return result
+
+        scaler.step = watched
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
         """Its steps decide no more."""
-        number = self._number_of(optimizer)
+        number = self._number_of(_that_steps(optimizer))
         if number is None:
             raise InvalidArgument(
                 f"this {type(optimizer).__name__} is not attached: detach() takes an optimizer that was "
@@ -104,6 +143,16 @@ class Optimizers:
             if len(self._attached) > 1:
                 del self._attached[number]
                 self._passes.forget_optimizer(number)
+
+
+def _that_steps(optimizer: Any) -> Any:
+    """Return the optimizer inside of wrappers, as Accelerate's and DeepSpeed's, which name it `optimizer`."""
+    while hasattr(optimizer, "zero_grad"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not hasattr(inner, "zero_grad"):
+            break
+        optimizer = inner
+    return optimizer
 
 
 def _makes_state(named: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, Self
 from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_count, check_is_reader
 from edl_torch.client.master_api import MasterApi
-from edl_torch.client.optimizers import Optimizers, SteppingOptimizer
+from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.core.calls import DatasetStatus
@@ -248,16 +248,17 @@ class DataShardService:
         self.session.abandon_pass()
         self._raw_open = False
 
-    def attach(self, optimizer: SteppingOptimizer) -> None:
+    def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:
         """Acknowledge the batches of an `ElasticDataLoader` after each `optimizer.step()`, not before.
 
         With several optimizers a batch counts once each of them has stepped. A step that a `GradScaler` skips
         counts nothing, fused or not: the batch waits for the next step, as does one whose gradients
-        `zero_grad()` threw away. Attaching does not keep an optimizer alive, and attaching twice is attaching
-        once.
+        `zero_grad()` threw away. Given as `scaler`, a step that it skips counts as one: the loop is done with
+        the batch. Of a wrapper with the optimizer inside (Accelerate's, DeepSpeed's) that one is attached.
+        Attaching does not keep an optimizer alive, and attaching twice is attaching once.
         """
         self._check_open()
-        self._optimizers.attach(optimizer)
+        self._optimizers.attach(optimizer, scaler)
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
         """Let an attached optimizer decide no more, as when another takes its place.

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from edl_torch.client.master_api import MasterApi
-from edl_torch.client.optimizers import SteppingOptimizer
+from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
 from edl_torch.client.peers import Peers
 from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import NEW_PASS, DatasetStatus
@@ -328,9 +328,9 @@ class ElasticDataLoader(DataLoader[Any]):
         while not self.service.finished:
             yield self.service.epoch
 
-    def attach(self, optimizer: SteppingOptimizer) -> None:
+    def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:
         """Acknowledge batches after each `optimizer.step()`; see `DataShardService.attach`."""
-        self.service.attach(optimizer)
+        self.service.attach(optimizer, scaler=scaler)
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
         """Let an attached optimizer decide no more; see `DataShardService.detach`."""

@@ -443,6 +443,72 @@ def test_a_step_that_a_scaler_skips_counts_nothing(fused: bool) -> None:
             assert acknowledged(fake, service) == once(flat(seen[:told]))
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_counts_where_the_scaler_is_given(fused: bool) -> None:
+    fake = FakeMaster()
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    first, second = (torch.optim.SGD([weight], lr=0.1, fused=fused) for weight in weights)
+    scaler = torch.amp.GradScaler("cpu")
+    with trainer(fake) as (service, dataset):
+        service.attach(first, scaler=scaler)
+        service.attach(second, scaler=scaler)
+        service.attach(second, scaler=scaler)  # is attaching once
+        loop = iter(elastic(dataset))
+        seen = []
+        for factor in (1.0, torch.inf, 1.0, torch.inf):
+            seen += take(loop, 1)
+            for weight, optimizer in zip(weights, (first, second), strict=True):
+                assert acknowledged(fake, service) == once(flat(seen[:-1]))
+                optimizer.zero_grad()
+                scaler.scale((weight * factor).sum()).backward()
+                scaler.step(optimizer)
+            scaler.update()
+            assert acknowledged(fake, service) == once(flat(seen))
+        service.detach(first)
+        service.detach(second)
+        take(loop, 1)
+        scaler.scale(weights[0].sum()).backward()
+        scaler.step(first)  # decides nothing any more
+        assert acknowledged(fake, service) == once(flat(seen))
+
+
+class Wrapping:
+    """As AcceleratedOptimizer: an optimizer around another, whose hooks are not its own."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def test_of_a_wrapper_the_optimizer_inside_is_attached() -> None:
+    fake = FakeMaster()
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    wrapper: Any = Wrapping(Wrapping(inner))
+    with trainer(fake) as (service, dataset):
+        service.attach(wrapper)
+        service.attach(inner)
+        loop = iter(elastic(dataset))
+        seen = take(loop, 1)
+        assert not acknowledged(fake, service)
+        wrapper.step()
+        assert acknowledged(fake, service) == once(flat(seen))
+        service.detach(wrapper)
+        with pytest.raises(InvalidArgument, match="not attached"):
+            service.detach(inner)
+
+
+def test_a_scheduler_is_no_optimizer() -> None:
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    scheduler: Any = torch.optim.lr_scheduler.StepLR(inner, 1)
+    with trainer(FakeMaster()) as (service, _), pytest.raises(InvalidArgument, match="not StepLR"):
+        service.attach(scheduler)
+
+
 # Gradients ------------------------------------------------------------------------------------------------
 
 
