@@ -119,10 +119,8 @@ class Position:
         self.restored()
 
     def prepare_restore(self) -> Procedure[None]:
-        """End what is under way: a loop in its midst has not trained on the batch in hand."""
+        """Tell the master what there is to tell. A restore that is refused then leaves all as it was."""
         yield from self._registrar.plan()
-        self._elastic.end(self._state.supply.current.number)
-        self._state.close_pass()
         with suppress(StaleLease):  # of before: all that is void after this
             yield from self._reporter.flush()
 
@@ -135,7 +133,8 @@ class Position:
         return lineage
 
     def restored(self) -> None:
-        """The model and the data are at a token: there is no pass to finish."""
+        """The model and the data are at a token: the pass is over, and there is nothing of it to finish."""
+        self._state.close_pass()
         self._state.plain.begun.clear()
         self._elastic.restored()
         self._state.restored()
