@@ -83,8 +83,10 @@ class Optimizers:
                 self._let_go()
             if "closure" in named and _makes_state(named):
                 return
+            # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
+            # optimizer skips the step. On an accelerator this waits for it, as the scaler does for others.
             found = getattr(optimizer, "found_inf", None)
-            if found is None or not _is_skipped(found):
+            if found is None or not bool(found):
                 attached.steps += 1
                 self._passes.stepped(number)
 
@@ -169,13 +171,3 @@ def _makes_state(named: Mapping[str, Any]) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _is_skipped(found: Any) -> bool:
-    """Whether a `GradScaler` that left this with an optimizer found an overflow and let it skip the step, as
-    fused ones do themselves.
-
-    It leaves what it found with the optimizer for the time of the step. Where that is on an accelerator this
-    waits for it, as the scaler does for optimizers that are not fused.
-    """
-    return bool(found)

@@ -228,9 +228,7 @@ class ElasticPasses:
 
     def hand_now(self, ticket: Ticket) -> bool:
         """Hand a batch to the loop, where there is nothing to wait for. False: `hand` must be tried."""
-        state = self._state
-        is_sure = state.liveness is None or self._is_sure()
-        return is_sure and state.outbox.is_settled and self.deliver(ticket)
+        return self._is_sure() and self._state.outbox.is_settled and self.deliver(ticket)
 
     def hand(self, ticket: Ticket) -> Procedure[bool]:
         """Hand a batch to the loop. False when it was thrown away.
@@ -307,13 +305,26 @@ class ElasticPasses:
 
     def batch_requested(self) -> Procedure[None]:
         """The loop asks for the next batch: without an optimizer it is done with those before."""
+        self._request()
+        yield from self._reporter.send()
+
+    def request_now(self, number: int) -> bool | None:
+        """Do as `batch_requested` for pass `number`, where it is open.
+
+        Returns whether it is; None where a report must be sent, as `Reporter.send` does.
+        """
+        if not self.is_open(number):
+            return False
+        self._request()
+        return True if self._state.outbox.is_settled else None
+
+    def _request(self) -> None:
         state = self._state
         self.phase = moved(self.phase, Loop.ASKING)
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         if not state.steps.attached and not state.steps.is_told:
             self._settle(state.steps.ahead, Way.NEXT)
-        yield from self._reporter.send()
 
     def passed_on(self) -> Procedure[None]:
         """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
@@ -330,22 +341,6 @@ class ElasticPasses:
         steps.passed_on()
         yield from self._reporter.send()
 
-    def request_now(self, number: int) -> bool | None:
-        """Do as `batch_requested` for pass `number`, where it is open.
-
-        Returns whether it is; None where a report must be sent, as `Reporter.send` does.
-        """
-        state = self._state
-        current = state.supply.current
-        if not (current.is_open and number == current.number and current.mode is Mode.ELASTIC):
-            return False
-        self.phase = moved(self.phase, Loop.ASKING)
-        if state.liveness is not None:
-            state.liveness.moved_on(state.now)
-        if not state.steps.attached and not state.steps.is_told:
-            self._settle(state.steps.ahead, Way.NEXT)
-        return True if state.outbox.is_settled else None
-
     def stepped(self, optimizer: int) -> Procedure[None]:
         """An attached optimizer stepped."""
         state = self._state
@@ -356,8 +351,7 @@ class ElasticPasses:
         else:
             state.steps.stepped(optimizer)
         self._settle(state.steps.keep, Way.STEP)
-        while self._reporter.is_due():
-            yield from self._reporter.send_one()
+        yield from self._reporter.send()
 
     def detach(self, optimizer: int) -> Procedure[None]:
         """An optimizer decides no more: what all others have stepped on is acknowledged."""

@@ -123,10 +123,10 @@ class Reporter:
         refused = error is not None and not isinstance(error, MasterUnavailable)
         if state.config.audited:
             state.facts.append(Refused() if refused else Unanswered())
-        if isinstance(error, SessionLost):
-            state.refused(
-                tuple(report.acknowledgements)
-            )  # and is on its way until the trainer registered anew
+        if isinstance(
+            error, SessionLost
+        ):  # the report counts as on its way until the trainer registered anew
+            state.refused(tuple(report.acknowledgements))
         elif refused:
             state.outbox.answered()
             self._keep_error(report, error)

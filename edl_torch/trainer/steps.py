@@ -19,7 +19,6 @@ class _InPass:
     before: int = 0  # batches that were handed out before its first step
     steps: int = 0  # before the last batch was handed out
     after: int = 0  # after that
-    surplus: int = 0  # of these, steps on no batch
 
 
 class Steps:
@@ -143,7 +142,6 @@ class Steps:
         self._never.discard(number)
         mine.after += 1
         if not self._since[number]:
-            mine.surplus += 1
             self._check_lookahead(mine)
         if self.is_told:
             self._since[number] = min(self._ahead, self._since[number])
