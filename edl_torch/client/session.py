@@ -24,7 +24,7 @@ from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait
+from edl_torch.trainer.actions import Action, Attend, Call, Deed, Describe, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.facts import Logged
 from edl_torch.trainer.liveness import Liveness
@@ -90,7 +90,7 @@ class Session:
         answer: Any = None
         try:
             while True:
-                action = self.do(resume, answer)
+                action = self._until_act(procedure, resume, answer)
                 try:
                     resume, answer = procedure.send, self._act(action)
                 except Exception as exc:  # noqa: BLE001  the procedure decides what becomes of it
@@ -102,15 +102,37 @@ class Session:
             self.do(procedure.close)  # what it had begun is undone
             raise
 
+    def _until_act(self, procedure: Procedure[Any], resume: Callable[[Any], Action], answer: Any) -> Deed:
+        """Resume a procedure until it does something. What it waits for still holds when it goes on."""
+        with self._changed:
+            while True:
+                action = self._decide(resume, answer)
+                if not isinstance(action, Wait):
+                    return action
+                try:
+                    resume, answer = procedure.send, self._wait(action)
+                except Exception as exc:  # noqa: BLE001  raised by a signal's handler
+                    resume, answer = procedure.throw, exc
+
     def do(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
         with self._changed:
-            self.trainer.state.now = self._clock()
-            try:
-                return decide(*args, **kwargs)
-            finally:
-                if self.trainer.state.facts or self._waiting or self._may_need_worker:
-                    self._decided()
+            return self._decide(decide, *args, **kwargs)
+
+    def _decide(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self.trainer.state.now = self._clock()
+        try:
+            return decide(*args, **kwargs)
+        finally:
+            if self.trainer.state.facts or self._waiting or self._may_need_worker:
+                self._decided()
+
+    def _wait(self, wait: Wait) -> Any:
+        self._waiting.append(wait)
+        try:
+            return self._changed.wait_for(wait.ready, wait.timeout_s)
+        finally:
+            self._waiting.remove(wait)
 
     def _decided(self) -> None:
         """Write down what has happened, and wake whoever waits for it. The lock is held."""
@@ -135,14 +157,12 @@ class Session:
 
     # Actions ------------------------------------------------------------------------------------------------
 
-    def _act(self, action: Action) -> Any:
+    def _act(self, action: Deed) -> Any:
         if isinstance(action, Call):
             call = getattr(self.master, action.method)
             if action.request is None:
                 return call()
             return call(action.request, action.wait_s) if action.wait_s else call(action.request)
-        if isinstance(action, Wait):
-            return self._wait(action)
         if isinstance(action, Register):
             return self.description.register(self.master, self.id, again=action.again)
         if isinstance(action, Attend):
@@ -152,14 +172,6 @@ class Session:
             return "" if beginning is None else beginning.encode()
         warnings.warn(action.text, stacklevel=2)
         return None
-
-    def _wait(self, wait: Wait) -> Any:
-        with self._changed:
-            self._waiting.append(wait)
-            try:
-                return self._changed.wait_for(wait.ready, wait.timeout_s)
-            finally:
-                self._waiting.remove(wait)
 
     def _attend(self, member: int) -> bool:
         liveness = self.trainer.state.liveness

@@ -51,11 +51,13 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until `ready()` holds, at most `timeout_s` seconds. The answer is its last value."""
+    """Wait until `ready()` holds, at most `timeout_s` seconds. The answer is its last value, and it has
+    not changed yet when the procedure goes on."""
 
     ready: Callable[[], Any]
     timeout_s: float | None = None
 
 
-Action = Call | Register | Attend | Describe | Warn | Wait
+Deed = Call | Register | Attend | Describe | Warn  # done without the shell's lock
+Action = Deed | Wait
 Procedure = Generator[Action, Any, T]

@@ -1,7 +1,9 @@
-"""What a session tells its trainer of iterations over plain DataLoaders."""
+"""How a session runs procedures, and what it tells its trainer of iterations over plain DataLoaders."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,7 @@ from edl_torch import DataShardService
 from edl_torch.client.iterations import NoIterations
 from edl_torch.client.session import Session
 from edl_torch.testing import FakeMaster
+from edl_torch.trainer.actions import Procedure, Wait
 from edl_torch.trainer.plain import NO_PASS, OWN_STREAM
 from edl_torch.trainer.supply import Mode
 
@@ -53,3 +56,50 @@ def test_workers_of_an_iteration_that_is_gone_get_nothing(session: Session) -> N
     session.watch(iterations)
     iterations.over = frozenset({"i7"})
     assert begin(session, "worker 0", "i7 1") == NO_PASS
+
+
+class GenerousLock:
+    """A lock whose holder, once it has let go, leaves others the time to take it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return self._lock.acquire(blocking, timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+        time.sleep(1e-3)
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def test_what_a_procedure_waits_for_holds_when_it_goes_on(session: Session) -> None:
+    """Two wait for the same, and what the first does with it is seen by the second."""
+    session._changed = threading.Condition(GenerousLock())  # type: ignore[arg-type]  # like one
+    rounds, ready, missed = 20, [0], [0]
+
+    def take() -> Procedure[None]:
+        for _ in range(rounds):
+            yield Wait(lambda: ready[0])
+            missed[0] += not ready[0]
+            ready[0] -= 1
+
+    def give() -> Procedure[None]:
+        for _ in range(2 * rounds):
+            yield Wait(lambda: ready[0] <= 0)
+            ready[0] += 1
+
+    takers = [threading.Thread(target=session.run, args=(take(),), daemon=True) for _ in range(2)]
+    for taker in takers:
+        taker.start()
+    session.run(give())
+    for taker in takers:
+        taker.join(30)
+        assert not taker.is_alive()
+    assert missed == [0]
+    assert ready == [0]
