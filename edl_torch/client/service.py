@@ -34,7 +34,7 @@ log = logging.getLogger("edl_torch.client")
 class KeepsWorkers(Protocol):
     """A loader as its service sees it."""
 
-    def end_workers(self) -> None:
+    def _end_workers(self) -> None:
         """Let go of processes that wait for another pass."""
         ...
 
@@ -146,7 +146,7 @@ class DataShardService:
         return self._description.task_type
 
     @property
-    def session(self) -> Session:
+    def _live_session(self) -> Session:
         """The session underneath, for the loaders of this package. A pass that lost its iterator is ended."""
         self._check_open()
         self._session.elastic.end_abandoned()
@@ -161,7 +161,7 @@ class DataShardService:
     @property
     def size(self) -> int:
         """Records in one epoch."""
-        return self.session.plan().size
+        return self._live_session.plan().size
 
     @property
     def epoch(self) -> int:
@@ -178,11 +178,11 @@ class DataShardService:
         On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer. Where
         they have loaded no position, all of them call it before the first pass, or none.
         """
-        position = self.session.position
+        position = self._live_session.position
         if position.lockstep is not None:
             position.begin_together(position.lockstep)
             return position.lockstep.finished
-        is_new = not self.session.joined
+        is_new = not self._live_session.joined
         progress = self.progress()
         if progress.failure:
             raise TooManyBadRecords(progress.failure)
@@ -195,7 +195,7 @@ class DataShardService:
     def progress(self) -> DatasetStatus:
         """Counts of the dataset over all trainers, as the master has them now. Raises what `finished` does,
         TooManyBadRecords apart."""
-        session = self.session
+        session = self._live_session
         session.plan()
         session.flush()
         return session.position.progress()
@@ -231,7 +231,7 @@ class DataShardService:
         and takes this as "done with the batch in hand". `batch_size` is the batch's number of records where
         it is not the service's. With `err_msg` the batch's records go to quarantine instead.
         """
-        session = self.session
+        session = self._live_session
         if batch_size is not None and batch_size < 0:
             raise InvalidArgument(f"batch_size must be 0 or more, not {batch_size}")
         if err_msg:
@@ -245,7 +245,7 @@ class DataShardService:
         Not needed with torch, where the next iteration says so. Pipelines that read ahead in threads of
         their own (`tf.data`) do not.
         """
-        self.session.abandon_pass()
+        self._live_session.abandon_pass()
         self._raw_open = False
 
     def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:
@@ -286,7 +286,7 @@ class DataShardService:
         has taken the data back to a checkpoint, or this one was away for so long that others get records
         again that it has trained on.
         """
-        session = self.session
+        session = self._live_session
         if not session.exact:
             warnings.warn(
                 "a plain DataLoader with several workers does not say which records were trained on, so this "
@@ -305,12 +305,12 @@ class DataShardService:
         token = state["token"] if isinstance(state, Mapping) and "token" in state else state
         if token is not None and not isinstance(token, str):
             raise TokenError("load_state_dict() takes what state_dict() returned, a token, or None")
-        self.session.position.restore(token)
+        self._live_session.position.restore(token)
         self._raw_open = False
 
     # For datasets ---------------------------------------------------------------------------------------
 
-    def describe(self, reader: AbstractDataReader, *, shuffle: bool, on_bad_record: str = "raise") -> None:
+    def _describe(self, reader: AbstractDataReader, *, shuffle: bool, on_bad_record: str = "raise") -> None:
         """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
         check_is_reader(reader, "read_records")
         described = self._description
@@ -323,7 +323,7 @@ class DataShardService:
         described.in_shard = shuffle
         described.fallback_reader = reader
 
-    def handle(self) -> Handle:
+    def _handle(self) -> Handle:
         """What a loader worker needs to reach this trainer; starts to listen for them."""
         self._check_open()
         if self._links is None:
@@ -332,7 +332,7 @@ class DataShardService:
 
     # The end --------------------------------------------------------------------------------------------
 
-    def take_along(self, loader: KeepsWorkers) -> None:
+    def _take_along(self, loader: KeepsWorkers) -> None:
         """`loader` keeps processes between its passes: they go when this service is closed."""
         self._loaders.add(loader)
 
@@ -361,7 +361,7 @@ class DataShardService:
             if self._owns_master:
                 self._session.master.close()
             for loader in list(self._loaders):
-                loader.end_workers()
+                loader._end_workers()
 
     def __enter__(self) -> Self:
         return self

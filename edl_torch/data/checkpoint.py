@@ -67,7 +67,7 @@ def save_checkpoint(
     """
     _check_ranks(service)
     folder = Path(directory)
-    last = service.session.position.checkpoints.get(str(folder))
+    last = service._live_session.position.checkpoints.get(str(folder))
     partial = folder / _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _prepare(folder, last))
     name = partial.name.partition(".")[0]
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -81,7 +81,7 @@ def save_checkpoint(
         raise _unwritten(partial, partial, _reasons(exc)) from exc
     data = service.state_dict()
     _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _finish(partial, folder / name, data, keep))
-    service.session.position.checkpoints[str(folder)] = name
+    service._live_session.position.checkpoints[str(folder)] = name
     return folder / name
 
 
@@ -102,11 +102,11 @@ def load_checkpoint(
     _check_ranks(service)
 
     def choose() -> str:
-        service.session.position.look()  # first: whatever others restore from here on is seen
+        service._live_session.position.look()  # first: whatever others restore from here on is seen
         return _newest(Path(directory))
 
     name = _on_first(service, Doing.LOAD_CHECKPOINT, choose)
-    service.session.position.checkpoints[str(Path(directory))] = name
+    service._live_session.position.checkpoints[str(Path(directory))] = name
     if not name:
         service.load_state_dict(None)
         return None
@@ -143,13 +143,13 @@ def _reasons(error: OSError | CheckpointException | json.JSONDecodeError) -> str
 
 def _on_first(service: DataShardService, doing: Doing, ask: Callable[[], str]) -> str:
     """What rank 0 finds, on every rank."""
-    lockstep = service.session.position.lockstep
+    lockstep = service._live_session.position.lockstep
     return ask() if lockstep is None else together(lockstep.peers, doing, lambda: None, ask)
 
 
 def _check_ranks(service: DataShardService) -> None:
     """All ranks of the job write one checkpoint, and must agree where."""
-    lockstep = service.session.position.lockstep
+    lockstep = service._live_session.position.lockstep
     agreeing = 1 if lockstep is None else lockstep.peers.size
     ranks = 1 if _alone() else dist.get_world_size()
     if 1 < ranks != agreeing:

@@ -64,7 +64,7 @@ class ShardedDataset(IterableDataset[Any]):
         super().__init__()
         if not isinstance(service, DataShardService):
             raise InvalidArgument(f"service must be a DataShardService, not {type(service).__name__}")
-        service.describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
+        service._describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
         self.reader = reader
         self.transform = transform
         self._quarantines = on_bad_record == "quarantine"
@@ -72,8 +72,8 @@ class ShardedDataset(IterableDataset[Any]):
         self._service: DataShardService | None = service
         self._batch_size = service.batch_size
         self._pid = os.getpid()
-        service.session.watch(iterations)
-        self._handle: Handle = service.handle()  # before torch forks: workers must find somebody listening
+        service._live_session.watch(iterations)
+        self._handle: Handle = service._handle()  # before torch forks: workers must find somebody listening
         self._link: tuple[int, SocketLink] | None = None
         self._feed: Feed | None = None
         self._generators: Generators | None = None
@@ -98,7 +98,7 @@ class ShardedDataset(IterableDataset[Any]):
         iterations.unpickled(state.pop("_run"))
         self.__dict__.update(state)
 
-    def bind(self, feed: Feed | None) -> None:
+    def _bind(self, feed: Feed | None) -> None:
         """The next iteration is an `ElasticDataLoader`'s, in which `feed` counts; None: a plain one's."""
         self._feed = feed
 
@@ -137,7 +137,7 @@ class ShardedDataset(IterableDataset[Any]):
         info = get_worker_info()
         pid = os.getpid()
         if info is None and pid == self._pid and self._service is not None:
-            return DirectLink(self._service.session)
+            return DirectLink(self._service._live_session)
         if self._link is None or self._link[0] != pid:
             stream = f"process {pid}" if info is None else f"worker {info.id}"
             run = "" if info is None else iterations.served
@@ -209,12 +209,12 @@ class ShardedDataset(IterableDataset[Any]):
         return self.transform
 
     @property
-    def makes_batches(self) -> bool:
+    def _makes_batches(self) -> bool:
         """Whether the reader can read many records into one columnar batch."""
         return has_batch_reads(self.reader)
 
     @property
-    def makes_lists(self) -> bool:
+    def _makes_lists(self) -> bool:
         """Whether an iteration may yield samples by the list: not where a subclass does something to each."""
         return type(self).__iter__ is ShardedDataset.__iter__
 

@@ -173,11 +173,11 @@ class ElasticDataLoader(DataLoader[Any]):
         self._weights = Weights(
             self._peers,
             attached=lambda: service.optimizers,
-            batches=service.session.trainer.elastic,
+            batches=service._live_session.trainer.elastic,
         )
         self._lineage = 0
         if self._peers is not None:
-            service.session.position.synchronise(self._peers)
+            service._live_session.position.synchronise(self._peers)
 
     def __enter__(self) -> Self:
         return self
@@ -203,7 +203,7 @@ class ElasticDataLoader(DataLoader[Any]):
 
         Other than `service.epoch` it cannot move on between a look at it and the batch that it is about.
         """
-        return self.service.session.elastic.epoch
+        return self.service._live_session.elastic.epoch
 
     @property
     def records(self) -> Indices:
@@ -212,7 +212,7 @@ class ElasticDataLoader(DataLoader[Any]):
         A lazy sequence of `(name, index)`, computed when it is asked for; empty for a batch that stands in.
         With wrappers that ask for batches ahead it is the batch handed out last.
         """
-        return self.service.session.elastic.records_in_hand()
+        return self.service._live_session.elastic.records_in_hand()
 
     def through(self, epoch: int) -> Iterator[Any]:
         """Iterate over every epoch up to `epoch` that is not over, and over none after it.
@@ -221,7 +221,7 @@ class ElasticDataLoader(DataLoader[Any]):
         own time, and one that finds the epoch over gets no batch, instead of the next epoch's. `epoch` counts
         from 0. The dataset needs its barrier between epochs.
         """
-        spec = self.service.session.plan().spec
+        spec = self.service._live_session.plan().spec
         if not spec.epoch_barrier:
             raise InvalidArgument("through() needs epochs that end: not with epoch_barrier=False")
         if spec.num_epochs:
@@ -232,7 +232,7 @@ class ElasticDataLoader(DataLoader[Any]):
                 yield batch
 
     def _running_epoch(self) -> int:
-        position = self.service.session.position
+        position = self.service._live_session.position
         return self.service.epoch if position.lockstep is None else position.epoch_of_all(position.lockstep)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -246,7 +246,7 @@ class ElasticDataLoader(DataLoader[Any]):
     def _begin(self, epoch: int) -> LoaderPass:
         if self._undecided:
             check_no_ranks()
-        session = self.service.session
+        session = self.service._live_session
         session.plan()  # joins
         whole_batch = self.batch_size if self.drop_last else None
         if session.lineage != self._lineage:
@@ -315,7 +315,7 @@ class ElasticDataLoader(DataLoader[Any]):
     @property
     def _columnar(self) -> bool:
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        return self.batch_size is None and dataset.makes_batches
+        return self.batch_size is None and dataset._makes_batches
 
     # The service's, for who has only the loader ------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class ElasticDataLoader(DataLoader[Any]):
         For `lookahead="told"`. Call it for each batch when the loop asks for it, and once more when it asks
         and none is left. What was read and not passed on is neither acknowledged nor lost.
         """
-        self.service.session.elastic.passed_on()
+        self.service._live_session.elastic.passed_on()
 
     def give_back(self) -> None:
         """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.
@@ -354,7 +354,7 @@ class ElasticDataLoader(DataLoader[Any]):
         With several attached optimizers some may have stepped on it. Raises AccountingError where it was
         acknowledged already: call it before the last optimizer steps.
         """
-        self.service.session.elastic.give_back()
+        self.service._live_session.elastic.give_back()
 
     def state_dict(self) -> dict[str, Any]:
         """The data position, to be saved with the model; see `DataShardService.state_dict`."""
@@ -380,12 +380,12 @@ class ElasticDataLoader(DataLoader[Any]):
             if live is not None:
                 live.close()
             with suppress(ServiceClosed):
-                self.service.session.elastic.end_abandoned()
+                self.service._live_session.elastic.end_abandoned()
         finally:
             if self._owns_service:
                 self.service.close()
 
-    def end_workers(self) -> None:
+    def _end_workers(self) -> None:
         """End persistent workers; torch complains of those that are left when the program exits."""
         if self._inner is None:
             return
@@ -394,12 +394,12 @@ class ElasticDataLoader(DataLoader[Any]):
         if iterator is not None:
             iterator._shutdown_workers()
 
-    def read(self) -> Iterator[Envelope]:
+    def _read(self) -> Iterator[Envelope]:
         """Begin to read what the session has leases for; the inner loader never drops a partial batch."""
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
         if self._inner is None:
             size = self.batch_size
-            list_size = 0 if size is None or not dataset.makes_lists else size
+            list_size = 0 if size is None or not dataset._makes_lists else size
             self._feed = Feed(columnar=self._columnar, list_size=list_size)
             collate = TicketedCollate(
                 self._user_collate(), self._feed.tally, self._feed.generators, batched=size is not None
@@ -407,12 +407,12 @@ class ElasticDataLoader(DataLoader[Any]):
             arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
             self._inner = DataLoader(dataset, batch_size=None if list_size else size, **arguments)
             if self.persistent_workers:
-                dataset.service.take_along(self)
-        dataset.bind(self._feed)
+                dataset.service._take_along(self)
+        dataset._bind(self._feed)
         try:
             return iter(self._inner)
         finally:
-            dataset.bind(None)  # the iterator has it: the dataset may serve a plain DataLoader again
+            dataset._bind(None)  # the iterator has it: the dataset may serve a plain DataLoader again
 
     def _user_collate(self) -> Callable[[Any], Any]:
         given: Callable[[Any], Any] | None = self._arguments.get("collate_fn")

@@ -29,11 +29,11 @@ class Source(Protocol):
 
     persistent_workers: bool
 
-    def read(self) -> Iterator[Envelope]:
+    def _read(self) -> Iterator[Envelope]:
         """Begin to read what the session has leases for."""
         ...
 
-    def end_workers(self) -> None:
+    def _end_workers(self) -> None:
         """End persistent workers; the next one to read starts others."""
         ...
 
@@ -111,7 +111,7 @@ class LoaderPass(Iterator[Any]):
                 if self._inner is None:
                     if not more():
                         return None
-                    self._inner = self._loader.read()
+                    self._inner = self._loader._read()
                 for envelope in self._inner:
                     if self._whole_batch is not None and envelope.size < self._whole_batch:
                         self._passes.return_remainder(envelope.ticket)
@@ -122,7 +122,7 @@ class LoaderPass(Iterator[Any]):
             if str(exc).startswith(WORKER_DIED):
                 self._worker_died = True
                 named = self._name_records(exc)
-                self._loader.end_workers()  # torch would wait for the dead one in each pass to come
+                self._loader._end_workers()  # torch would wait for the dead one in each pass to come
                 raise named from exc
             if (own := in_own_words(exc)) is not None:
                 raise own from exc

@@ -43,7 +43,7 @@ class ShardedRecords:
         transform: Callable[[Any], Any] | None = None,
         on_bad_record: Literal["raise", "quarantine"] = "raise",
     ) -> None:
-        service.describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
+        service._describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
         self._service = service
         self._quarantines = on_bad_record == "quarantine"
         self._transform = transform
@@ -52,7 +52,7 @@ class ShardedRecords:
     def __iter__(self) -> Iterator[Any]:
         """Begins when its first sample is asked for. Raises AccountingError while the loop may still be at
         the last pass, whose reports could not be told from those of this one."""
-        session = self._service.session
+        session = self._service._live_session
         owed = session.owed
         if owed:
             raise AccountingError(

@@ -98,7 +98,7 @@ def run_through(
 
 def acknowledged(fake: FakeMaster, service: DataShardService) -> Counter[tuple[int, int]]:
     """How often the master heard of (epoch, record) as trained on."""
-    service.session.flush()
+    service._live_session.flush()
     outcomes = fake.outcomes[service.dataset_name]
     return as_numbers(outcomes.acknowledged, service)
 
@@ -111,7 +111,7 @@ def quarantined(fake: FakeMaster, service: DataShardService) -> Counter[tuple[in
 def as_numbers(
     told: Mapping[tuple[int, str, int], int], service: DataShardService
 ) -> Counter[tuple[int, int]]:
-    names = [source.name for source in service.session.plan().spec.sources]
+    names = [source.name for source in service._live_session.plan().spec.sources]
     counts: Counter[tuple[int, int]] = Counter()
     for (epoch, name, index), times in told.items():
         counts[epoch, names.index(name) * SOURCE_STEP + index] += times

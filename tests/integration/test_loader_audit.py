@@ -72,7 +72,7 @@ def test_a_dead_trainers_leases_are_proven_by_those_who_took_them_over(tmp_path:
     batches = iter(ElasticDataLoader(ShardedDataset(doomed, NUMBERS)))
     for _ in range(5):
         next(batches)  # four trained on, one in hand
-    master.break_stream(doomed.session.id)
+    master.break_stream(doomed._live_session.id)
     master.clock.advance(5)
     master.expire()
     with service(master, tmp_path, in_process=True) as heir:

@@ -131,7 +131,7 @@ class Blocks(NumberReader):
 )
 def test_shuffle_is_as_good_as_the_reader_can(reader: Any, shuffle: Any, expected: tuple[bool, ...]) -> None:
     with ElasticDataLoader(reader, 4, shuffle=shuffle, master_client=FakeMaster()) as loader:
-        spec = loader.service.session.plan().spec
+        spec = loader.service._live_session.plan().spec
     assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == expected
 
 

@@ -20,7 +20,7 @@ from edl_torch.trainer.supply import Mode
 @pytest.fixture
 def session() -> Iterator[Session]:
     with DataShardService(4, FakeMaster(grace_s=1.0), dataset_size=64, records_per_shard=8) as service:
-        yield service.session
+        yield service._live_session
 
 
 def begin(session: Session, stream: str, run: str = "") -> int:
