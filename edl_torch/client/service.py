@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import warnings
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -26,6 +25,7 @@ from edl_torch.core.calls import DatasetStatus
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
+from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.supply import Mode
 
 log = logging.getLogger("edl_torch.client")
@@ -105,8 +105,7 @@ class DataShardService:
             dataset_size=dataset_size,
             task_type=TaskType(task_type),
             num_epochs=num_epochs,
-            records_per_shard=records_per_shard,
-            num_minibatches_per_shard=num_minibatches_per_shard,
+            records_per_shard=_shard_size(records_per_shard, num_minibatches_per_shard, batch_size),
             shuffle=shuffle,
             shuffle_shards=shuffle_shards,
             seed=seed,
@@ -288,10 +287,9 @@ class DataShardService:
         """
         session = self._live_session
         if not session.exact:
-            warnings.warn(
+            warn_user(
                 "a plain DataLoader with several workers does not say which records were trained on, so this "
-                "token is not exact: use ElasticDataLoader",
-                stacklevel=2,
+                "token is not exact: use ElasticDataLoader"
             )
         return {"token": session.position.snapshot()}
 
@@ -370,6 +368,17 @@ class DataShardService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _shard_size(records: int | None, minibatches: int | None, batch_size: int) -> int | None:
+    """Records in a shard, where the user fixed them. Raises InvalidArgument."""
+    if minibatches is None:
+        return records
+    check_count("num_minibatches_per_shard", minibatches)
+    check_count("batch_size", batch_size)
+    if records is not None:
+        raise InvalidArgument("give records_per_shard or num_minibatches_per_shard, not both")
+    return minibatches * batch_size
 
 
 def _choose_master(given: MasterApi | None, master_timeout_s: float | None, *, audited: bool) -> MasterApi:

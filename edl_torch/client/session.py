@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -24,6 +23,7 @@ from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
+from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.actions import Action, Attend, Call, Deed, Describe, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.facts import Logged
@@ -170,7 +170,7 @@ class Session:
         if isinstance(action, Describe):
             beginning = self.description.beginning()
             return "" if beginning is None else beginning.encode()
-        warnings.warn(action.text, stacklevel=2)
+        warn_user(action.text)
         return None
 
     def _attend(self, member: int) -> bool:

@@ -29,6 +29,7 @@ from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
+from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, ServiceClosed
 from edl_torch.shard import Indices, TaskType
@@ -176,6 +177,7 @@ class ElasticDataLoader(DataLoader[Any]):
             batches=service._live_session.trainer.elastic,
         )
         self._lineage = 0
+        self._told_of_order = False
         if self._peers is not None:
             service._live_session.position.synchronise(self._peers)
 
@@ -247,7 +249,11 @@ class ElasticDataLoader(DataLoader[Any]):
         if self._undecided:
             check_no_ranks()
         session = self.service._live_session
-        session.plan()  # joins
+        plan = session.plan()  # joins
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        if not self._told_of_order:
+            self._told_of_order = True
+            warn_of_sorted_labels(dataset.reader, plan)
         whole_batch = self.batch_size if self.drop_last else None
         if session.lineage != self._lineage:
             self._lineage = session.lineage

@@ -47,6 +47,11 @@ class MapDatasetReader(IndexedReader):
         """The dataset's length when the reader was made."""
         return self._count
 
+    @property
+    def targets(self) -> Any:
+        """The dataset's `targets`, the class of each record, where it has them, as torchvision's have."""
+        return getattr(self.dataset, "targets", None)
+
     def load(self, index: int) -> Any:
         """`dataset[index]`."""
         return self.dataset[index]

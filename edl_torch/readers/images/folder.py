@@ -65,6 +65,11 @@ class ImageFolderReader(IndexedReader):
         """Number of images."""
         return len(self._files)
 
+    @property
+    def targets(self) -> IndexArray | None:
+        """Class index of each image, int64 [count]; None for a flat folder."""
+        return np.repeat(np.arange(len(self.classes)), np.diff(self._bounds)) if self.classes else None
+
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
         with within(self.name):
