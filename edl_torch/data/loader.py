@@ -223,7 +223,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             check_no_ranks()
         session = self.service._live_session
         plan = session.plan()  # joins
-        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        dataset: ShardedDataset = self.dataset
         if not self._told_of_order:
             self._told_of_order = True
             warn_of_sorted_labels(dataset.reader, plan)
