@@ -32,8 +32,7 @@ from edl_torch.readers.images.coco_masks import decode_segmentation
 from edl_torch.readers.images.decode import Image, read_image
 from edl_torch.readers.images.root import require_folder, within
 from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.shared.mapped import shared
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import TaskType
 
 Path = str | os.PathLike[str]

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.images.root import safe_relative_path
-from edl_torch.readers.shared.mapped import shared
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray
 
 Entry = Mapping[str, Any]

@@ -16,7 +16,7 @@ from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image
 from edl_torch.readers.images.root import within
 from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import IndexArray, TaskType
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})

@@ -19,8 +19,7 @@ from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image
 from edl_torch.readers.images.root import require_folder, safe_relative_path, within
 from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.shared.mapped import shared
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
 _OWN_OPTIONS = {"root", "classes", "has_header"}

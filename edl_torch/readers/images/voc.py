@@ -15,7 +15,7 @@ from edl_torch.readers.images.decode import Image, read_image
 from edl_torch.readers.images.root import safe_relative_path, within
 from edl_torch.readers.images.voc_xml import parse_target, parse_xml
 from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import TaskType
 
 CLASSES = (

@@ -17,8 +17,7 @@ import numpy as np
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.parquet.files import Found
 from edl_torch.readers.parquet.footer import ParquetFile
-from edl_torch.readers.shared.mapped import shared
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Storage
 from edl_torch.shard import IndexArray
 

@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from edl_torch.errors import DataFormatError, ReaderError
-from edl_torch.readers.shared.file_lock import file_lock
+from edl_torch.readers.shared.files import file_lock, whole_file
 from edl_torch.readers.shared.index_cache import FileStamp, index_place
 from edl_torch.readers.shared.mapped import MappedArrays, write_arrays
-from edl_torch.readers.shared.whole_file import whole_file
 
 log = logging.getLogger("edl_torch.readers")
 
