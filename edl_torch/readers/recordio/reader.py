@@ -14,8 +14,7 @@ from itertools import chain
 from typing import Any
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.indexed import check_range
+from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.recordio.cache import ChunkCache, OpenFiles
 from edl_torch.readers.recordio.chunk import Chunk
 from edl_torch.readers.recordio.decode import Decode, decoder

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.indexed import check_range
+from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.text.csv_columns import arrow_columns, columns_of
 from edl_torch.readers.text.csv_layout import (
     Header,

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.indexed import check_range
+from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.text.csv_rows import check_encoding
 from edl_torch.readers.text.row_index import CHUNK_BYTES
 from edl_torch.readers.text.row_scan import RowRules
