@@ -6,13 +6,14 @@ who asks, in which epoch, or what happens to a record afterwards.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import Any
 
-from edl_torch.errors import DataFormatError, ReaderError
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.shard import IndexArray, Source, Task, TaskType
 
 Shards = Mapping[str, int | tuple[int, int]] | Sequence[tuple[str, int, int]]
@@ -130,6 +131,26 @@ def check_range(start: int, end: int, first: int, last: int, name: str) -> None:
             f"source {name!r} has the records {first} to {last} here, but {asked} was asked for: "
             "the data on this machine differs from what the dataset was registered with"
         )
+
+
+def imported(target: str, what: str, kind: str, known: Iterable[str]) -> Callable[..., Any]:
+    """The function or class, as `kind` says, that `target` names as `module:name`, for messages `what`.
+
+    Raises InvalidArgument for another text, naming those that are `known` beside it,
+    and ReaderUnavailable for a module that cannot be imported.
+    """
+    module_name, _, name = target.partition(":")
+    if not (module_name and name):
+        raise InvalidArgument(f"{what}: expected module:{kind} or one of {', '.join(known)}")
+    try:
+        found = getattr(importlib.import_module(module_name), name, None)
+    except ImportError as exc:
+        raise ReaderUnavailable(
+            f"{what}: cannot import {module_name!r}: {exc}; is it on PYTHONPATH?"
+        ) from exc
+    if not callable(found):
+        raise InvalidArgument(f"{what}: the module {module_name} has no {kind.lower()} {name}")
+    return found  # type: ignore[no-any-return]
 
 
 class IndexedReader(AbstractDataReader):

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import ast
 import glob
-import importlib
 import inspect
 import os
 import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from edl_torch.errors import InvalidArgument, ReaderError, ReaderUnavailable
-from edl_torch.readers.base import AbstractDataReader
+from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.readers.base import AbstractDataReader, imported
 from edl_torch.readers.storage import is_url
 from edl_torch.shard import TaskType
 
@@ -113,18 +112,7 @@ def _arguments_for(reader: Any, path: str, mode: TaskType, given: Mapping[str, A
 
 
 def _load_class(target: str) -> Any:
-    module_name, colon, class_name = target.partition(":")
-    if not (module_name and colon and class_name):
-        raise InvalidArgument(f"reader {target!r}: expected module:Class or one of {', '.join(READERS)}")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as exc:
-        raise ReaderUnavailable(
-            f"reader {target!r}: cannot import {module_name!r}: {exc}; is it on PYTHONPATH?"
-        ) from exc
-    found = getattr(module, class_name, None)
-    if found is None:
-        raise InvalidArgument(f"reader {target!r}: the module {module_name} has no class {class_name}")
+    found = imported(target, f"reader {target!r}", "Class", READERS)
     if not all(callable(getattr(found, method, None)) for method in ("create_shards", "read_records")):
         raise InvalidArgument(f"{target!r} is no reader: it needs create_shards and read_records")
     return found

@@ -17,9 +17,8 @@ from edl_torch.readers.arrow.columns import Columns, RowPicker, filled_type, num
 from edl_torch.readers.arrow.values import row_numbers, scalar
 from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.parquet.files import claims, find_files, partition_of, partition_types
-from edl_torch.readers.parquet.footer import require_pyarrow
 from edl_torch.readers.parquet.groups import RowGroups
-from edl_torch.readers.parquet.index import build_index
+from edl_torch.readers.parquet.index import build_index, require_pyarrow
 from edl_torch.readers.storage import Storage
 from edl_torch.shard import IndexArray, Task, TaskType
 

@@ -44,6 +44,18 @@ def whole_file(target: Path, *, mtime_ns: int | None = None) -> Iterator[BinaryI
             temporary.unlink(missing_ok=True)
 
 
+def read_range(descriptor: int, start: int, end: int) -> bytes:
+    """Read a range whole; less comes back only where the file ends before."""
+    data = os.pread(descriptor, end - start, start)
+    if len(data) == end - start or not data:
+        return data
+    parts, position = [data], start + len(data)
+    while position < end and (more := os.pread(descriptor, end - position, position)):
+        parts.append(more)
+        position += len(more)
+    return b"".join(parts)
+
+
 @contextmanager
 def file_lock(
     place: Path,

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
+from edl_torch.readers.shared.files import read_range
 from edl_torch.readers.shared.mapped import Array
 
 BLOCK = 64
@@ -106,18 +107,6 @@ def build_row_index(path: str, rules: RowRules, *, chunk_bytes: int = CHUNK_BYTE
             for offset, scan in _scans(cuts, read, first, rules):
                 rows.add(offset, scan)
             return rows.finish(size, path)
-
-
-def read_range(descriptor: int, start: int, end: int) -> bytes:
-    """Read a range whole; less comes back only where the file ends before."""
-    data = os.pread(descriptor, end - start, start)
-    if len(data) == end - start or not data:
-        return data
-    parts, position = [data], start + len(data)
-    while position < end and (more := os.pread(descriptor, end - position, position)):
-        parts.append(more)
-        position += len(more)
-    return b"".join(parts)
 
 
 def _cuts(read: Read, first: int, size: int, chunk_bytes: int, rules: RowRules) -> Iterator[tuple[int, int]]:

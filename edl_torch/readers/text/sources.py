@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, SourceChanged
-from edl_torch.readers.shared.files import file_lock, whole_file
+from edl_torch.readers.shared.files import file_lock, read_range, whole_file
 from edl_torch.readers.shared.index_cache import FileStamp, cached_index, index_place
 from edl_torch.readers.shared.mapped import MappedArrays, write_arrays
 from edl_torch.readers.text.row_index import (
@@ -29,7 +29,6 @@ from edl_torch.readers.text.row_index import (
     RowIndex,
     RowRules,
     build_row_index,
-    read_range,
 )
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
