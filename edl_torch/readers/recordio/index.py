@@ -10,11 +10,10 @@ import logging
 import os
 import stat
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -29,13 +28,13 @@ from edl_torch.readers.recordio.format import (
 )
 from edl_torch.readers.shared.files import read_range
 from edl_torch.readers.shared.index_cache import FileStamp, cached_index
-from edl_torch.readers.shared.mapped import Array, MappedArrays
+from edl_torch.readers.shared.mapped import Array, shared
 
 _KIND = "recordio1"
 _WORTH_KEEPING = 1 << 18  # bytes: the headers of a smaller file are read as soon as an index is opened
 _THREADS = 16
 _INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
-_CODEC = "utf-8", "surrogatepass"
+
 
 Arrays = Mapping[str, Array]
 log = logging.getLogger("edl_torch.readers")
@@ -51,31 +50,20 @@ def build_index(
 ) -> Arrays:
     """Index all files, in parallel: reading headers waits for disks.
 
-    Returns the arrays `names` (UTF-8) with `name_bounds`; `rows`, where in the two next the part of each
-    file begins; `offsets` and `firsts` of `Chain`, file after file; and `dialects`, `sizes` and
-    `times` of each file. Raises DataFormatError for the first file, in order, that is not as it should be.
+    Returns the arrays `rows`, where in the two next the part of each file begins; `offsets` and `firsts` of
+    `Chain`, file after file; and `dialects`, `sizes` and `times` of each file. Raises DataFormatError for the
+    first file, in order, that is not as it should be.
     """
     parts = _index_all(files, dialect, index_dir)
-    names = [file.encode(*_CODEC) for file in files]
     arrays = {
-        "names": np.frombuffer(b"".join(names), dtype=np.uint8),
-        "name_bounds": _bounds(map(len, names)),
-        "rows": _bounds(len(part["offsets"]) for _, part in parts),
+        "rows": np.cumsum([0, *(len(part["offsets"]) for _, part in parts)], dtype=np.int64),
         "offsets": np.concatenate([part["offsets"] for _, part in parts]),
         "firsts": np.concatenate([part["firsts"] for _, part in parts]),
         "dialects": np.array([part["dialect"] for _, part in parts], dtype=np.uint8),
         "sizes": np.array([stamp.size for stamp, _ in parts], dtype=np.int64),
         "times": np.array([stamp.mtime_ns for stamp, _ in parts], dtype=np.int64),
     }
-    if sum(array.nbytes for array in arrays.values()) <= _INLINE:
-        return arrays
-    return MappedArrays.spill(arrays, label="recordio")
-
-
-def names_of(arrays: Arrays) -> Iterator[str]:
-    """The files' names, in order."""
-    blob, bounds = arrays["names"].tobytes(), arrays["name_bounds"].tolist()
-    return (blob[start:end].decode(*_CODEC) for start, end in pairwise(bounds))
+    return shared(arrays, "recordio", above=_INLINE)
 
 
 def _index_all(
@@ -116,10 +104,6 @@ def _arrays_of(file: DataFile, size: int, dialect: str | None) -> Arrays:
         "firsts": np.array(chain.firsts, dtype=np.int64),
         "dialect": np.array(chain.dialect.number, dtype=np.uint8),
     }
-
-
-def _bounds(lengths: Iterator[int] | map[int]) -> Array:
-    return np.cumsum([0, *lengths], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,10 @@ from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.recordio.chunk import Chunk
 from edl_torch.readers.recordio.format import MAGIC_BYTES
-from edl_torch.readers.recordio.index import Arrays, DataFile, build_index, check_dialect, names_of
+from edl_torch.readers.recordio.index import Arrays, DataFile, build_index, check_dialect
 from edl_torch.readers.recordio.record_bytes import Decode, decoder
 from edl_torch.readers.recordio.source import ChunkCache, OpenFiles, RecordIOSource, sources_of_index
+from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import Task, TaskType
 
 DEFAULT_CACHE_BYTES = 64 << 20
@@ -71,7 +72,9 @@ class RecordIODataReader(AbstractDataReader):
             raise InvalidArgument(f"cache_bytes={cache_bytes!r}: expected a number of bytes")
         self.decode: Decode | None = decoder(decode)
         self.cache_bytes = cache_bytes
-        self._arrays: Arrays = build_index(files_of(data), dialect, index_dir)
+        files = files_of(data)
+        self._arrays: Arrays = build_index(files, dialect, index_dir)
+        self._names = StringTable(files)
         self._setup()
         self._prepare()
 
@@ -90,7 +93,7 @@ class RecordIODataReader(AbstractDataReader):
     @property
     def files(self) -> list[str]:
         """The names of the sources, in order."""
-        return list(names_of(self._arrays))
+        return list(self._names)
 
     @property
     def count(self) -> int:
@@ -173,7 +176,8 @@ class RecordIODataReader(AbstractDataReader):
 
     def _by_name(self) -> dict[str, RecordIOSource]:
         if self._sources is None:
-            self._sources = {source.name: source for source in sources_of_index(self._arrays)}
+            sources = sources_of_index(self._names, self._arrays)
+            self._sources = {source.name: source for source in sources}
         return self._sources
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.recordio.chunk import Chunk, Records, in_pieces, split
 from edl_torch.readers.recordio.format import DIALECTS, HEADER_BYTES, MAGIC, Buffer, Dialect, Header
-from edl_torch.readers.recordio.index import Arrays, DataFile, names_of, place
+from edl_torch.readers.recordio.index import Arrays, DataFile, place
 from edl_torch.readers.shared.index_cache import FileStamp
 
 _RUN_BYTES = 1 << 16  # chunks in sequence are read so many bytes at once
@@ -99,12 +99,12 @@ class RecordIOSource:
         return self.dialect.payload(data, position, end, checksum, compressor)
 
 
-def sources_of_index(arrays: Arrays) -> Iterator[RecordIOSource]:
+def sources_of_index(names: Iterable[str], arrays: Arrays) -> Iterator[RecordIOSource]:
     """The files, in order."""
     rows = arrays["rows"].tolist()
     offsets, firsts = arrays["offsets"].data, arrays["firsts"].data
     each = zip(arrays["dialects"].tolist(), arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
-    for number, (name, (dialect, size, mtime_ns)) in enumerate(zip(names_of(arrays), each, strict=True)):
+    for number, (name, (dialect, size, mtime_ns)) in enumerate(zip(names, each, strict=True)):
         start, end = rows[number : number + 2]
         yield RecordIOSource(
             name=name,

@@ -181,13 +181,13 @@ def _aligned(position: int) -> int:
     return -(-position // _ALIGNMENT) * _ALIGNMENT
 
 
-def shared(arrays: Mapping[str, Array], label: str) -> Mapping[str, Array]:
-    """The arrays, in a temporary file where they take more than `SPILL_BYTES` together.
+def shared(arrays: Mapping[str, Array], label: str, above: int = SPILL_BYTES) -> Mapping[str, Array]:
+    """The arrays, in a temporary file where they take more than `above` bytes together.
 
     Without room for a file they stay in memory, with a warning: loader workers then have copies of their own.
     """
     total = sum(array.nbytes for array in arrays.values())
-    if total <= SPILL_BYTES:
+    if total <= above:
         return dict(arrays)
     try:
         return MappedArrays.spill(arrays, label=label)
