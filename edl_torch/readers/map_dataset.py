@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 from edl_torch.errors import InvalidArgument, ReaderError
-from edl_torch.readers.indexed import IndexedReader
+from edl_torch.readers.base import IndexedReader
 from edl_torch.shard import Task
 
 _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
@@ -40,12 +40,7 @@ class MapDatasetReader(IndexedReader):
                 "by number; for other data write a reader (AbstractDataReader)"
             )
         self.dataset: Any = dataset
-        self._count = len(dataset)
-
-    @property
-    def count(self) -> int:
-        """The dataset's length when the reader was made."""
-        return self._count
+        self.count = len(dataset)
 
     @property
     def targets(self) -> Any:

@@ -61,7 +61,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "tensorflow": ("integrations.tensorflow",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
-    "odps": ("readers.odps.client", "readers.odps.errors"),
+    "odps": ("readers.odps.client", "readers.odps.retries"),
 }
 
 

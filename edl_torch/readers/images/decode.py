@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -25,11 +26,18 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, ReaderUnavailable
-from edl_torch.readers.images.completeness import truncated_format
+from edl_torch.readers.images.root import within
 
 Image = npt.NDArray[np.uint8]
 
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_JPEG_START = b"\xff\xd8\xff"
+_JPEG_END = b"\xff\xd9"
+_PNG_START = b"\x89PNG\r\n\x1a\n"
+_PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
+# In entropy-coded data 0xff is followed by 0 (stuffing), a restart marker or another 0xff (fill).
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_END_OF_IMAGE, _START_OF_IMAGE, _TEMPORARY = 0xD9, 0xD8, 0x01
 
 
 def read_image(path: str) -> Image:
@@ -45,6 +53,12 @@ def read_image(path: str) -> Image:
     except (OSError, ValueError) as exc:
         raise _bad(path, f"{type(exc).__name__}: {exc}", "check the path and its permissions") from exc
     return decode_image(data, path)
+
+
+def read_image_in(folder: str, file: str) -> Image:
+    """`read_image` of a file in a dataset's folder. Raises SourceUnavailable where the folder is gone."""
+    with within(folder):
+        return read_image(os.path.join(folder, file))
 
 
 def decode_image(data: bytes, path: str) -> Image:
@@ -94,3 +108,42 @@ def _opencv(pid: int) -> Any:
 
 def _bad(path: str, reason: str, remedy: str) -> BadRecord:
     return BadRecord(f"image '{path}' cannot be read: {reason}; {remedy}")
+
+
+def truncated_format(data: bytes) -> str | None:
+    """The name of the format if `data` is cut off before its end, else None; nothing is decoded.
+
+    Decoders differ: many fill the missing part of a cut-off JPEG with grey and report success. Formats: ITU-T
+    T.81 annex B (JPEG), PNG specification 5.3, RFC 9649 (WebP). Bytes after the end (thumbnails of cameras,
+    padding) are allowed. Formats that do not say where they end are never called truncated here; their
+    decoders decide.
+    """
+    if data.startswith(_JPEG_START):
+        return None if data.endswith(_JPEG_END) or _jpeg_has_end(data) else "JPEG"
+    if data.startswith(_PNG_START):
+        return None if data.endswith(_PNG_END) or _png_has_end(data) else "PNG"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return None if len(data) >= int.from_bytes(data[4:8], "little") + 8 else "WebP"
+    return None
+
+
+def _jpeg_has_end(data: bytes) -> bool:
+    """Walk the segments, so that the end marker of an embedded thumbnail is not taken for the end."""
+    position = 2
+    while (marker := _NEXT_MARKER.search(data, position)) is not None:
+        code = data[marker.start() + 1]
+        position = marker.end()
+        if code == _END_OF_IMAGE:
+            return True
+        if code not in (_START_OF_IMAGE, _TEMPORARY):
+            position += int.from_bytes(data[position : position + 2], "big")
+    return False
+
+
+def _png_has_end(data: bytes) -> bool:
+    position = len(_PNG_START)
+    while position + 12 <= len(data):
+        if data[position + 4 : position + 8] == b"IEND":
+            return True
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+    return False

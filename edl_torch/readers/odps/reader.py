@@ -11,11 +11,9 @@ from typing import Any
 
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.arrow.columns import Columns, numpy_columns, rows
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.indexed import check_range
+from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.odps.blocks import RowBlocks
-from edl_torch.readers.odps.config import odps_config
-from edl_torch.readers.odps.partitions import parse_table_url, partition_patterns
+from edl_torch.readers.odps.config import odps_config, parse_table_url, partition_patterns
 from edl_torch.readers.odps.retries import Retries
 from edl_torch.readers.odps.table import OdpsTable
 from edl_torch.shard import IndexArray, Task, TaskType

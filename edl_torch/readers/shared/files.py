@@ -1,7 +1,6 @@
-"""File lock: one process at a time makes a file that a machine shares; the others wait, and find it made.
+"""Files that a machine's processes share: whole or not at all, and made by one process while the others wait.
 
-A lock belongs to an open file, so it ends with its holder, however that dies. The file that is made gets its
-name when it is whole, so a lock that cannot be had costs work and harms nothing.
+It must not know what is in them.
 """
 
 from __future__ import annotations
@@ -10,15 +9,51 @@ import fcntl
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EACCES, EAGAIN
 from pathlib import Path
+from typing import BinaryIO
 
 log = logging.getLogger("edl_torch.readers")
 
 _PATIENCE_S = 3600.0  # a file of some terabytes
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
+
+
+@contextmanager
+def whole_file(target: Path, *, mtime_ns: int | None = None) -> Iterator[BinaryIO]:
+    """A file to write, which becomes `target` when the `with` block ends well; else nothing of it is left.
+
+    It has a hidden name until it is whole and on the disk. Who opens `target` finds the old file or the new
+    one, after a power loss too. Its permissions are those that any new file has. Raises OSError of the file
+    system (no space, no permission).
+    """
+    temporary = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}.part")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if mtime_ns is not None:
+            os.utime(temporary, ns=(mtime_ns, mtime_ns))
+        os.replace(temporary, target)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def read_range(descriptor: int, start: int, end: int) -> bytes:
+    """Read a range whole; less comes back only where the file ends before."""
+    data = os.pread(descriptor, end - start, start)
+    if len(data) == end - start or not data:
+        return data
+    parts, position = [data], start + len(data)
+    while position < end and (more := os.pread(descriptor, end - position, position)):
+        parts.append(more)
+        position += len(more)
+    return b"".join(parts)
 
 
 @contextmanager
@@ -31,9 +66,10 @@ def file_lock(
 ) -> Iterator[None]:
     """Hold the lock on `place` while the `with` block runs, against all processes and threads.
 
-    The lock is a hidden file beside it, which goes with the last holder. Where there can be none (a folder
-    that is read-only, a network file system without locks), and after `patience_s`, the block runs all the
-    same.
+    The lock is a hidden file beside it, which goes with the last holder, however that dies. Where there can
+    be none (a folder that is read-only, a network file system without locks), and after `patience_s`, the
+    block runs all the same: what is made gets its name when it is whole, so that costs work and harms
+    nothing.
     """
     held = _acquire(place.with_name(f".{place.name}.lock"), patience_s, clock, sleep)
     try:
