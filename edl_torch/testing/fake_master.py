@@ -1,13 +1,18 @@
 """A master for tests: the real dispatcher in memory, on a fake clock, behind a transport with planned faults.
 
-Nothing of the master's logic is imitated. No network, no server; a thread only where a test asks for one.
+Nothing of the master's logic is imitated, and nothing is random. No network, no server; a thread only where a
+test asks for one.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter, deque
 from collections.abc import Callable
+from enum import Enum
 from typing import TypeVar
 
+from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.master_api import Listener
 from edl_torch.core.calls import (
     ConfirmAnswer,
@@ -28,11 +33,111 @@ from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable
 from edl_torch.master.embedded import LocalMaster
+from edl_torch.shard import Slice
 from edl_torch.testing.clock import FakeClock
-from edl_torch.testing.faults import Fault, Faults
-from edl_torch.testing.outcomes import Outcomes
+from edl_torch.trainer.liveness import Liveness
 
+Record = tuple[int, str, int]  # (epoch, source name, record number)
 T = TypeVar("T")
+
+
+class Fault(Enum):
+    """What happens to one call."""
+
+    LOSE_CALL = "the call never reaches the master; the transport repeats it"
+    LOSE_ANSWER = "the master acts, its answer is lost; the transport repeats the call"
+    REPEAT = "the call reaches the master twice; the second answer arrives"
+
+
+class Faults:
+    """Planned faults by call name: `register`, `lease`, `report`, `snapshot`, `restore`. Each happens
+    once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._planned: dict[str, deque[Fault | None]] = {}
+        self._away = False
+
+    def plan(self, call: str, *faults: Fault | None) -> None:
+        """The next calls of this name suffer these faults, one each; None is a call without a fault."""
+        with self._lock:
+            self._planned.setdefault(call, deque()).extend(faults)
+
+    def master_away(self, away: bool = True) -> None:
+        """While away every call raises MasterUnavailable, as after `master_timeout_s`."""
+        with self._lock:
+            self._away = away
+
+    @property
+    def away(self) -> bool:
+        """Whether the master is away."""
+        with self._lock:
+            return self._away
+
+    def next(self, call: str) -> Fault | None:
+        """The fault of the call that is made now."""
+        with self._lock:
+            planned = self._planned.get(call)
+            return planned.popleft() if planned else None
+
+    def __repr__(self) -> str:
+        planned = {call: len(faults) for call, faults in self._planned.items() if faults}
+        return f"<Faults {planned}{' away' if self._away else ''}>"
+
+
+class Outcomes:
+    """The outcomes of one dataset's records that a fake master was told, by (epoch, name, index).
+
+    Kept apart from the ledger on purpose, from calls and answers alone, so that a test can hold one against
+    the other.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.acknowledged: Counter[Record] = Counter()
+        self.quarantined: Counter[Record] = Counter()
+        self._plan = plan
+        self._slices: dict[int, Slice] = {}
+        self._done: dict[int, int] = {}
+        self._holes: dict[int, set[int]] = {}
+
+    def granted(self, answer: LeaseAnswer) -> None:
+        """Leases were handed out; an answer that is repeated counts once."""
+        for grant in answer.grants:
+            self._slices.setdefault(grant.task, grant.slice)
+            self._done.setdefault(grant.task, grant.slice.skip)
+
+    def reported(self, call: ReportCall, answer: ReportAnswer) -> None:
+        """Outcomes were told; what the master refused does not count."""
+        for failure in call.failures:
+            holes = self._holes.setdefault(failure.task, set())
+            if failure.task not in answer.stale and failure.position not in holes:
+                holes.add(failure.position)
+                self.quarantined[self._record(failure.task, failure.position)] += 1
+        for done in call.acknowledgements:
+            if done.task not in answer.stale:
+                self._acknowledge(done.task, done.upto)
+
+    def _acknowledge(self, task: int, upto: int) -> None:
+        holes = self._holes.get(task, set())
+        for position in range(self._done[task], upto):
+            if position not in holes:
+                self.acknowledged[self._record(task, position)] += 1
+        self._done[task] = max(upto, self._done[task])
+
+    def _record(self, task: int, position: int) -> Record:
+        cut = self._slices[task]
+        return (cut.epoch, *self._plan.locate(cut.epoch, cut.shard, position))
+
+    def check_complete(self, num_epochs: int) -> None:
+        """Raise AssertionError, naming records, unless each record of each epoch had exactly one outcome."""
+        told = self.acknowledged + self.quarantined
+        doubled = [record for record, count in told.items() if count > 1]
+        expected = num_epochs * self._plan.size
+        assert not doubled, f"{len(doubled)} record(s) had more than one outcome: {doubled[:10]}"
+        assert len(told) == expected, f"{expected - len(told)} of {expected} record(s) had no outcome"
+
+    def __repr__(self) -> str:
+        return f"<Outcomes acknowledged={len(self.acknowledged)} quarantined={len(self.quarantined)}>"
 
 
 class FakeConnection:
@@ -194,3 +299,18 @@ class FakeMaster(FakeConnection):
 
     def __repr__(self) -> str:
         return f"<FakeMaster {self._dispatcher!r} {self.faults!r}>"
+
+
+class Listening(LivenessFeed):
+    """What `MasterApi.attend` takes, for a session that a test plays by hand. Heartbeats name `member`;
+    `wanted` hears that others wait."""
+
+    def __init__(self, member: int, wanted: Callable[[str], object] | None = None) -> None:
+        self.liveness = Liveness()
+        self.liveness.member = member
+        self._hears = wanted
+        super().__init__(self.liveness, threading.Condition(), self._heard)
+
+    def _heard(self, dataset: str) -> None:
+        if self._hears is not None:
+            self._hears(dataset)
