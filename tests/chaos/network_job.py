@@ -20,7 +20,7 @@ from network_hosts import Network
 
 from edl_torch.audit.chain import final_words
 from edl_torch.audit.verdict import Verdict, audit
-from edl_torch.master.journal_view import view
+from edl_torch.master.journal import view
 from edl_torch.testing import wait_until
 
 RELEASED = re.compile(r" released .* worker=(\S+) .*why=expired", re.MULTILINE)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit import findings
+from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.findings import name_records
 from edl_torch.audit.intervals import Intervals
 from edl_torch.core.plan import Plan
