@@ -14,21 +14,7 @@ from typing import TypeVar
 
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.master_api import Listener
-from edl_torch.core.calls import (
-    ConfirmAnswer,
-    ConfirmCall,
-    DatasetStatus,
-    FencedCall,
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    RegisterAnswer,
-    RegisterCall,
-    Registration,
-    ReportAnswer,
-    ReportCall,
-    RestoreCall,
-)
+from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable
@@ -100,13 +86,13 @@ class Outcomes:
         self._done: dict[int, int] = {}
         self._holes: dict[int, set[int]] = {}
 
-    def granted(self, answer: LeaseAnswer) -> None:
+    def granted(self, answer: calls.LeaseAnswer) -> None:
         """Leases were handed out; an answer that is repeated counts once."""
         for grant in answer.grants:
             self._slices.setdefault(grant.task, grant.slice)
             self._done.setdefault(grant.task, grant.slice.skip)
 
-    def reported(self, call: ReportCall, answer: ReportAnswer) -> None:
+    def reported(self, call: calls.ReportCall, answer: calls.ReportAnswer) -> None:
         """Outcomes were told; what the master refused does not count."""
         for failure in call.failures:
             holes = self._holes.setdefault(failure.task, set())
@@ -170,7 +156,7 @@ class FakeConnection:
                 case None:
                     return action()
 
-    def register(self, call: RegisterCall) -> RegisterAnswer:
+    def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
         """Join a dataset."""
         answer = self._send("register", lambda: self._local.register(call))
         self._fake.outcomes.setdefault(answer.spec.name, Outcomes(Plan(answer.spec)))
@@ -183,44 +169,44 @@ class FakeConnection:
         self._fake.open_stream(session)
         return self._fake.clock
 
-    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+    def lease(self, call: calls.LeaseCall, wait_s: float = 0.0) -> calls.LeaseAnswer:
         """Ask for leases."""
         answer = self._send("lease", lambda: self._local.lease(call, wait_s), call.session)
         self._fake.outcomes[call.dataset].granted(answer)
         return answer
 
-    def report(self, call: ReportCall) -> ReportAnswer:
+    def report(self, call: calls.ReportCall) -> calls.ReportAnswer:
         """Tell outcomes and give back."""
         answer = self._send("report", lambda: self._local.report(call), call.session)
         self._fake.outcomes[call.dataset].reported(call, answer)
         return answer
 
-    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
+    def confirm(self, call: calls.ConfirmCall) -> calls.ConfirmAnswer:
         """Present leases, on a stream that stands again."""
 
-        def on_new_stream() -> ConfirmAnswer:
+        def on_new_stream() -> calls.ConfirmAnswer:
             self._fake.open_stream(call.session)
             return self._local.confirm(call)
 
         return self._send("confirm", on_new_stream)
 
-    def snapshot(self, call: FencedCall) -> str:
+    def snapshot(self, call: calls.FencedCall) -> str:
         """The dataset's token."""
         return self._send("snapshot", lambda: self._local.snapshot(call), call.session)
 
-    def restore(self, call: RestoreCall) -> int:
+    def restore(self, call: calls.RestoreCall) -> int:
         """Take the dataset back to a token."""
         return self._send("restore", lambda: self._local.restore(call), call.session)
 
-    def progress(self, call: FencedCall) -> DatasetStatus:
+    def progress(self, call: calls.FencedCall) -> calls.DatasetStatus:
         """The dataset's progress, as its trainers see it."""
         return self._send("progress", lambda: self._local.progress(call), call.session)
 
-    def dataset_status(self, dataset: str) -> DatasetStatus:
+    def dataset_status(self, dataset: str) -> calls.DatasetStatus:
         """The dataset's progress, from outside."""
         return self._send("dataset_status", lambda: self._local.dataset_status(dataset))
 
-    def status(self) -> MasterStatus:
+    def status(self) -> calls.MasterStatus:
         """The master's whole state."""
         return self._send("status", self._local.status)
 
@@ -265,7 +251,7 @@ class FakeMaster(FakeConnection):
         fetched ahead and reports are sent by threads of the trainer."""
         return FakeConnection(self, self._local, worker_id, in_process=in_process)
 
-    def define(self, registration: Registration) -> None:
+    def define(self, registration: calls.Registration) -> None:
         """Make a dataset as the master's command line would."""
         self._local.apply(lambda dispatcher, _: dispatcher.define(registration))
 
