@@ -46,14 +46,14 @@ def _member(members: Mapping[int, E], number: int) -> E:
         ) from None
 
 
-def _taker(*names: str) -> Callable[[object], dict[str, Any]]:
+def taker(*names: str) -> Callable[[object], dict[str, Any]]:
     """Return a function that takes these attributes of a value, a call or a message, by name."""
     get = attrgetter(*names)
     return lambda value: dict(zip(names, get(value), strict=True))
 
 
-_take_fence = _taker("ledger", "lineage", "member")
-_take_caller = _taker("session", "dataset", "asked", "reported")
+_take_fence = taker("ledger", "lineage", "member")
+_take_caller = taker("session", "dataset", "asked", "reported")
 
 
 def _fenced_to_wire(value: calls.FencedCall) -> dict[str, Any]:
@@ -70,9 +70,9 @@ _OPTIONAL = (
     *("records_per_shard", "seed", "shuffle", "shuffle_shards", "shuffle_in_shard", "task_type"),
     *("num_epochs", "epoch_barrier", "max_bad_records"),
 )
-_take_optional = _taker(*_OPTIONAL)
-_take_source = _taker("name", "start", "count")
-_take_trainer = _taker("session", "worker_id", "batch_size")
+_take_optional = taker(*_OPTIONAL)
+_take_source = taker("name", "start", "count")
+_take_trainer = taker("session", "worker_id", "batch_size")
 
 
 def registration_to_wire(value: calls.Registration) -> pb.Registration:
@@ -313,12 +313,12 @@ def restore_call_from_wire(message: pb.RestoreRequest) -> calls.RestoreCall:
 
 # Status -----------------------------------------------------------------------------------------------
 
-_take_counts = _taker(
+_take_counts = taker(
     *("dataset", "epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases"),
     *("acknowledged", "quarantined", "dropped", "finished", "trainers", "failure", "ledger", "lineage"),
 )
-_take_quarantined = _taker("epoch", "shard", "position", "name", "index", "reason")
-_take_session = _taker("session", "worker_id", "leased", "idle_s", "since_progress_s")
+_take_quarantined = taker("epoch", "shard", "position", "name", "index", "reason")
+_take_session = taker("session", "worker_id", "leased", "idle_s", "since_progress_s")
 _MOST = (1 << 63) - 1
 
 
