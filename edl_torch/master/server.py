@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +199,7 @@ async def serve(
     except EdlError as error:
         await server.stop()
         raise (server.failure or error) from None
-    await _until_signal_or_failure(server, signals)
+    await first_of(_signal_came(signals), server.failed())
     if server.failure is None:
         await _drain_until_signal(server, signals)
     else:
@@ -222,15 +222,17 @@ def _watch(process: int, signals: asyncio.Queue[int]) -> None:
     threading.Thread(target=watch, name="edl-with-process", daemon=True).start()
 
 
-async def _until_signal_or_failure(server: MasterServer, signals: asyncio.Queue[int]) -> None:
-    signal_came = asyncio.create_task(signals.get(), name="edl-signal")
-    failed = asyncio.create_task(server.failed(), name="edl-failure")
-    await asyncio.wait({signal_came, failed}, return_when=asyncio.FIRST_COMPLETED)
-    if signal_came.done():
-        log.info("signal %d: draining", signal_came.result())
-    signal_came.cancel()
-    failed.cancel()
-    await asyncio.gather(signal_came, failed, return_exceptions=True)
+async def first_of(*waiting: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them ends; the others are cancelled."""
+    tasks = [asyncio.create_task(each) for each in waiting]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _signal_came(signals: asyncio.Queue[int]) -> None:
+    log.info("signal %d: draining", await signals.get())
 
 
 async def _drain_until_signal(server: MasterServer, signals: asyncio.Queue[int]) -> None:
