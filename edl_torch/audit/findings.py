@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals, covered
-from edl_torch.audit.lineage import History, Lineage
+from edl_torch.audit.lineage import History, Lineage, Reports
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Kind
 from edl_torch.shard import IndexArray, Shuffle, Slice
 
 KINDS = ("lost", "doubled", "forgotten", "repeated", "stale")
 MOST_REPORTERS = 4  # of one range, in one lineage
+
+_Blame = Callable[[Lineage, int, int], Iterator[str]]  # for a range of records
 MOST_LOOKED_UP = 1 << 16  # shuffled records of an epoch that are turned into names
 
 
@@ -56,51 +59,48 @@ class Findings:
 
     def named(self, limit: int) -> tuple[Finding, ...]:
         """Return the first `limit` ranges of each kind."""
-        kinds = {
-            "lost": self._lost(limit),
-            "doubled": self._reported("doubled", Answer.ACCEPTED, self._counting, limit),
-            "forgotten": self._reported("forgotten", Answer.ACCEPTED, self._counting, limit),
-            "repeated": self._repeated(limit),
-            "stale": self._reported("stale", Answer.REFUSED, self._history.lineages.values(), limit),
-        }
-        return tuple(finding for found in kinds.values() for finding in islice(found, limit))
+        every, counting = self._history.lineages.values(), self._counting
+        accepted, refused = (
+            partial(self._reporters, Answer.ACCEPTED),
+            partial(self._reporters, Answer.REFUSED),
+        )
+        kinds = (
+            self._lost(limit),
+            self._blamed("doubled", accepted, counting, limit),
+            self._blamed("forgotten", accepted, counting, limit),
+            self._blamed("repeated", self._had_in_vain, counting, limit),
+            self._blamed("stale", refused, every, limit),
+        )
+        return tuple(finding for found in kinds for finding in islice(found, limit))
 
     def _lost(self, limit: int) -> Iterator[Finding]:
         for records in name_records(self._history.coordinates, self.records["lost"], limit):
             yield Finding(kind="lost", records=records)
 
-    def _reported(
-        self, kind: str, answer: Answer, lineages: Iterable[Lineage], limit: int
-    ) -> Iterator[Finding]:
+    def _blamed(self, kind: str, blame: _Blame, lineages: Iterable[Lineage], limit: int) -> Iterator[Finding]:
         for start, end in islice(self.records[kind], limit):
-            by = tuple(who for lineage in lineages for who in self._reporters(lineage, answer, start, end))
+            by = tuple(who for lineage in lineages for who in blame(lineage, start, end))
             for records in name_records(self._history.coordinates, Intervals.run(start, end), limit):
                 yield Finding(kind=kind, records=records, by=by)
 
-    def _repeated(self, limit: int) -> Iterator[Finding]:
-        for start, end in islice(self.records["repeated"], limit):
-            by = tuple(who for lineage in self._counting for who in self._had_in_vain(lineage, start, end))
-            for records in name_records(self._history.coordinates, Intervals.run(start, end), limit):
-                yield Finding(kind="repeated", records=records, by=by)
-
     def _had_in_vain(self, lineage: Lineage, start: int, end: int) -> Iterator[str]:
-        late = lineage.acknowledged.answered(Answer.REFUSED, Answer.LOST)
         for reports, why in (
             (lineage.repeated.answered(Kind.RETURNED), "given back"),
             (lineage.repeated.answered(Kind.VOID), "taken back"),
-            (late, "reported too late"),
+            (lineage.acknowledged.answered(Answer.REFUSED, Answer.LOST), "reported too late"),
         ):
-            hit = (reports.starts < end) & (reports.ends > start)
-            for place in np.flatnonzero(hit)[:MOST_REPORTERS].tolist():
-                trainer = self._history.trainers[int(reports.who[place])]
-                yield f"{trainer} ({why} in lineage {lineage.key[1]}, task {reports.tasks[place]})"
+            for trainer, task in self._trainers(reports, start, end):
+                yield f"{trainer} ({why} in lineage {lineage.key[1]}, task {task})"
 
-    def _reporters(self, lineage: Lineage, answer: Answer, start: int, end: int) -> Iterator[str]:
+    def _reporters(self, answer: Answer, lineage: Lineage, start: int, end: int) -> Iterator[str]:
         for reports in (lineage.acknowledged, lineage.quarantined):
-            hit = (reports.starts < end) & (reports.ends > start) & (reports.answers == answer)
-            for place in np.flatnonzero(hit)[:MOST_REPORTERS].tolist():
-                trainer = self._history.trainers[int(reports.who[place])]
-                yield f"{trainer} (lineage {lineage.key[1]}, task {reports.tasks[place]})"
+            for trainer, task in self._trainers(reports.answered(answer), start, end):
+                yield f"{trainer} (lineage {lineage.key[1]}, task {task})"
+
+    def _trainers(self, reports: Reports, start: int, end: int) -> Iterator[tuple[str, int]]:
+        hit = (reports.starts < end) & (reports.ends > start)
+        for place in np.flatnonzero(hit)[:MOST_REPORTERS].tolist():
+            yield self._history.trainers[int(reports.who[place])], int(reports.tasks[place])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
