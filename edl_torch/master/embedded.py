@@ -14,20 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from edl_torch.core.calls import (
-    ConfirmAnswer,
-    ConfirmCall,
-    DatasetStatus,
-    FencedCall,
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    RegisterAnswer,
-    RegisterCall,
-    ReportAnswer,
-    ReportCall,
-    RestoreCall,
-)
+from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import ServiceClosed
 
@@ -87,8 +74,7 @@ class LocalMaster:
                     self._version = version
                     self._changed.notify_all()
 
-    def register(self, call: RegisterCall) -> RegisterAnswer:
-        """Join a dataset."""
+    def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
         return self.apply(lambda dispatcher, now: dispatcher.register(call, now))
 
     def attend(self, session: str, member: int, listener: Wanted) -> None:
@@ -100,7 +86,7 @@ class LocalMaster:
             self._listeners[session] = listener
         self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
 
-    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+    def lease(self, call: calls.LeaseCall, wait_s: float = 0.0) -> calls.LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
         deadline = time.monotonic() + wait_s
         self.apply(lambda dispatcher, now: dispatcher.heard(call, now))
@@ -120,7 +106,7 @@ class LocalMaster:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._version != version, timeout_s)
 
-    def _call_back(self, call: LeaseCall) -> None:
+    def _call_back(self, call: calls.LeaseCall) -> None:
         with self._changed:
             now = self._clock()
             wanted = [
@@ -131,32 +117,25 @@ class LocalMaster:
         for listener in wanted:  # outside the lock: it will call back into this master
             listener.wanted(call.dataset)
 
-    def report(self, call: ReportCall) -> ReportAnswer:
-        """Apply outcomes and give-backs."""
+    def report(self, call: calls.ReportCall) -> calls.ReportAnswer:
         return self.apply(lambda dispatcher, now: dispatcher.report(call, now))
 
-    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        """Return which leases are void."""
+    def confirm(self, call: calls.ConfirmCall) -> calls.ConfirmAnswer:
         return self.apply(lambda dispatcher, now: dispatcher.confirm(call, now))
 
-    def snapshot(self, call: FencedCall) -> str:
-        """Return the dataset's token."""
+    def snapshot(self, call: calls.FencedCall) -> str:
         return self.apply(lambda dispatcher, now: dispatcher.snapshot(call, now))
 
-    def restore(self, call: RestoreCall) -> int:
-        """Take the dataset back to a token; returns the new lineage."""
+    def restore(self, call: calls.RestoreCall) -> int:
         return self.apply(lambda dispatcher, now: dispatcher.restore(call, now))
 
-    def progress(self, call: FencedCall) -> DatasetStatus:
-        """Return the dataset's progress, as its trainers see it."""
+    def progress(self, call: calls.FencedCall) -> calls.DatasetStatus:
         return self.apply(lambda dispatcher, now: dispatcher.progress(call, now))
 
-    def dataset_status(self, dataset: str) -> DatasetStatus:
-        """Return the dataset's progress, from outside."""
+    def dataset_status(self, dataset: str) -> calls.DatasetStatus:
         return self.apply(lambda dispatcher, _: dispatcher.dataset_status(dataset))
 
-    def status(self) -> MasterStatus:
-        """Return the master's whole state."""
+    def status(self) -> calls.MasterStatus:
         return self.apply(lambda dispatcher, now: dispatcher.status(now))
 
     def leave(self, session: str, member: int) -> None:

@@ -31,8 +31,7 @@ from edl_torch.readers.images.coco_file import (
     numbers,
     unique_ids,
 )
-from edl_torch.readers.images.decode import Image, read_image_in
-from edl_torch.readers.images.root import require_folder
+from edl_torch.readers.images.decode import Image, read_image_in, require_folder
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 

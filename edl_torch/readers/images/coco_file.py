@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, ReaderUnavailable
-from edl_torch.readers.images.root import safe_relative_path
+from edl_torch.readers.images.decode import safe_relative_path
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray
 

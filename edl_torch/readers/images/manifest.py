@@ -17,8 +17,13 @@ import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.base import IndexedReader
-from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image_in
-from edl_torch.readers.images.root import require_folder, safe_relative_path
+from edl_torch.readers.images.decode import (
+    EXTENSIONS,
+    Image,
+    read_image_in,
+    require_folder,
+    safe_relative_path,
+)
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 

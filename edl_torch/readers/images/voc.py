@@ -19,8 +19,7 @@ import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.readers.base import IndexedReader
-from edl_torch.readers.images.decode import Image, read_image
-from edl_torch.readers.images.root import safe_relative_path, within
+from edl_torch.readers.images.decode import Image, read_image, safe_relative_path, within
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import TaskType
 

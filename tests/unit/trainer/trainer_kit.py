@@ -19,7 +19,7 @@ from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Source
-from edl_torch.testing.outcomes import Outcomes
+from edl_torch.testing.fake_master import Outcomes
 from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait, Warn
 from edl_torch.trainer.facts import Fact
 from edl_torch.trainer.liveness import Liveness
