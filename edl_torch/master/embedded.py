@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from edl_torch.core.calls import (
     ConfirmAnswer,
@@ -32,6 +32,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import ServiceClosed
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 LOOK_AGAIN_S = 1.0  # a waiting call looks at least so often, and so stays known as waiting
 
@@ -69,7 +70,7 @@ class LocalMaster:
         self._closed = False
         self._pid = os.getpid()
 
-    def apply(self, action: Callable[[Dispatcher, float], T]) -> T:
+    def apply(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
         """Let the dispatcher act at the present time, and wake the calls that wait. Raises ServiceClosed."""
         if os.getpid() != self._pid:
             raise ServiceClosed(
@@ -80,7 +81,7 @@ class LocalMaster:
             if self._closed:
                 raise ServiceClosed("the embedded master was closed: make another LocalMaster")
             try:
-                return action(self._dispatcher, self._clock())
+                return action(self._dispatcher, *arguments, self._clock())
             finally:
                 version = self._dispatcher.version
                 if version != self._version:
@@ -89,7 +90,7 @@ class LocalMaster:
 
     def register(self, call: RegisterCall) -> RegisterAnswer:
         """Join a dataset."""
-        return self.apply(lambda dispatcher, now: dispatcher.register(call, now))
+        return self.apply(Dispatcher.register, call)
 
     def attend(self, session: str, member: int, listener: Wanted) -> None:
         """Remember whom to call back. That happens in the thread of the session that waits.
@@ -98,23 +99,28 @@ class LocalMaster:
         """
         with self._changed:
             self._listeners[session] = listener
-        self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
+        self.apply(Dispatcher.stream_opened, session)
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
+        answer = self._wait_for_lease(call, wait_s) if wait_s else None
+        if answer is None:
+            answer = self.apply(Dispatcher.lease, call)
+        if answer.nothing_yet:
+            self._call_back(call)
+        return answer
+
+    def _wait_for_lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
         deadline = time.monotonic() + wait_s
-        self.apply(lambda dispatcher, now: dispatcher.heard(call, now))
+        self.apply(Dispatcher.heard, call)
         while (left := deadline - time.monotonic()) > 0:
             version = self._version
-            answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
+            answer = self.apply(Dispatcher.poll, call)
             if answer is not None:
                 return answer
             self._call_back(call)
             self._wait_for_change(version, min(left, LOOK_AGAIN_S))
-        answer = self.apply(lambda dispatcher, now: dispatcher.answer(call, now))
-        if answer.nothing_yet:
-            self._call_back(call)
-        return answer
+        return None
 
     def _wait_for_change(self, version: int, timeout_s: float) -> None:
         with self._changed:
@@ -133,23 +139,23 @@ class LocalMaster:
 
     def report(self, call: ReportCall) -> ReportAnswer:
         """Apply outcomes and give-backs."""
-        return self.apply(lambda dispatcher, now: dispatcher.report(call, now))
+        return self.apply(Dispatcher.report, call)
 
     def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
         """Return which leases are void."""
-        return self.apply(lambda dispatcher, now: dispatcher.confirm(call, now))
+        return self.apply(Dispatcher.confirm, call)
 
     def snapshot(self, call: FencedCall) -> str:
         """Return the dataset's token."""
-        return self.apply(lambda dispatcher, now: dispatcher.snapshot(call, now))
+        return self.apply(Dispatcher.snapshot, call)
 
     def restore(self, call: RestoreCall) -> int:
         """Take the dataset back to a token; returns the new lineage."""
-        return self.apply(lambda dispatcher, now: dispatcher.restore(call, now))
+        return self.apply(Dispatcher.restore, call)
 
     def progress(self, call: FencedCall) -> DatasetStatus:
         """Return the dataset's progress, as its trainers see it."""
-        return self.apply(lambda dispatcher, now: dispatcher.progress(call, now))
+        return self.apply(Dispatcher.progress, call)
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
         """Return the dataset's progress, from outside."""
@@ -157,7 +163,7 @@ class LocalMaster:
 
     def status(self) -> MasterStatus:
         """Return the master's whole state."""
-        return self.apply(lambda dispatcher, now: dispatcher.status(now))
+        return self.apply(Dispatcher.status)
 
     def leave(self, session: str, member: int) -> None:
         """End the session. After `close` this does nothing."""
