@@ -238,7 +238,7 @@ class Session:
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """The next lease of a stream."""
-        return self.run(self.trainer.next_grant(stream, number))
+        return self.run(self.trainer.leasing.next(stream, number))
 
     def fail_record(self, task: int, position: int, reason: str) -> None:
         """A record cannot be read."""
