@@ -58,6 +58,9 @@ class Fence:
     member: int = 0
 
 
+UNREGISTERED = Fence()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterAnswer:
     """Dataset as registered, and the fence of every later call."""

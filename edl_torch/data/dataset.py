@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, NoReturn
 
@@ -147,29 +148,24 @@ class ShardedDataset(IterableDataset[Any]):
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
-        reader = SampleReader(self.reader, self._to_samples)
-
-        def read(grant: Grant) -> Iterator[Any]:
-            run = tally.start(grant.task, grant.slice.skip)
-            return reader.samples(plan, grant, run, self._on_bad(link, grant, tally))
-
-        return chain.from_iterable(map(read, iter(link.next, None)))
+        return self._read(link, tally, partial(SampleReader(self.reader, self._to_samples).samples, plan))
 
     def _lists(self, link: Link, plan: Plan, tally: Tally, size: int) -> Iterator[list[Any]]:
-        reader = SampleReader(self.reader, self._to_samples)
         samples = SampleList(size)
-        for grant in iter(link.next, None):
-            run = tally.start(grant.task, grant.slice.skip)
-            yield from reader.lists(samples, plan, grant, run, self._on_bad(link, grant, tally))
-        if samples.missing < size:
-            yield samples.take()
+        read = partial(SampleReader(self.reader, self._to_samples).lists, samples, plan)
+        return chain(self._read(link, tally, read), samples.rest())
 
-    def _on_bad(self, link: Link, grant: Grant, tally: Tally | DrawnSamples) -> OnBadInRun:
-        def on_bad(position: int, error: ReaderError) -> Run:
-            self._bad(link, grant, position, error)
-            return tally.start(grant.task, position + 1)
+    def _read(
+        self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBadInRun], Iterator[Any]]
+    ) -> Iterator[Any]:
+        def read_lease(grant: Grant) -> Iterator[Any]:
+            def on_bad(position: int, error: ReaderError) -> Run:
+                self._bad(link, grant, position, error)
+                return tally.start(grant.task, position + 1)
 
-        return on_bad
+            return read(grant, tally.start(grant.task, grant.slice.skip), on_bad)
+
+        return chain.from_iterable(map(read_lease, iter(link.next, None)))
 
     def _batches(self, link: Link, plan: Plan, tally: Tally) -> Iterator[Any]:
         for grant in iter(link.next, None):

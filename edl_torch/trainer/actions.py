@@ -58,6 +58,5 @@ class Wait:
     timeout_s: float | None = None
 
 
-Deed = Call | Register | Attend | Describe | Warn  # done without the shell's lock
-Action = Deed | Wait
+Action = Call | Register | Attend | Describe | Warn | Wait  # the shell holds its lock for the last one alone
 Procedure = Generator[Action, Any, T]
