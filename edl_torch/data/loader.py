@@ -6,6 +6,7 @@ records and does not speak to the master; the session does.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -28,6 +29,7 @@ from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
+from edl_torch.data.ray_wrapper import refuse_ray_wrapper
 from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, ServiceClosed
@@ -233,6 +235,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         return self.service.epoch if position.lockstep is None else position.epoch_of_all(position.lockstep)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        refuse_ray_wrapper(sys._getframe(1))
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
