@@ -10,7 +10,7 @@ import warnings
 
 from edl_torch.system.termination import Termination, sigterm
 
-log = logging.getLogger("edl_torch.data")
+log = logging.getLogger("edl_torch.client")
 
 
 class Notice:
