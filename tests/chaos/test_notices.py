@@ -12,12 +12,13 @@ RUN = Path(__file__).with_name("notices_run.py")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(660)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("seed", "spawn"),
     [
         pytest.param(4, 0.0, id="forked workers"),
-        pytest.param(21, 1.0, id="spawned workers"),
+        pytest.param(21, 1.0, id="spawned workers", marks=pytest.mark.long),
         pytest.param(9, 0.0, id="two ranks, forked workers"),
         pytest.param(6, 0.0, id="four ranks", marks=pytest.mark.long),
     ],
@@ -27,7 +28,7 @@ def test_a_job_that_is_told_to_end_goes_on_where_it_was(seed: int, spawn: float,
     limits = ["--notices", "2", "--each", "2", "--keep", str(tmp_path / "jobs")]
     run = subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        out, err = run.communicate(timeout=220)
+        out, err = run.communicate(timeout=600)
     finally:
         run.terminate()
         run.wait(30)
