@@ -46,14 +46,6 @@ def test_a_loop_that_saves_and_leaves_ends_and_goes_on_from_there() -> None:
     assert sorted(trained) == sorted(all_records() * 2)
 
 
-@pytest.fixture(autouse=True)
-def not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was told to end stays so; this one goes on with other tests."""
-    from edl_torch.system.termination import sigterm
-
-    monkeypatch.setattr(sigterm, "came", False)
-
-
 def test_epochs_go_on_until_the_program_has_seen_it() -> None:
     """Else it would take the end of `epochs()` for that of the training."""
     fake = FakeMaster()
