@@ -203,7 +203,7 @@ class ShardLedger:
         if epoch == NEW_PASS:
             return epoch, PassState.FINISHED if self.finished else PassState.OPEN, ()
         request = LeaseRequest(session, epoch, count, batch_size, ahead and not drained)
-        grants = tuple(self._lending.grants(request, self.leased_records))
+        grants = tuple(self._lending.grants(request, lambda: self.leased_records))
         if grants:
             self.leases.lent(session, grants[0].task)
             self._mark("head")
