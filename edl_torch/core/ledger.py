@@ -8,6 +8,7 @@ keep. It does not know which sessions are alive; the dispatcher tells it which j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -20,7 +21,6 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.changes import Mark, Version, unrecorded
 from edl_torch.core.checking import new_failures
-from edl_torch.core.head import Head
 from edl_torch.core.identity import identity
 from edl_torch.core.in_progress import ShardsInProgress
 from edl_torch.core.lease import Lease
@@ -33,6 +33,19 @@ from edl_torch.core.todo import Todo, Waiting
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What the journal keeps of a ledger: its cursor, counts of outcomes, and the ids that come next."""
+
+    lineage: int
+    opened_by: tuple[int, int]  # the member that opened the lineage by a restore, and its request's number
+    cursor: tuple[int, int, int]  # epoch, position of the next shard in its order, next record in that shard
+    acknowledged: int
+    dropped: int
+    next_task: int
+    next_bundle: int
 
 
 class ShardLedger:
@@ -203,7 +216,7 @@ class ShardLedger:
         if epoch == NEW_PASS:
             return epoch, PassState.FINISHED if self.finished else PassState.OPEN, ()
         request = LeaseRequest(session, epoch, count, batch_size, ahead and not drained)
-        grants = tuple(self._lending.grants(request, self.leased_records))
+        grants = tuple(self._lending.grants(request, lambda: self.leased_records))
         if grants:
             self.leases.lent(session, grants[0].task)
             self._mark("head")

@@ -114,7 +114,7 @@ class SampleReader:
 
     def _rest(self, plan: Plan, cut: Slice, position: int, source: Source) -> Iterator[Any]:
         """The samples of a slice from `position` on."""
-        rest = replace(cut, skip=position, limit=cut.stop - position)
+        rest = cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
         return iter(self._to_samples(plan, rest, source(rest)))
 
     def _named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
@@ -131,8 +131,7 @@ class SampleReader:
         return self._range(plan, plan.shard(rest), task)
 
     def _range(self, plan: Plan, shard: Shard, task: int) -> Iterable[Any]:
-        part = Shard(name=shard.name, start=shard.start, end=shard.end, epoch=shard.epoch)
-        return self._reader.read_records(Task(shard=part, type=plan.spec.task_type, task_id=task))
+        return self._reader.read_records(Task(shard=shard, type=plan.spec.task_type, task_id=task))
 
     def _picked(self, plan: Plan, rest: Slice) -> Iterable[Any]:
         announce(self._reader, plan, rest)
@@ -158,6 +157,7 @@ class SampleReader:
     def _whole_shard(self, plan: Plan, grant: Grant) -> dict[int, Any]:
         shard = plan.shard(grant.slice)
         wanted = set(shard.indices().numbers.tolist())
+        shard = Shard(name=shard.name, start=shard.start, end=shard.end, epoch=shard.epoch)
         kept: dict[int, Any] = {}
         index = shard.start
         while index < shard.end:
