@@ -24,11 +24,12 @@ from edl_torch.core.calls import NEW_PASS, DatasetStatus
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.dataset import Feed, OnBadRecord, ShardedDataset
-from edl_torch.data.loader_pass import LoaderPass
+from edl_torch.data.loader_pass import LoaderPass, Sizes
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
+from edl_torch.data.read_ahead import ReadAhead
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, ServiceClosed
 from edl_torch.shard import Indices, TaskType
@@ -175,6 +176,8 @@ class ElasticDataLoader(DataLoader[Any]):
             attached=lambda: service.optimizers,
             batches=service._live_session.trainer.elastic,
         )
+        told = service.lookahead == "told"
+        self._read_ahead = ReadAhead(self._weights, self._statistics) if told else None
         self._lineage = 0
         if self._peers is not None:
             service._live_session.position.synchronise(self._peers)
@@ -252,11 +255,14 @@ class ElasticDataLoader(DataLoader[Any]):
         if session.lineage != self._lineage:
             self._lineage = session.lineage
             self._weights.restart()
+        weights: Sizes = self._weights
+        statistics = self._statistics
+        if self._read_ahead is not None:
+            self._read_ahead.clear()
+            weights, statistics = self._read_ahead, Statistics()  # it sees to them when a batch is passed on
         if self._peers is None:
-            return LoaderPass(self, session, whole_batch, self._weights, epoch)
-        return LockstepPass(
-            *(self, session, whole_batch, self._weights, self._padding, self._statistics, epoch)
-        )
+            return LoaderPass(self, session, whole_batch, weights, epoch)
+        return LockstepPass(*(self, session, whole_batch, weights, self._padding, statistics, epoch))
 
     def __len__(self) -> int:
         size = self.service.size
@@ -346,7 +352,8 @@ class ElasticDataLoader(DataLoader[Any]):
         For `lookahead="told"`. Call it for each batch when the loop asks for it, and once more when it asks
         and none is left. What was read and not passed on is neither acknowledged nor lost.
         """
-        self.service._live_session.elastic.passed_on()
+        own = self._read_ahead is None or self._read_ahead.passed_on()
+        self.service._live_session.elastic.passed_on(stands_in=not own)
 
     def give_back(self) -> None:
         """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.

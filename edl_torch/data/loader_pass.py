@@ -13,7 +13,6 @@ from typing import Any, NoReturn, Protocol
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
-from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.tickets import Ticket
 
@@ -38,6 +37,18 @@ class Source(Protocol):
         ...
 
 
+class Sizes(Protocol):
+    """Who needs to know how many records each batch has that goes to the loop."""
+
+    def step(self, own: int) -> None:
+        """A batch of `own` records goes to the loop; 0 for one that stands in."""
+        ...
+
+    def warn_of_padding(self) -> None:
+        """Warn, once, a loop that has trained on a batch which stands in."""
+        ...
+
+
 class LoaderPass(Iterator[Any]):
     """The iterator, over `epoch` or the one that runs.
 
@@ -51,7 +62,7 @@ class LoaderPass(Iterator[Any]):
         loader: Source,
         session: Session,
         whole_batch: int | None,
-        weights: Weights,
+        weights: Sizes,
         epoch: int = NEW_PASS,
     ) -> None:
         self._loader = loader

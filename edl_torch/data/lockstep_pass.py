@@ -14,9 +14,8 @@ from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
-from edl_torch.data.loader_pass import LoaderPass, Source
+from edl_torch.data.loader_pass import LoaderPass, Sizes, Source
 from edl_torch.data.padding import PaddingBatch, Statistics
-from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.tickets import Ticket
 
@@ -31,7 +30,7 @@ class LockstepPass(LoaderPass):
         loader: Source,
         session: Session,
         whole_batch: int | None,
-        weights: Weights,
+        weights: Sizes,
         padding: PaddingBatch,
         statistics: Statistics,
         epoch: int = NEW_PASS,
