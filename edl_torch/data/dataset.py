@@ -7,6 +7,7 @@ know when a record has been trained on.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, Literal, NoReturn
@@ -18,10 +19,11 @@ from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
+from edl_torch.data.frameworks import check_asked_by
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
-from edl_torch.errors import BadRecord, EdlError, InvalidArgument, ReaderError, ServiceClosed
+from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
@@ -104,7 +106,11 @@ class ShardedDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         try:
+            if self._feed is None:
+                check_asked_by(sys._getframe(1).f_globals.get("__name__", ""), "a ShardedDataset")
             return self._begin()
+        except ForeignLoop as error:
+            return map(_raise, [error])
         except EdlError as error:
             if get_worker_info() is None:
                 raise
@@ -131,6 +137,8 @@ class ShardedDataset(IterableDataset[Any]):
         if not isinstance(link, DirectLink):
             return None  # the trainer sees it
         loader = iterations.beginning()
+        if loader is not None:
+            iterations.check(loader.run)
         return loader if loader is not None and loader.counts_records else drawn
 
     def _connect(self) -> Link:

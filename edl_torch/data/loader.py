@@ -6,12 +6,13 @@ records and does not speak to the master; the session does.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import torch
 from torch.utils.data import DataLoader
@@ -24,6 +25,7 @@ from edl_torch.core.calls import NEW_PASS, DatasetStatus
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.dataset import Feed, OnBadRecord, ShardedDataset
+from edl_torch.data.frameworks import check_asked_by
 from edl_torch.data.loader_pass import LoaderPass, Sizes
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
@@ -31,7 +33,7 @@ from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
 from edl_torch.data.read_ahead import ReadAhead
 from edl_torch.data.weights import Weights
-from edl_torch.errors import InvalidArgument, ServiceClosed
+from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
 from edl_torch.shard import Indices, TaskType
 
 if TYPE_CHECKING:
@@ -201,6 +203,11 @@ class ElasticDataLoader(DataLoader[Any]):
         return dataset.service
 
     @property
+    def synchronous(self) -> bool:
+        """Whether it steps together with other ranks."""
+        return self._peers is not None
+
+    @property
     def epoch(self) -> int:
         """The epoch of the pass under way, or of the last one; without barrier the one it began in.
 
@@ -239,6 +246,10 @@ class ElasticDataLoader(DataLoader[Any]):
         return self.service.epoch if position.lockstep is None else position.epoch_of_all(position.lockstep)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        try:
+            check_asked_by(sys._getframe(1).f_globals.get("__name__", ""), repr(self))
+        except ForeignLoop as error:
+            return map(_raise, [error])
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
@@ -426,6 +437,10 @@ class ElasticDataLoader(DataLoader[Any]):
         if given is not None:
             return given
         return to_tensors if self.batch_size is None else to_batch
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _peers_of(synchronous: bool | Peers | None, group: ProcessGroup | None) -> Peers | None:
