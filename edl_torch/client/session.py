@@ -227,6 +227,7 @@ class Session:
     def _reading(self, stream: str, run: str, deliveries: Deliveries | None) -> Reading:
         key = run.rpartition(" ")[0]
         known = self._iterations
+        known.check(key)
         return Reading(
             stream=stream,
             run=run,

@@ -19,20 +19,21 @@ from torch.utils.data import DataLoader
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.peers import Peers
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.data.dataset import OnBadRecord, ShardedDataset
+from edl_torch.data.dataset import OnBadRecord, ShardedDataset, raise_error
+from edl_torch.data.frameworks import check_asked_by
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
-from edl_torch.data.loader_pass import LoaderPass
+from edl_torch.data.loader_pass import LoaderPass, Sizes
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
-from edl_torch.data.ray_wrapper import refuse_ray_wrapper
+from edl_torch.data.read_ahead import ReadAhead
 from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.weights import Weights
-from edl_torch.errors import InvalidArgument, ServiceClosed
+from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
 from edl_torch.shard import TaskType
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             attached=lambda: service.optimizers,
             batches=service._live_session.trainer.elastic,
         )
+        told = service.lookahead == "told"
+        self._read_ahead = ReadAhead(self._weights, self._statistics) if told else None
         self._lineage = 0
         self._told_of_order = False
         if self._peers is not None:
@@ -192,6 +195,11 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def __repr__(self) -> str:
         name, batches = self.service.dataset_name, self.batch_size or "the reader's"
         return f"<ElasticDataLoader {name!r} batch_size={batches} num_workers={self.num_workers}>"
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether it steps together with other ranks."""
+        return self._peers is not None
 
     @property
     def preempted(self) -> bool:
@@ -235,7 +243,10 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         return self.service.epoch if position.lockstep is None else position.epoch_of_all(position.lockstep)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        refuse_ray_wrapper(sys._getframe(1))
+        try:
+            check_asked_by(sys._getframe(1), repr(self))
+        except ForeignLoop as error:
+            return map(raise_error, [error])
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
@@ -256,12 +267,17 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         if session.lineage != self._lineage:
             self._lineage = session.lineage
             self._weights.restart()
+        weights: Sizes = self._weights
+        statistics = self._statistics
+        if self._read_ahead is not None:
+            self._read_ahead.clear()
+            weights, statistics = self._read_ahead, Statistics()  # it sees to them when a batch is passed on
         if self._peers is None:
-            return LoaderPass(self._inner, session, whole_batch, self._weights, epoch)
+            return LoaderPass(self._inner, session, whole_batch, weights, epoch)
         return LockstepPass(
-            *(self._inner, session, whole_batch, self._weights),
+            *(self._inner, session, whole_batch, weights),
             padding=self._padding,
-            statistics=self._statistics,
+            statistics=statistics,
             notice=self._notice,
             epoch=epoch,
         )

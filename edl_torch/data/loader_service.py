@@ -10,6 +10,7 @@ from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.notice import Notice
+from edl_torch.data.read_ahead import ReadAhead
 from edl_torch.shard import Indices
 
 
@@ -17,6 +18,7 @@ class ServiceMethods:
     """Hands each call on to the service of `dataset`."""
 
     dataset: Any  # torch's; a ShardedDataset
+    _read_ahead: ReadAhead | None
     _notice: Notice
 
     @property
@@ -70,7 +72,8 @@ class ServiceMethods:
         For `lookahead="told"`. Call it for each batch when the loop asks for it, and once more when it asks
         and none is left. What was read and not passed on is neither acknowledged nor lost.
         """
-        self.service._live_session.elastic.passed_on()
+        own = self._read_ahead is None or self._read_ahead.passed_on()
+        self.service._live_session.elastic.passed_on(stands_in=not own)
 
     def give_back(self) -> None:
         """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.

@@ -15,10 +15,9 @@ from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
-from edl_torch.data.loader_pass import LoaderPass
+from edl_torch.data.loader_pass import LoaderPass, Sizes
 from edl_torch.data.notice import Notice
 from edl_torch.data.padding import PaddingBatch, Statistics
-from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.tickets import Ticket
 
@@ -33,7 +32,7 @@ class LockstepPass(LoaderPass):
         loader: InnerLoader,
         session: Session,
         whole_batch: int | None,
-        weights: Weights,
+        weights: Sizes,
         *,
         padding: PaddingBatch,
         statistics: Statistics,

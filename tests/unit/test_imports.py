@@ -57,6 +57,8 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "PIL": (),
     "ray": ("integrations.ray",),
     "tensorflow": ("integrations.tensorflow",),
+    "lightning": ("integrations.lightning",),
+    "accelerate": ("integrations.accelerate",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
     "odps": ("readers.odps.client", "readers.odps.retries"),
