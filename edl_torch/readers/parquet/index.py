@@ -199,21 +199,9 @@ class ParquetFile:
         except ReaderError:
             self._opened.close()
             raise
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self._opened.size
-
-    @property
-    def remote(self) -> bool:
-        """Whether reading it may fail on the way."""
-        return self._opened.remote
-
-    @property
-    def schema(self) -> Any:
-        """The Arrow schema of all columns."""
-        return self._file.schema_arrow
+        self.size = self._opened.size  # in bytes
+        self.remote = self._opened.remote  # whether reading it may fail on the way
+        self.schema = self._file.schema_arrow  # of all columns, Arrow's
 
     def rows_of_groups(self) -> list[int]:
         """The number of rows in each row group."""
