@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers.parquet.files import Found
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Opened, Storage, storage_error
@@ -173,16 +173,6 @@ def _compare(expected: Any, schema: Any, wanted: Sequence[str] | None, name: str
 
 
 _REMEDY = ": write the files with one schema, or name the columns that they share with columns=[…]"
-
-
-def require_pyarrow() -> Any:
-    """`pyarrow`, or ReaderUnavailable that says how to get it."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as exc:
-        raise ReaderUnavailable("reader 'parquet' needs pyarrow: pip install 'edl-torch[parquet]'") from exc
-    return pyarrow
 
 
 class ParquetFile:
