@@ -51,9 +51,8 @@ class _Lease(Span):
 class AuditLog:
     """The log of one session: a file of its own in `directory`, made when the session joins.
 
-    `sync` has every line on the disk before its report is sent, which covers the loss of the machine as
-    well as that of the process. `clock` gives seconds that only grow. Raises AuditError when a file cannot be
-    written; the log is unusable from then on, and a report that is not written down must not be sent.
+    `clock` gives seconds that only grow. Raises AuditError when a file cannot be written; the log is unusable
+    from then on, and a report that is not written down must not be sent.
     """
 
     def __init__(
@@ -62,14 +61,12 @@ class AuditLog:
         session: str,
         worker_id: str,
         *,
-        sync: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         name = _UNFIT.sub("_", worker_id)[:80] or "trainer"
         self.path = Path(directory) / f"{name}-{_UNFIT.sub('_', session)}{SUFFIX}"
         self._session = session
         self._worker_id = worker_id
-        self._sync = sync
         self._clock = clock
         self._opened = 0.0
         self._file = -1
@@ -343,8 +340,6 @@ class AuditLog:
         try:
             # One call, no buffer: what a killed process has written is whole, and a fork has no copy of it.
             written = os.write(self._file, text)
-            if written == len(text) and self._sync:
-                os.fsync(self._file)
         except OSError as exc:
             self._break(str(exc))
             raise AuditError(f"the audit log {str(self.path)!r} cannot be written: {exc}") from exc

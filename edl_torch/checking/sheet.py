@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from edl_torch.checking.findings import Finding
 from edl_torch.checking.spans import reason_of, spread
-from edl_torch.errors import OutputError, ReaderUnavailable
-from edl_torch.readers.base import AbstractDataReader
+from edl_torch.errors import OutputError
+from edl_torch.readers.base import AbstractDataReader, required
 from edl_torch.shard import Shard, Source, Task, TaskType
 
 Picture = npt.NDArray[np.uint8]
@@ -161,11 +161,7 @@ _QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "’": "'", "‘": 
 
 
 def _opencv() -> Any:
-    try:
-        import cv2
-    except ImportError as exc:
-        raise ReaderUnavailable("--sample needs OpenCV: pip install opencv-python-headless") from exc
-    return cv2
+    return required("cv2", "--sample needs OpenCV: pip install opencv-python-headless")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -13,10 +12,8 @@ from pathlib import Path
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.findings import Finding
 from edl_torch.audit.verdict import Outcome, Verdict, audit
-from edl_torch.errors import EdlError
 from edl_torch.trainer.facts import Way
 
-WRONG_INPUT = 2
 _WORST_FIRST = (Outcome.REFUTED, Outcome.UNFINISHED, Outcome.INEXACT, Outcome.PROVEN)
 
 _MEANING = {
@@ -44,12 +41,8 @@ def run(options: argparse.Namespace) -> int:
     Returns 0: proven, 1: refuted, 2: unfinished, or unusable logs, 3: proven, inexact.
     """
     words = None if options.state is None else partial(_words, options.state)
-    unfinished = options.unfinished
-    try:
-        verdicts = audit(options.directories, words=words, unfinished=unfinished, listed=max(0, options.list))
-    except EdlError as error:
-        print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return WRONG_INPUT
+    listed = max(0, options.list)
+    verdicts = audit(options.directories, words=words, unfinished=options.unfinished, listed=listed)
     print(write_json(verdicts) if options.json else write_table(verdicts))
     return worst(verdicts).status
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,11 +18,11 @@ from edl_torch.checking.sheet import cells, draw, save
 from edl_torch.checking.spans import spread
 from edl_torch.cli.datasets import open_data
 from edl_torch.cli.progress import Progress
-from edl_torch.errors import EdlError, InvalidArgument
+from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Source, TaskType
 
-CLEAN, FINDINGS, UNUSABLE = 0, 1, 2
+CLEAN, FINDINGS = 0, 1
 
 _MOST_SOURCES = 10  # in the table; JSON has them all
 _MEANING = {
@@ -35,11 +34,7 @@ _MEANING = {
 
 def run(options: argparse.Namespace) -> int:
     """Check, print, draw. Returns 0: nothing is wrong, 1: findings, 2: the data cannot be used."""
-    try:
-        report, drawn = _check(options)
-    except EdlError as error:
-        print(f"edl-torch: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return UNUSABLE
+    report, drawn = _check(options)
     listed = max(0, options.list)
     print(write_json(report, options.data) if options.json else write_table(report, listed))
     if drawn is not None and not options.json:

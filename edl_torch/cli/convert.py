@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from edl_torch.cli.datasets import open_data
@@ -20,7 +21,8 @@ from edl_torch.shard import TaskType
 
 def run(options: argparse.Namespace) -> int:
     """Convert, all or nothing; returns the exit status. Ctrl-C and SIGTERM leave nothing."""
-    from edl_torch.readers.recordio.convert import Format, convert
+    from edl_torch.readers.recordio.convert import convert
+    from edl_torch.readers.recordio.writer import RecordIOWriter
 
     mode = TaskType[options.mode.upper()]
     encode = _encoder(options.encode)
@@ -34,7 +36,8 @@ def run(options: argparse.Namespace) -> int:
                 encode,
                 mode=mode,
                 records_per_file=options.records_per_file,
-                form=Format(
+                writer=partial(
+                    RecordIOWriter,
                     dialect=options.dialect,
                     compressor=options.compressor,
                     max_chunk_bytes=options.max_chunk_bytes,

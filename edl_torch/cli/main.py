@@ -16,6 +16,7 @@ from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, InvalidArgument
 
 INTERRUPTED = 130
+_JUDGES = ("audit", "check")  # whose 1 is a verdict
 DEFAULT_ADDRESS = "127.0.0.1:50001"
 
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except EdlError as error:
         print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return 2 if _blames_argument(error) else 1
+        return 2 if options.command in _JUDGES or _blames_argument(error) else 1
     except BrokenPipeError:  # `edl-torch status | head`
         _flush_or_drop()
         return 1
@@ -73,60 +74,29 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="master")
     where = f"where to listen (default: {DEFAULT_ADDRESS})"
     _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help=where)
-    _option(
-        parser, "--address_file", type=Path, metavar="PATH", help="write the address there once it serves"
-    )
-    _option(
-        parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
-    )
-    _option(
-        parser,
-        "--accept_older_journal",
-        action="store_true",
-        help="go on from a journal that is older than what its trainers were told: what it does not know is "
-        "lent again (for one start)",
-    )
+    _path(parser, "--address_file", "PATH", "write the address there once it serves")
+    _path(parser, "--state", "DIR", "keep the state there, and resume from it at start")
+    older = "go on from a journal that is older than what its trainers were told: what it does not know is "
+    _flag(parser, "--accept_older_journal", older + "lent again (for one start)")
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
     # For a worker that starts a master: see client/torchrun/sidecar.py.
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _add_security(parser)
     _duration(parser, "--lease_timeout_s", 30.0, "a trainer silent for so long is dead (default: 30)")
     _duration(parser, "--grace_s", 1.0, "time to come back after a broken connection (default: 1)")
-    _duration(
-        parser,
-        "--progress_timeout_s",
-        0.0,
-        "a trainer that lives but does not train for so long loses its leases (default: never)",
-    )
-    _duration(
-        parser,
-        "--elasticdl_task_timeout_s",
-        300.0,
-        "a task of an ElasticDL client that is silent for so long is handed out again (default: 300)",
-    )
+    idle = "a trainer that lives but does not train for so long loses its leases (default: never)"
+    _duration(parser, "--progress_timeout_s", 0.0, idle)
+    silent = "a task of an ElasticDL client that is silent for so long is handed out again (default: 300)"
+    _duration(parser, "--elasticdl_task_timeout_s", 300.0, silent)
     data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
-    _option(
-        data,
-        "--records_per_task",
-        type=int,
-        default=256,
-        metavar="N",
-        help="records in a shard (default: 256)",
-    )
-    _option(
-        data,
-        "--num_epochs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="epochs (default: 1), 0 is endless; of prediction 1",
-    )
-    _option(data, "--shuffle", action="store_true", help="shuffle all training records")
-    _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
-    _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
-    _option(data, "--max_bad_records", type=int, default=0, metavar="N", help="may be bad before a job fails")
+    _number(data, "--records_per_task", 256, "records in a shard (default: 256)")
+    _number(data, "--num_epochs", 1, "epochs (default: 1), 0 is endless; of prediction 1")
+    _flag(data, "--shuffle", "shuffle all training records")
+    _flag(data, "--shuffle_shards", "shuffle the order of the training shards")
+    _number(data, "--seed", 0, "of the shuffles")
+    _number(data, "--max_bad_records", 0, "may be bad before a job fails")
     _add_reader(data)
 
 
@@ -134,42 +104,32 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "security", "which callers are accepted; by default only those of this machine"
     )
-    _option(group, "--tls_cert", type=Path, metavar="PEM", help="the master's certificate: for TLS")
-    _option(group, "--tls_key", type=Path, metavar="PEM", help="its private key")
-    _option(
-        group, "--tls_client_ca", type=Path, metavar="PEM", help="callers need a certificate signed by it"
-    )
-    _option(group, "--token_file", type=Path, metavar="PATH", help="callers need the token in this file")
-    _option(
-        group,
-        "--insecure",
-        action="store_true",
-        help="allow an address that other machines can reach without TLS and token",
-    )
+    _path(group, "--tls_cert", "PEM", "the master's certificate: for TLS")
+    _path(group, "--tls_key", "PEM", "its private key")
+    _path(group, "--tls_client_ca", "PEM", "callers need a certificate signed by it")
+    _path(group, "--token_file", "PATH", "callers need the token in this file")
+    _flag(group, "--insecure", "allow an address that other machines can reach without TLS and token")
 
 
 def _add_credentials(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "security", "default: EDL_MASTER_TOKEN_FILE, EDL_MASTER_TLS_CA and the like"
     )
-    _option(group, "--token_file", type=Path, metavar="PATH", help="the master's token")
-    _option(group, "--tls", action="store_true", help="the master speaks TLS")
-    _option(group, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
-    _option(
-        group, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one"
-    )
-    _option(group, "--tls_key", type=Path, metavar="PEM", help="its private key")
-    _option(
-        group, "--tls_name", metavar="NAME", help="the name in its certificate (default: the host of --addr)"
-    )
-    _option(group, "--insecure", action="store_true", help="send the token though there is no TLS")
+    _path(group, "--token_file", "PATH", "the master's token")
+    _flag(group, "--tls", "the master speaks TLS")
+    _path(group, "--tls_ca", "PEM", "the authority that signed its certificate")
+    _path(group, "--tls_cert", "PEM", "a certificate for a master that asks for one")
+    _path(group, "--tls_key", "PEM", "its private key")
+    name = "the name in its certificate (default: the host of --addr)"
+    _option(group, "--tls_name", metavar="NAME", help=name)
+    _flag(group, "--insecure", "send the token though there is no TLS")
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="status")
     _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
     _add_credentials(parser)
-    _option(parser, "--json", action="store_true", help="print JSON")
+    _flag(parser, "--json", "print JSON")
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -179,39 +139,25 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         "or the journal cannot be used."
     )
     parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
-    _option(
-        parser,
-        "--state",
-        type=Path,
-        metavar="STATE_DIR",
-        help="the master's --state folder: its journal says what was heard of trainers that were killed",
-    )
-    _option(parser, "--json", action="store_true", help="print JSON")
-    _option(
-        parser,
-        "--unfinished",
-        action="store_true",
-        help="the job still runs or was stopped: records without an outcome are open, not lost",
-    )
-    _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name (20)")
+    state = "the master's --state folder: its journal says what was heard of trainers that were killed"
+    _path(parser, "--state", "STATE_DIR", state)
+    _flag(parser, "--json", "print JSON")
+    unfinished = "the job still runs or was stopped: records without an outcome are open, not lost"
+    _flag(parser, "--unfinished", unfinished)
+    _number(parser, "--list", 20, "ranges of each kind to name (20)")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="convert")
     parser.add_argument("source", metavar="SOURCE", help="data that a reader knows, as for --training_data")
     parser.add_argument("target", metavar="TARGET", help="a file, or with --records_per_file a folder")
-    _option(parser, "--records_per_file", type=int, metavar="N", help="many files of so many records")
-    _option(
-        parser,
-        "--encode",
-        default="auto",
-        metavar="HOW",
-        help="records as bytes: auto, bytes, text, json, npy, npz or MODULE:FUNCTION",
-    )
+    _number(parser, "--records_per_file", None, "many files of so many records")
+    how = "records as bytes: auto, bytes, text, json, npy, npz or MODULE:FUNCTION"
+    _option(parser, "--encode", default="auto", metavar="HOW", help=how)
     _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
     _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
     _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
-    _option(parser, "--max_chunk_bytes", type=int, default=1 << 18, metavar="N", help="records in a chunk")
+    _number(parser, "--max_chunk_bytes", 1 << 18, "records in a chunk")
     _add_reader(parser)
 
 
@@ -219,12 +165,12 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command="check")
     parser.add_argument("data", metavar="DATA", help="data that a reader knows, as for --training_data")
     _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
-    _option(parser, "--workers", type=int, metavar="N", help="processes that read (default: one a core)")
-    _option(parser, "--limit", type=int, metavar="N", help="read a sample of N records instead of all")
+    _number(parser, "--workers", None, "processes that read (default: one a core)")
+    _number(parser, "--limit", None, "read a sample of N records instead of all")
     _option(parser, "--sample", metavar="PATH.png", help="draw some records as one picture")
-    _option(parser, "--sample_count", type=int, default=12, metavar="N", help="so many (default: 12)")
-    _option(parser, "--list", type=int, default=20, metavar="N", help="findings of each kind to name (20)")
-    _option(parser, "--json", action="store_true", help="print JSON")
+    _number(parser, "--sample_count", 12, "so many (default: 12)")
+    _number(parser, "--list", 20, "findings of each kind to name (20)")
+    _flag(parser, "--json", "print JSON")
     _add_reader(parser)
 
 
@@ -232,6 +178,18 @@ def _add_reader(parser: argparse._ActionsContainer) -> None:
     what = "what reads the data: a kind (csv, text, voc, …) or a class of yours as module:Class"
     _option(parser, "--custom_data_reader", metavar="READER", help=what)
     _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
+
+
+def _flag(parser: argparse._ActionsContainer, name: str, what: str) -> None:
+    _option(parser, name, action="store_true", help=what)
+
+
+def _path(parser: argparse._ActionsContainer, name: str, metavar: str, what: str) -> None:
+    _option(parser, name, type=Path, metavar=metavar, help=what)
+
+
+def _number(parser: argparse._ActionsContainer, name: str, default: int | None, what: str) -> None:
+    _option(parser, name, type=int, default=default, metavar="N", help=what)
 
 
 def _duration(parser: argparse.ArgumentParser, name: str, default: float, what: str) -> None:

@@ -80,7 +80,7 @@ class MasterHost:
         self._deadlines_changed = asyncio.Event()
         self._reaps_at: float | None = None  # None: whenever a deadline comes up
         self._reaper: asyncio.Task[None] | None = None
-        self._draining = False
+        self.draining = False  # about to stop
 
     def start(self) -> None:
         """Begin to expire sessions; those known from before get their full time to come back."""
@@ -90,7 +90,7 @@ class MasterHost:
 
     def drain(self) -> None:
         """Answer every waiting call with what there is, and end every stream: the master is about to stop."""
-        self._draining = True
+        self.draining = True
         for stream in self._streams.values():
             stream.end()
         self.wake()
@@ -183,7 +183,7 @@ class MasterHost:
     async def _poll(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
         self.apply(lambda dispatcher, now: dispatcher.heard(call, now))
         deadline = self._clock() + min(wait_s, MAX_WAIT_S)
-        while (left := deadline - self._clock()) > 0 and not self._draining:
+        while (left := deadline - self._clock()) > 0 and not self.draining:
             answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
             if answer is not None:
                 return answer
@@ -209,11 +209,6 @@ class MasterHost:
         """Wait until a waiting call should look again, or for so long."""
         await _set_within(self._changed, timeout_s)
 
-    @property
-    def draining(self) -> bool:
-        """Whether the master is about to stop."""
-        return self._draining
-
     # Streams --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -225,7 +220,7 @@ class MasterHost:
         if older is not None:
             older.end()
         self._streams[session] = stream
-        if self._draining:
+        if self.draining:
             stream.end()
         self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
         try:
@@ -237,7 +232,7 @@ class MasterHost:
         if self._streams.get(session) is not stream:
             return  # replaced, or the session has left
         del self._streams[session]
-        if not self._draining:
+        if not self.draining:
             log.info("stream broke session=%s", printable(session))
             self.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
             self._reap_within(self.dispatcher.members.grace_s)

@@ -153,6 +153,14 @@ def imported(target: str, what: str, kind: str, known: Iterable[str]) -> Callabl
     return found  # type: ignore[no-any-return]
 
 
+def required(module: str, need: str) -> Any:
+    """Import a module that not everybody has. Raises ReaderUnavailable, which says what needs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        raise ReaderUnavailable(need) from exc
+
+
 class IndexedReader(AbstractDataReader):
     """A reader of one source `name`; a subclass sets `count`, and loads one record by its number."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.readers.base import required
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?:::|://)")
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
@@ -52,14 +53,10 @@ class Storage:
                 "a URL with a password would be written down as the name of a source: leave user and "
                 "password out and pass storage_options={…}"
             )
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError as exc:
-            raise ReaderUnavailable(
-                f"'{url}' needs fsspec: pip install 'edl-torch[parquet]' (or fsspec)"
-            ) from exc
+        need = f"'{url}' needs fsspec: pip install 'edl-torch[parquet]' (or fsspec)"
+        core = required("fsspec.core", need)
         with reaching(url):
-            file_system, path = url_to_fs(url, **(self._options if is_url(url) else {}))
+            file_system, path = core.url_to_fs(url, **(self._options if is_url(url) else {}))
         return file_system, str(path)
 
     def forget_listings(self, url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,15 +58,15 @@ def test_why_it_cannot_start_is_raised_where_it_is_made(tmp_path: Path) -> None:
 def test_one_that_takes_too_long_to_start_is_an_error_and_never_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, opened, left = threading.Event(), ThreadedMaster._open, threading.active_count()
+    disk, left = threading.Event(), threading.active_count()
 
-    def slowly(self: ThreadedMaster) -> closing[DurableState]:
+    def slowly(*arguments: Any, **options: Any) -> DurableState:
         assert disk.wait(30)
-        return opened(self)
+        return DurableState(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(threaded, "START_S", 0.01)
-        patch.setattr(ThreadedMaster, "_open", slowly)
+        patch.setattr(threaded, "DurableState", slowly)
         with pytest.raises(MasterStartError, match=r"did not start within 0\.01 s"):
             ThreadedMaster(LOOPBACK, state=tmp_path)
         disk.set()

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.errors import BadRecord, DataFormatError, ReaderUnavailable
+from edl_torch.errors import BadRecord, DataFormatError
+from edl_torch.readers.base import required
 from edl_torch.readers.images.decode import safe_relative_path
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray
@@ -235,7 +236,7 @@ def _polygons(polygons: list[list[float]], height: int, width: int) -> Mask:
     areas = [np.asarray(polygon, dtype=np.float64) for polygon in polygons if len(polygon) >= 6]
     if not areas:
         return np.zeros((height, width), dtype=np.uint8)
-    mask_api = _mask_api()
+    mask_api = required("pycocotools.mask", "COCO masks need pycocotools: pip install pycocotools")
     union = mask_api.merge(mask_api.frPyObjects(areas, height, width))
     return _expand(_decompress(union["counts"]), height, width)
 
@@ -266,11 +267,3 @@ def _decompress(text: str | bytes) -> list[int]:
         counts.append(signed + (counts[-2] if len(counts) > 2 else 0))
         value = shift = 0
     return counts
-
-
-def _mask_api() -> Any:
-    try:
-        from pycocotools import mask
-    except ImportError as exc:
-        raise ReaderUnavailable("COCO masks need pycocotools: pip install pycocotools") from exc
-    return mask

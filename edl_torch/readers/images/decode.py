@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.errors import BadRecord, DataFormatError, ReaderUnavailable, SourceUnavailable
+from edl_torch.errors import BadRecord, DataFormatError, SourceUnavailable
+from edl_torch.readers.base import required
 
 Image = npt.NDArray[np.uint8]
 
@@ -100,10 +101,7 @@ def _opencv(pid: int) -> Any:
     turned off (many workers would fight for the cores, and a forked thread pool hangs) and its log is
     silenced (a corrupt file raises BadRecord). In the main process the user's settings stay.
     """
-    try:
-        import cv2
-    except ImportError as exc:
-        raise ReaderUnavailable("reading images needs OpenCV: pip install opencv-python-headless") from exc
+    cv2 = required("cv2", "reading images needs OpenCV: pip install opencv-python-headless")
     if multiprocessing.current_process().daemon:
         cv2.setNumThreads(0)
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)

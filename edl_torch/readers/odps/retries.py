@@ -52,13 +52,9 @@ class Retries:
     def __reduce__(self) -> tuple[object, ...]:
         return Retries, (self.limit, self.first_s, self.most_s, self.sleep)
 
-    def budget(self, what: str, hide: Callable[[str], str] = str) -> Budget:
-        """The retries of one operation; `what` names it in logs and errors, `hide` takes secrets out."""
-        return Budget(self, what, hide)
-
     def run(self, what: str, call: Callable[[], T], hide: Callable[[str], str] = str) -> T:
         """`call()`, again where its error may pass. Raises ReaderError, from the last error."""
-        budget = self.budget(what, hide)
+        budget = Budget(self, what, hide)
         results: list[T] = []
         while (error := troubled(lambda: results.append(call()))) is not None:
             budget.spend(error)
@@ -77,7 +73,7 @@ def troubled(call: Callable[[], object]) -> Exception | None:
 
 
 class Budget:
-    """What is left of an operation's retries."""
+    """Retries that one operation has left. `what` names it in logs and errors, `hide` takes secrets out."""
 
     def __init__(self, retries: Retries, what: str, hide: Callable[[str], str]) -> None:
         self._retries, self._what, self._hide = retries, what, hide

@@ -127,7 +127,7 @@ class OdpsTable:
         if count == 0:
             return self._call(f"the columns of {self.name(partition)}", lambda: self._empty(partition))
         what = f"reading rows {start} to {start + count} of {self.name(partition)}"
-        budget = self.retries.budget(what, self.config.hide_in)
+        budget = Budget(self.retries, what, self.config.hide_in)
         got: list[Any] = []
         while (rows := sum(batch.num_rows for batch in got)) < count:
             error = troubled(partial(self._receive, partition, start + rows, count - rows, got))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers.parquet.files import Found
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Opened, Storage, storage_error
@@ -175,16 +175,6 @@ def _compare(expected: Any, schema: Any, wanted: Sequence[str] | None, name: str
 _REMEDY = ": write the files with one schema, or name the columns that they share with columns=[…]"
 
 
-def require_pyarrow() -> Any:
-    """`pyarrow`, or ReaderUnavailable that says how to get it."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as exc:
-        raise ReaderUnavailable("reader 'parquet' needs pyarrow: pip install 'edl-torch[parquet]'") from exc
-    return pyarrow
-
-
 class ParquetFile:
     """An open file and its footer, or an error that says what is wrong with the file.
 
@@ -199,21 +189,9 @@ class ParquetFile:
         except ReaderError:
             self._opened.close()
             raise
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self._opened.size
-
-    @property
-    def remote(self) -> bool:
-        """Whether reading it may fail on the way."""
-        return self._opened.remote
-
-    @property
-    def schema(self) -> Any:
-        """The Arrow schema of all columns."""
-        return self._file.schema_arrow
+        self.size = self._opened.size  # in bytes
+        self.remote = self._opened.remote  # whether reading it may fail on the way
+        self.schema = self._file.schema_arrow  # of all columns, Arrow's
 
     def rows_of_groups(self) -> list[int]:
         """The number of rows in each row group."""

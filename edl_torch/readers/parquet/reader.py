@@ -15,10 +15,10 @@ import numpy as np
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.readers.arrow.columns import Columns, RowPicker, filled_type, numpy_columns, rows
 from edl_torch.readers.arrow.values import row_numbers, scalar
-from edl_torch.readers.base import AbstractDataReader, check_range
+from edl_torch.readers.base import AbstractDataReader, check_range, required
 from edl_torch.readers.parquet.files import claims, find_files, partition_of, partition_types
 from edl_torch.readers.parquet.groups import RowGroups
-from edl_torch.readers.parquet.index import build_index, require_pyarrow
+from edl_torch.readers.parquet.index import build_index
 from edl_torch.readers.storage import Storage
 from edl_torch.shard import IndexArray, Task, TaskType
 
@@ -61,7 +61,7 @@ class ParquetReader(AbstractDataReader):
         cache_bytes: int = 512 << 20,
     ) -> None:
         super().__init__()
-        require_pyarrow()
+        required("pyarrow.parquet", "reader 'parquet' needs pyarrow: pip install 'edl-torch[parquet]'")
         if columns is not None:
             _check_columns(columns)
         given = os.fspath(data) if isinstance(data, str | os.PathLike) else [os.fspath(one) for one in data]

@@ -9,35 +9,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError
 from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.readers.error_classification import name_record
-from edl_torch.readers.recordio.writer import DEFAULT_CHUNK_BYTES, RecordIOWriter, part_name, sync_folder
+from edl_torch.readers.recordio.writer import RecordIOWriter, part_name, sync_folder
 from edl_torch.shard import Shard, Source, Task, TaskType
 
 _TASK = 4096  # records: readers are made for ranges of about a shard
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """How the files are written; see `RecordIOWriter`."""
-
-    dialect: str = "python"
-    compressor: str = "snappy"
-    max_chunk_bytes: int = DEFAULT_CHUNK_BYTES
-
-    def writer(self, path: str) -> RecordIOWriter:
-        """A writer of one file."""
-        return RecordIOWriter(
-            path,
-            dialect=self.dialect,
-            compressor=self.compressor,
-            max_chunk_bytes=self.max_chunk_bytes,
-        )
 
 
 def convert(
@@ -47,19 +28,20 @@ def convert(
     *,
     mode: TaskType = TaskType.TRAINING,
     records_per_file: int | None = None,
-    form: Format | None = None,
+    writer: Callable[[str], RecordIOWriter] = RecordIOWriter,
     progress: Callable[[int], object] = lambda count: None,
 ) -> list[str]:
     """Write all records, in the order of the reader's sources; returns the files.
 
     With `records_per_file` the target is a folder of `part-00000-of-00003.recordio` and so on, which appears
-    under its name when all is in it; else it is one file. `progress` is told the number of records so far.
+    under its name when all is in it; else it is one file. `writer` makes the writer of a path. `progress` is
+    told the number of records so far.
 
     Raises OutputError for a target that exists or cannot be written, BadRecord, with its name, for a record
     that cannot be read or encoded, SourceUnavailable where its source is to blame, ReaderError for a reader
     that gives too few or too many. Then, and when it is interrupted, nothing is left.
     """
-    path, form = os.fspath(target).rstrip("/") or "/", form or Format()
+    path = os.fspath(target).rstrip("/") or "/"
     if records_per_file is not None and records_per_file < 1:
         raise InvalidArgument(f"records_per_file={records_per_file}: expected a positive number")
     if os.path.lexists(path):
@@ -67,13 +49,13 @@ def convert(
     sources = reader_sources(reader, mode)
     records = _noting(_encoded(reader, sources, mode, encode), progress)
     if records_per_file is None:
-        _fill(form.writer(path), records)
+        _fill(writer(path), records)
         return [path]
     total = sum(source.count for source in sources)
     names = _part_names(total, records_per_file)
     with _folder(path) as folder:
         for name in names:
-            _fill(form.writer(os.path.join(folder, name)), islice(records, records_per_file))
+            _fill(writer(os.path.join(folder, name)), islice(records, records_per_file))
     return [os.path.join(path, name) for name in names]
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import importlib
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderUnavailable
+from edl_torch.readers.base import required
 
 MAGIC = 0x01020304
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")
@@ -141,12 +141,8 @@ def dialect_named(name: str) -> Dialect:
 
 
 def _package(name: str, part: str) -> Any:
-    try:
-        return getattr(importlib.import_module(name), part)
-    except ImportError as exc:
-        raise ReaderUnavailable(
-            f"reader 'recordio' needs {name.replace('_', '-')}: pip install 'edl-torch[recordio]'"
-        ) from exc
+    need = f"reader 'recordio' needs {name.replace('_', '-')}: pip install 'edl-torch[recordio]'"
+    return getattr(required(name, need), part)
 
 
 @functools.cache

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from edl_torch.errors import InvalidArgument, ReaderUnavailable
+from edl_torch.errors import InvalidArgument
 from edl_torch.readers.arrow.values import Column, plain_values, text_values, valid
+from edl_torch.readers.base import required
 from edl_torch.readers.text.csv_layout import FALSE, TRUE, ColumnType, Convert
 from edl_torch.readers.text.row_index import RowRules
 
@@ -179,10 +180,7 @@ def arrow_columns(data: bytes, count: int, dialect: CsvDialect, layout: CsvLayou
 
     Raises ReaderUnavailable without pyarrow.
     """
-    try:
-        import pyarrow as pa
-    except ImportError as exc:
-        raise ReaderUnavailable("batches of CSV columns need pyarrow: pip install 'edl-torch[csv]'") from exc
+    pa = required("pyarrow", "batches of CSV columns need pyarrow: pip install 'edl-torch[csv]'")
     try:
         if dialect.encoding.lower() not in ("utf-8", "utf8"):
             data = data.decode(dialect.encoding).encode()

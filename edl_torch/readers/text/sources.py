@@ -203,7 +203,7 @@ class SourceFiles:
         try:
             return self.sources[name]
         except KeyError:
-            known = ", ".join(map(repr, list(self.sources)[:3])) + (", …" if len(self.sources) > 3 else "")
+            known = self.names() + (", …" if len(self.sources) > 3 else "")
             raise ReaderError(
                 f"{reader} reads {known}, not {name!r}: make the reader with the same arguments in every "
                 "trainer as where the dataset was registered"

@@ -295,14 +295,6 @@ def test_a_closed_log_refuses_and_closes_again(log):
         log.intent(acknowledgements=ack(5))
 
 
-def test_with_sync_a_line_is_on_the_disk_before_its_report(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(os, "fsync", synced.append)
-    log = AuditLog(tmp_path, "s", "w", sync=True)
-    log.joined(SPEC, ledger="L", lineage=1, batch_size=1)
-    assert len(synced) == 2
-
-
 def test_facts_of_a_trainer_are_written_as_what_they_say(tmp_path):
     fence = Fence(ledger="L", lineage=1, member=6)
     by_hand = AuditLog(tmp_path / "hand", "51f0", "host/0", clock=lambda: 0.0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -223,13 +223,7 @@ def test_who_is_refused_is_told_apart_from_what_is_unreadable():
 
 @pytest.mark.parametrize("package", ["pyarrow", "fsspec.core", "gcsfs"])
 def test_missing_packages_say_what_to_install(monkeypatch, package):
-    really = builtins.__import__
-
-    def without(name, *arguments, **options):
-        if name == package:
-            raise ImportError(f"No module named {name!r}")
-        return really(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    for name in {package, *(name for name in sys.modules if name.startswith(f"{package}."))}:
+        monkeypatch.setitem(sys.modules, name, None)
     said = refusal(ReaderUnavailable, "gs://bucket/a.parquet")
     assert ("install" in said) or package in said

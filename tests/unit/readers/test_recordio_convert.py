@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from recordio_kit import RECORDS, everything, write
 from edl_torch.cli.main import main
 from edl_torch.cli.progress import Progress
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError, SourceUnavailable
-from edl_torch.readers import AbstractDataReader, MapDatasetReader, RecordIODataReader
-from edl_torch.readers.recordio.convert import Format, convert
+from edl_torch.readers import AbstractDataReader, MapDatasetReader, RecordIODataReader, RecordIOWriter
+from edl_torch.readers.recordio.convert import convert
 from edl_torch.readers.recordio.record_bytes import AutoEncode
 from edl_torch.testing import wait_until
 from edl_torch.testing.images import write_image_folder
@@ -62,8 +63,8 @@ def test_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("per_file", "parts"), [(1000, 6), (5017, 1), (5016, 2), (10**9, 1)])
 def test_many_files(tmp_path: Path, per_file: int, parts: int) -> None:
-    form = Format(dialect="go", compressor="gzip", max_chunk_bytes=100)
-    files = convert(Rows(), f"{tmp_path}/out/", AutoEncode(), records_per_file=per_file, form=form)
+    writer = partial(RecordIOWriter, dialect="go", compressor="gzip", max_chunk_bytes=100)
+    files = convert(Rows(), f"{tmp_path}/out/", AutoEncode(), records_per_file=per_file, writer=writer)
     assert files[0] == f"{tmp_path}/out/part-00000-of-{parts:05}.recordio"
     reader = RecordIODataReader(tmp_path / "out", decode="text")
     assert reader.files == files
