@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 
 from edl_torch.readers import ImageFolderReader
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.indexed import IndexedReader
+from edl_torch.readers.base import AbstractDataReader, IndexedReader
 from edl_torch.shard import IndexArray, Task, TaskType
 
 SIDE = 224
@@ -28,12 +27,7 @@ class RepeatedImages(IndexedReader):
     def __init__(self, folder: Path, count: int) -> None:
         super().__init__(str(folder))
         self._images = ImageFolderReader(folder)
-        self._count = count
-
-    @property
-    def count(self) -> int:
-        """Number of records, each one image of the folder."""
-        return self._count
+        self.count = count
 
     def load(self, index: int) -> Any:
         """The decoded image, without its label."""

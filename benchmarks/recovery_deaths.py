@@ -27,7 +27,7 @@ from serving import environment_of_children
 
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import NEW_PASS, ConfirmCall, Fence, Grant, LeaseCall, RegisterCall
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 
 PEERS = Path(__file__).with_name("recovery_peers.py")
 SHARDS = 8  # that a trainer holds when it dies

@@ -15,7 +15,7 @@ import uuid
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import NEW_PASS, LeaseCall, RegisterCall, Registration
 from edl_torch.shard import Source
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 
 SHARD = 256
 CHUNK = 1 << 16

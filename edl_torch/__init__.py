@@ -46,22 +46,7 @@ _HOMES = {
     "save_checkpoint": "edl_torch.data.checkpoint",
 }
 
-__all__ = [
-    "AbstractDataReader",
-    "DataShardService",
-    "ElasticDLMasterClient",
-    "ElasticDataLoader",
-    "ImageDataset",
-    "LocalMaster",
-    "MasterClient",
-    "Shard",
-    "ShardedDataset",
-    "Task",
-    "TaskType",
-    "build_channel",
-    "load_checkpoint",
-    "save_checkpoint",
-]
+__all__ = [*_HOMES]
 
 
 _PUBLIC_MODULES = ("errors", "readers", "testing")  # `import edl_torch` is enough to name them

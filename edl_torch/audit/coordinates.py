@@ -1,7 +1,7 @@
 """Numbers of a dataset's records on one line, so that sets of records are intervals of integers.
 
 Record `position` of a shard in an epoch has the number `epoch * size + records of the shards before, by
-shard number + position`. `audit.naming` says where a record stands in its storage.
+shard number + position`. `audit.findings` says where a record stands in its storage.
 """
 
 from __future__ import annotations

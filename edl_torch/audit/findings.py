@@ -1,21 +1,26 @@
-"""Findings: records with too few or too many outcomes, and the trainers that reported them."""
+"""Findings: records with too few or too many outcomes, by name, and the trainers that reported them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
-from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, Lineage
-from edl_torch.audit.naming import RecordRange, name_records
+from edl_torch.audit.coordinates import Coordinates
+from edl_torch.audit.intervals import Intervals, covered
+from edl_torch.audit.lineage import History, Lineage, Reports
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Kind
+from edl_torch.shard import IndexArray, Shuffle, Slice
 
 KINDS = ("lost", "doubled", "forgotten", "repeated", "stale")
 MOST_REPORTERS = 4  # of one range, in one lineage
+
+_Blame = Callable[[Lineage, int, int], Iterator[str]]  # for a range of records
+MOST_LOOKED_UP = 1 << 16  # shuffled records of an epoch that are turned into names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,48 +59,169 @@ class Findings:
 
     def named(self, limit: int) -> tuple[Finding, ...]:
         """Return the first `limit` ranges of each kind."""
-        kinds = {
-            "lost": self._lost(limit),
-            "doubled": self._reported("doubled", Answer.ACCEPTED, self._counting, limit),
-            "forgotten": self._reported("forgotten", Answer.ACCEPTED, self._counting, limit),
-            "repeated": self._repeated(limit),
-            "stale": self._reported("stale", Answer.REFUSED, self._history.lineages.values(), limit),
-        }
-        return tuple(finding for found in kinds.values() for finding in islice(found, limit))
+        every, counting = self._history.lineages.values(), self._counting
+        accepted, refused = (
+            partial(self._reporters, Answer.ACCEPTED),
+            partial(self._reporters, Answer.REFUSED),
+        )
+        kinds = (
+            self._lost(limit),
+            self._blamed("doubled", accepted, counting, limit),
+            self._blamed("forgotten", accepted, counting, limit),
+            self._blamed("repeated", self._had_in_vain, counting, limit),
+            self._blamed("stale", refused, every, limit),
+        )
+        return tuple(finding for found in kinds for finding in islice(found, limit))
 
     def _lost(self, limit: int) -> Iterator[Finding]:
         for records in name_records(self._history.coordinates, self.records["lost"], limit):
             yield Finding(kind="lost", records=records)
 
-    def _reported(
-        self, kind: str, answer: Answer, lineages: Iterable[Lineage], limit: int
-    ) -> Iterator[Finding]:
+    def _blamed(self, kind: str, blame: _Blame, lineages: Iterable[Lineage], limit: int) -> Iterator[Finding]:
         for start, end in islice(self.records[kind], limit):
-            by = tuple(who for lineage in lineages for who in self._reporters(lineage, answer, start, end))
+            by = tuple(who for lineage in lineages for who in blame(lineage, start, end))
             for records in name_records(self._history.coordinates, Intervals.run(start, end), limit):
                 yield Finding(kind=kind, records=records, by=by)
 
-    def _repeated(self, limit: int) -> Iterator[Finding]:
-        for start, end in islice(self.records["repeated"], limit):
-            by = tuple(who for lineage in self._counting for who in self._had_in_vain(lineage, start, end))
-            for records in name_records(self._history.coordinates, Intervals.run(start, end), limit):
-                yield Finding(kind="repeated", records=records, by=by)
-
     def _had_in_vain(self, lineage: Lineage, start: int, end: int) -> Iterator[str]:
-        late = lineage.acknowledged.answered(Answer.REFUSED, Answer.LOST)
         for reports, why in (
             (lineage.repeated.answered(Kind.RETURNED), "given back"),
             (lineage.repeated.answered(Kind.VOID), "taken back"),
-            (late, "reported too late"),
+            (lineage.acknowledged.answered(Answer.REFUSED, Answer.LOST), "reported too late"),
         ):
-            hit = (reports.starts < end) & (reports.ends > start)
-            for place in np.flatnonzero(hit)[:MOST_REPORTERS].tolist():
-                trainer = self._history.trainers[int(reports.who[place])]
-                yield f"{trainer} ({why} in lineage {lineage.key[1]}, task {reports.tasks[place]})"
+            for trainer, task in self._trainers(reports, start, end):
+                yield f"{trainer} ({why} in lineage {lineage.key[1]}, task {task})"
 
-    def _reporters(self, lineage: Lineage, answer: Answer, start: int, end: int) -> Iterator[str]:
+    def _reporters(self, answer: Answer, lineage: Lineage, start: int, end: int) -> Iterator[str]:
         for reports in (lineage.acknowledged, lineage.quarantined):
-            hit = (reports.starts < end) & (reports.ends > start) & (reports.answers == answer)
-            for place in np.flatnonzero(hit)[:MOST_REPORTERS].tolist():
-                trainer = self._history.trainers[int(reports.who[place])]
-                yield f"{trainer} (lineage {lineage.key[1]}, task {reports.tasks[place]})"
+            for trainer, task in self._trainers(reports.answered(answer), start, end):
+                yield f"{trainer} (lineage {lineage.key[1]}, task {task})"
+
+    def _trainers(self, reports: Reports, start: int, end: int) -> Iterator[tuple[str, int]]:
+        hit = (reports.starts < end) & (reports.ends > start)
+        for place in np.flatnonzero(hit)[:MOST_REPORTERS].tolist():
+            yield self._history.trainers[int(reports.who[place])], int(reports.tasks[place])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRange:
+    """Records `start` (inclusive) to `end` (exclusive) of the storage `name`, in one epoch."""
+
+    epoch: int
+    name: str
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def name_records(coordinates: Coordinates, found: Intervals, limit: int) -> list[RecordRange]:
+    """The first `limit` ranges of the records in `found`, by epoch, then in the order of the sources.
+
+    `found` has their numbers on the line of `audit.coordinates`; there are as few ranges as it takes.
+    """
+    return list(islice(_Names(coordinates).ranges(found), limit))
+
+
+class _Names:
+    def __init__(self, coordinates: Coordinates) -> None:
+        self._line = coordinates
+        self._plan = coordinates.plan
+        sources = coordinates.plan.spec.sources
+        self._sources = sources
+        self._counts = np.array([source.count for source in sources], dtype=np.int64)
+        self._ends = np.cumsum(self._counts)
+        # Added to a record's number in the epoch it gives the number in its storage.
+        self._shifts = (
+            np.array([source.start for source in sources], dtype=np.int64) + self._counts - self._ends
+        )
+
+    def ranges(self, found: Intervals) -> Iterator[RecordRange]:
+        for epoch, part in self._epochs(found):
+            for start, end in self._unshuffled(epoch, part):
+                yield from self._within_sources(epoch, start, end)
+
+    def _epochs(self, found: Intervals) -> Iterator[tuple[int, Intervals]]:
+        size = self._line.size
+        while found:
+            epoch = int(found.starts[0]) // size
+            whole = Intervals.run(epoch * size, (epoch + 1) * size)
+            part = found & whole
+            yield epoch, Intervals(part.starts - epoch * size, part.ends - epoch * size)
+            found = found - whole
+
+    def _within_sources(self, epoch: int, start: int, end: int) -> Iterator[RecordRange]:
+        """Return a run of records in the order of the sources."""
+        while start < end:
+            place = int(np.searchsorted(self._ends, start, side="right"))
+            stop, shift = min(end, int(self._ends[place])), int(self._shifts[place])
+            name = self._sources[place].name
+            yield RecordRange(epoch=epoch, name=name, start=start + shift, end=stop + shift)
+            start = stop
+
+    def _unshuffled(self, epoch: int, part: Intervals) -> Intervals:
+        """Positions in the epoch's order as records in the order of the sources, as many as are looked up."""
+        if self._plan.order is Shuffle.NONE:
+            return part
+        starts, ends, left = [], [], MOST_LOOKED_UP
+        pieces = (piece for start, end in part for piece in self._pieces(start, end))
+        for low, high, whole in pieces:
+            lows = np.array([low]) if whole else self._look_up(epoch, low, min(high, low + left))
+            starts.append(lows)
+            ends.append(np.array([high]) if whole else lows + 1)
+            left -= len(lows)
+            if left <= 0:
+                break
+        return covered(np.concatenate(starts), np.concatenate(ends))
+
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Return the run cut into what is the same records in any order, and parts of one shard each."""
+        if self._plan.order is Shuffle.GLOBAL and start == 0 and end == self._line.size:
+            yield start, end, True
+            return
+        while start < end:
+            first, stop = self._bounds(start)
+            if self._plan.order is Shuffle.SHARD and start == first and stop <= end:
+                stop = self._whole_shards(end)
+                yield start, stop, True
+            else:
+                stop = min(stop, end)
+                yield start, stop, False
+            start = stop
+
+    def _bounds(self, number: int) -> tuple[int, int]:
+        """Where the shard of a number begins and ends."""
+        _, first, length = self._shard_of(number)
+        return first, first + length
+
+    def _shard_of(self, number: int) -> tuple[int, int, int]:
+        line = self._line
+        source = int(np.searchsorted(line.record_ends, number, side="right"))
+        inside = (number - int(line.record_ends[source] - line.counts[source])) // line.per_shard
+        shard = int(line.shard_ends[source]) - -(-int(line.counts[source]) // line.per_shard) + inside
+        shards = np.array([shard])
+        return shard, int(line.starts(shards)[0]), int(line.lengths(shards)[0])
+
+    def _whole_shards(self, end: int) -> int:
+        """Return the end of the last shard that lies before `end`."""
+        if end == self._line.size:
+            return end
+        first, _ = self._bounds(end)
+        return first
+
+    def _look_up(self, epoch: int, low: int, high: int) -> IndexArray:
+        """Return the numbers, in the order of the sources, of positions of one shard."""
+        shard, first, _ = self._shard_of(low)
+        indices = self._plan.indices(Slice(epoch=epoch, shard=shard, skip=low - first, limit=high - low))
+        if indices.sources is None:
+            source = np.full(len(indices), self._source_of(shard), dtype=np.int64)
+        else:
+            source = indices.sources
+        return indices.numbers - self._shifts[source]
+
+    def _source_of(self, shard: int) -> int:
+        """Return the place of an unshuffled shard's source; with a global shuffle of one source, that one."""
+        if self._plan.order is Shuffle.GLOBAL:
+            return 0
+        return int(np.searchsorted(self._line.shard_ends, shard, side="right"))

@@ -198,74 +198,60 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates) -> Linea
     )
 
 
-def _acknowledged(placed: _Placed, coordinates: Coordinates) -> Reports:
-    place, log, chapter = placed
+def _acknowledged(placed: _Placed, line: Coordinates) -> Reports:
+    chapter = placed[2]
     rows = chapter.rows
-    epochs, shards = rows[:, EPOCH], rows[:, SHARD]
-    _check(log, coordinates, epochs, shards, rows[:, START], rows[:, UPTO], chapter.lines)
-    base = coordinates.starts(shards) + epochs * coordinates.size
-    who = np.full(len(rows), place, dtype=np.int64)
-    return Reports(
-        starts=base + rows[:, START],
-        ends=base + rows[:, UPTO],
-        tasks=rows[:, TASK],
-        attempts=rows[:, ATTEMPT],
-        answers=chapter.answers,
-        who=who,
-        settled=chapter.settled,
-        ways=chapter.ways,
-    )
+    numbers = rows[:, EPOCH], rows[:, SHARD], rows[:, START], rows[:, UPTO], chapter.lines
+    starts, ends, who = _numbered(placed, line, *numbers)
+    answers, settled, ways = chapter.answers, chapter.settled, chapter.ways
+    return Reports(starts, ends, rows[:, TASK], rows[:, ATTEMPT], answers, who, settled, ways)
 
 
-def _quarantined(placed: _Placed, coordinates: Coordinates) -> Reports:
-    place, log, chapter = placed
-    found = chapter.quarantined
+def _quarantined(placed: _Placed, line: Coordinates) -> Reports:
+    found = placed[2].quarantined
     table = [(q.epoch, q.shard, q.position, q.task, q.attempt, q.answer, q.line, q.settled) for q in found]
     numbers = np.array(table, dtype=np.int64).reshape(-1, 8)
     epochs, shards, positions, tasks, attempts, answers, lines, settled = numbers.T
-    _check(log, coordinates, epochs, shards, positions, positions + 1, lines)
-    starts = coordinates.starts(shards) + epochs * coordinates.size + positions
-    who = np.full(len(found), place, dtype=np.int64)
-    return Reports(starts, starts + 1, tasks, attempts, answers, who, settled, np.zeros_like(who))
+    starts, ends, who = _numbered(placed, line, epochs, shards, positions, positions + 1, lines)
+    return Reports(starts, ends, tasks, attempts, answers, who, settled, np.zeros_like(who))
 
 
-def _repeated(placed: _Placed, coordinates: Coordinates) -> Reports:
-    place, log, chapter = placed
-    table = [
-        (r.cut.epoch, r.cut.shard, r.cut.skip, r.cut.stop, r.task, r.kind, r.line) for r in chapter.repeated
-    ]
-    numbers = np.array(table, dtype=np.int64).reshape(-1, 7)
-    epochs, shards, starts, stops, tasks, kinds, lines = numbers.T
-    _check(log, coordinates, epochs, shards, starts, stops, lines)
-    base = coordinates.starts(shards) + epochs * coordinates.size
-    none, who = np.zeros_like(lines), np.full(len(table), place, dtype=np.int64)
-    return Reports(base + starts, base + stops, tasks, none, kinds, who, lines, none)
+def _repeated(placed: _Placed, line: Coordinates) -> Reports:
+    found = placed[2].repeated
+    table = [(r.cut.epoch, r.cut.shard, r.cut.skip, r.cut.stop, r.task, r.kind, r.line) for r in found]
+    epochs, shards, firsts, stops, tasks, kinds, lines = np.array(table, dtype=np.int64).reshape(-1, 7).T
+    starts, ends, who = _numbered(placed, line, epochs, shards, firsts, stops, lines)
+    none = np.zeros_like(lines)
+    return Reports(starts, ends, tasks, none, kinds, who, lines, none)
 
 
-def _remainders(placed: _Placed, coordinates: Coordinates) -> list[Slice]:
-    _, log, chapter = placed
-    table = [(cut.epoch, cut.shard, cut.skip, cut.stop, line) for cut, line in chapter.remainders]
-    epochs, shards, starts, stops, lines = np.array(table, dtype=np.int64).reshape(-1, 5).T
-    _check(log, coordinates, epochs, shards, starts, stops, lines)
-    return [cut for cut, _ in chapter.remainders]
+def _remainders(placed: _Placed, line: Coordinates) -> list[Slice]:
+    found = placed[2].remainders
+    table = [(cut.epoch, cut.shard, cut.skip, cut.stop, at) for cut, at in found]
+    _numbered(placed, line, *np.array(table, dtype=np.int64).reshape(-1, 5).T)
+    return [cut for cut, _ in found]
 
 
-def _check(
-    log: Log,
-    coordinates: Coordinates,
+def _numbered(
+    placed: _Placed,
+    line: Coordinates,
     epochs: IndexArray,
     shards: IndexArray,
     starts: IndexArray,
     stops: IndexArray,
     lines: IndexArray,
-) -> None:
-    wrong = coordinates.unsound(epochs, shards, starts, stops)
+) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Return the numbers of runs on the line, from and to, and the place of their log. Raises AuditError."""
+    place, log, _ = placed
+    wrong = line.unsound(epochs, shards, starts, stops)
     if len(wrong):
         at = wrong[0]
         raise AuditError(
             f"{str(log.path)!r}, line {lines[at] + 1}, is damaged: positions {starts[at]} to {stops[at]} of "
-            f"shard {shards[at]}, epoch {epochs[at]}, are not in dataset {coordinates.plan.spec.name!r}"
+            f"shard {shards[at]}, epoch {epochs[at]}, are not in dataset {line.plan.spec.name!r}"
         )
+    base = line.starts(shards) + epochs * line.size
+    return base + starts, base + stops, np.full(len(lines), place, dtype=np.int64)
 
 
 def _around(acknowledged: Reports, quarantined: Reports) -> Reports:

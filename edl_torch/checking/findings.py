@@ -1,14 +1,20 @@
 """What is wrong with data: findings by kind and record, a bounded number of them.
 
-It must not know how they were found.
+Those of a reader's list of files are found here, by their names; it must not open a file, nor know how others
+were found.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
+
+import numpy as np
+
+from edl_torch.readers.base import AbstractDataReader
 
 Kind = Literal["unreadable", "missing", "duplicate"]
 KINDS: tuple[Kind, ...] = ("unreadable", "missing", "duplicate")
@@ -83,3 +89,39 @@ class Findings:
 
     def __repr__(self) -> str:
         return f"<Findings {dict(self.counts)} kept={len(self._kept)}>"
+
+
+def listed_files(reader: AbstractDataReader) -> Iterable[str]:
+    """The paths, by entry of the reader's list; none for readers without such a list."""
+    files = getattr(reader, "listed_files", None)
+    return () if files is None else cast(Iterable[str], files())
+
+
+def has_list(reader: AbstractDataReader) -> bool:
+    """Whether the reader lists files."""
+    return next(iter(listed_files(reader)), None) is not None
+
+
+def missing(reader: AbstractDataReader, name: str) -> Iterator[Finding]:
+    """Entries whose file is not there."""
+    for entry, path in enumerate(listed_files(reader)):
+        if not os.path.exists(path):
+            yield found("missing", name, entry, f"the file '{path}' is missing", entry=True)
+
+
+def duplicates(reader: AbstractDataReader, name: str) -> Iterator[Finding]:
+    """Entries whose file an earlier entry names already. Eight bytes of memory for each entry."""
+    hashes = np.fromiter((hash(os.path.normpath(path)) for path in listed_files(reader)), np.int64)
+    ordered = np.sort(hashes)
+    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    if not len(repeated):
+        return
+    suspects = np.isin(hashes, repeated)
+    first: dict[str, int] = {}
+    for entry, path in enumerate(listed_files(reader)):
+        if not suspects[entry]:
+            continue
+        path = os.path.normpath(path)
+        if (earlier := first.setdefault(path, entry)) != entry:
+            reason = f"the file '{path}' is listed again, first as entry {earlier}"
+            yield found("duplicate", name, entry, reason, entry=True)

@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from edl_torch.checking.findings import found
-from edl_torch.checking.reading import SpanReader, Told
-from edl_torch.checking.spans import Span
+from edl_torch.checking.spans import Span, SpanReader, Told
 from edl_torch.errors import EdlError, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType

@@ -61,8 +61,8 @@ def worst(verdicts: Sequence[Verdict]) -> Outcome:
 
 
 def _words(state: Path) -> dict[str, FinalWord]:
-    from edl_torch.audit.word import final_words
-    from edl_torch.master.journal_view import view
+    from edl_torch.audit.chain import final_words
+    from edl_torch.master.journal import view
 
     return final_words(view(state))
 

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _encoder(how: str) -> Callable[[Any], bytes]:
-    from edl_torch.readers.recordio.decode import imported
+    from edl_torch.readers.base import imported
     from edl_torch.readers.recordio.record_bytes import ENCODERS, AutoEncode
 
     if how == "auto":
@@ -56,7 +56,7 @@ def _encoder(how: str) -> Callable[[Any], bytes]:
     if how in ENCODERS:
         return ENCODERS[how]
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    return imported(how, f"--encode {how!r}", ENCODERS)
+    return imported(how, f"--encode {how!r}", "function", ENCODERS)
 
 
 @contextmanager

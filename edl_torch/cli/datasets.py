@@ -70,8 +70,7 @@ def open_data(
 
 
 def _reader(options: argparse.Namespace, path: str, kind: TaskType) -> AbstractDataReader:
-    from edl_torch.readers.reader_params import parse_reader_params
-    from edl_torch.readers.registry import load_reader, open_reader
+    from edl_torch.readers.registry import load_reader, open_reader, parse_reader_params
 
     params = parse_reader_params(options.custom_data_reader_params)
     if not options.custom_data_reader:

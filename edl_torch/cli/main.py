@@ -1,18 +1,22 @@
-"""Run one command of `edl-torch`, and say in one line why it failed."""
+"""The options of `edl-torch`, and one command run; where it fails, one line says why."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import math
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from edl_torch.cli.parser import build_parser
+from edl_torch import __version__
 from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, InvalidArgument
 
 INTERRUPTED = 130
+DEFAULT_ADDRESS = "127.0.0.1:50001"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,3 +54,201 @@ def _flush_or_drop() -> None:
     except OSError:
         with suppress(OSError):  # a stream without a file, as under a test
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands. `command` is the module of `edl_torch.cli` that runs one."""
+    parser = argparse.ArgumentParser(prog="edl-torch", description="Elastic dataset sharding for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"edl-torch {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
+    _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
+    _add_audit(commands.add_parser("audit", help="prove what was trained on from the trainers' audit logs"))
+    _add_check(commands.add_parser("check", help="read data through its reader and report what is wrong"))
+    _add_convert(commands.add_parser("convert", help="write the records of any reader to RecordIO files"))
+    return parser
+
+
+def _add_master(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command="master")
+    where = f"where to listen (default: {DEFAULT_ADDRESS})"
+    _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help=where)
+    _option(
+        parser, "--address_file", type=Path, metavar="PATH", help="write the address there once it serves"
+    )
+    _option(
+        parser, "--state", type=Path, metavar="DIR", help="keep the state there, and resume from it at start"
+    )
+    _option(
+        parser,
+        "--accept_older_journal",
+        action="store_true",
+        help="go on from a journal that is older than what its trainers were told: what it does not know is "
+        "lent again (for one start)",
+    )
+    _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
+    # For a worker that starts a master: see client/torchrun/sidecar.py.
+    _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
+    _add_security(parser)
+    _duration(parser, "--lease_timeout_s", 30.0, "a trainer silent for so long is dead (default: 30)")
+    _duration(parser, "--grace_s", 1.0, "time to come back after a broken connection (default: 1)")
+    _duration(
+        parser,
+        "--progress_timeout_s",
+        0.0,
+        "a trainer that lives but does not train for so long loses its leases (default: never)",
+    )
+    _duration(
+        parser,
+        "--elasticdl_task_timeout_s",
+        300.0,
+        "a task of an ElasticDL client that is silent for so long is handed out again (default: 300)",
+    )
+    data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
+    for kind in ("training", "validation", "prediction"):
+        _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
+    _option(
+        data,
+        "--records_per_task",
+        type=int,
+        default=256,
+        metavar="N",
+        help="records in a shard (default: 256)",
+    )
+    _option(
+        data,
+        "--num_epochs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="epochs (default: 1), 0 is endless; of prediction 1",
+    )
+    _option(data, "--shuffle", action="store_true", help="shuffle all training records")
+    _option(data, "--shuffle_shards", action="store_true", help="shuffle the order of the training shards")
+    _option(data, "--seed", type=int, default=0, metavar="N", help="of the shuffles")
+    _option(data, "--max_bad_records", type=int, default=0, metavar="N", help="may be bad before a job fails")
+    _add_reader(data)
+
+
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "security", "which callers are accepted; by default only those of this machine"
+    )
+    _option(group, "--tls_cert", type=Path, metavar="PEM", help="the master's certificate: for TLS")
+    _option(group, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(
+        group, "--tls_client_ca", type=Path, metavar="PEM", help="callers need a certificate signed by it"
+    )
+    _option(group, "--token_file", type=Path, metavar="PATH", help="callers need the token in this file")
+    _option(
+        group,
+        "--insecure",
+        action="store_true",
+        help="allow an address that other machines can reach without TLS and token",
+    )
+
+
+def _add_credentials(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "security", "default: EDL_MASTER_TOKEN_FILE, EDL_MASTER_TLS_CA and the like"
+    )
+    _option(group, "--token_file", type=Path, metavar="PATH", help="the master's token")
+    _option(group, "--tls", action="store_true", help="the master speaks TLS")
+    _option(group, "--tls_ca", type=Path, metavar="PEM", help="the authority that signed its certificate")
+    _option(
+        group, "--tls_cert", type=Path, metavar="PEM", help="a certificate for a master that asks for one"
+    )
+    _option(group, "--tls_key", type=Path, metavar="PEM", help="its private key")
+    _option(
+        group, "--tls_name", metavar="NAME", help="the name in its certificate (default: the host of --addr)"
+    )
+    _option(group, "--insecure", action="store_true", help="send the token though there is no TLS")
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command="status")
+    _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
+    _add_credentials(parser)
+    _option(parser, "--json", action="store_true", help="print JSON")
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command="audit")
+    parser.epilog = (
+        "Exit status: 0 proven; 3 proven, but acknowledgements inexact; 1 refuted; 2 unfinished, or the logs "
+        "or the journal cannot be used."
+    )
+    parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
+    _option(
+        parser,
+        "--state",
+        type=Path,
+        metavar="STATE_DIR",
+        help="the master's --state folder: its journal says what was heard of trainers that were killed",
+    )
+    _option(parser, "--json", action="store_true", help="print JSON")
+    _option(
+        parser,
+        "--unfinished",
+        action="store_true",
+        help="the job still runs or was stopped: records without an outcome are open, not lost",
+    )
+    _option(parser, "--list", type=int, default=20, metavar="N", help="ranges of each kind to name (20)")
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command="convert")
+    parser.add_argument("source", metavar="SOURCE", help="data that a reader knows, as for --training_data")
+    parser.add_argument("target", metavar="TARGET", help="a file, or with --records_per_file a folder")
+    _option(parser, "--records_per_file", type=int, metavar="N", help="many files of so many records")
+    _option(
+        parser,
+        "--encode",
+        default="auto",
+        metavar="HOW",
+        help="records as bytes: auto, bytes, text, json, npy, npz or MODULE:FUNCTION",
+    )
+    _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
+    _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
+    _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
+    _option(parser, "--max_chunk_bytes", type=int, default=1 << 18, metavar="N", help="records in a chunk")
+    _add_reader(parser)
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command="check")
+    parser.add_argument("data", metavar="DATA", help="data that a reader knows, as for --training_data")
+    _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
+    _option(parser, "--workers", type=int, metavar="N", help="processes that read (default: one a core)")
+    _option(parser, "--limit", type=int, metavar="N", help="read a sample of N records instead of all")
+    _option(parser, "--sample", metavar="PATH.png", help="draw some records as one picture")
+    _option(parser, "--sample_count", type=int, default=12, metavar="N", help="so many (default: 12)")
+    _option(parser, "--list", type=int, default=20, metavar="N", help="findings of each kind to name (20)")
+    _option(parser, "--json", action="store_true", help="print JSON")
+    _add_reader(parser)
+
+
+def _add_reader(parser: argparse._ActionsContainer) -> None:
+    what = "what reads the data: a kind (csv, text, voc, …) or a class of yours as module:Class"
+    _option(parser, "--custom_data_reader", metavar="READER", help=what)
+    _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
+
+
+def _duration(parser: argparse.ArgumentParser, name: str, default: float, what: str) -> None:
+    _option(parser, name, type=_seconds, default=default, metavar="S", help=what)
+
+
+def _option(parser: argparse._ActionsContainer, name: str, **settings: object) -> None:
+    """Both spellings: `--records_per_task` as ElasticDL has it, and `--records-per-task`."""
+    names = dict.fromkeys((name, "--" + name[2:].replace("_", "-")))
+    parser.add_argument(*names, **settings)  # type: ignore[arg-type]
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value

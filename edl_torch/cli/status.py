@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from edl_torch.cli.parser import DEFAULT_ADDRESS
+from edl_torch.cli.main import DEFAULT_ADDRESS
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
 from edl_torch.core.printable import printable
 

@@ -35,7 +35,7 @@ class KeepsWorkers(Protocol):
     """A loader as its service sees it."""
 
     def end_workers(self) -> None:
-        """Let go of processes that wait for another pass."""
+        """End the processes that read for it."""
         ...
 
 
@@ -117,6 +117,7 @@ class DataShardService:
         self._session = Session(
             master, self._description, None if lookahead == "told" else lookahead, audit_dir
         )
+        self._lookahead = lookahead
         self._links: LinkServer | None = None
         self._raw = DirectLink(self._session)
         self._raw_open = False
@@ -138,6 +139,12 @@ class DataShardService:
     def dataset_name(self) -> str:
         """The dataset's name in the master."""
         return self._description.name
+
+    @property
+    def lookahead(self) -> int | Literal["told"]:
+        """How many batches a wrapper around the loader reads ahead; "told" where it says when it passes one
+        on."""
+        return self._lookahead
 
     @property
     def task_type(self) -> TaskType:
@@ -331,7 +338,7 @@ class DataShardService:
     # The end --------------------------------------------------------------------------------------------
 
     def _take_along(self, loader: KeepsWorkers) -> None:
-        """`loader` keeps processes between its passes: they go when this service is closed."""
+        """`loader` has processes, or keeps them between its passes: they go when this service is closed."""
         self._loaders.add(loader)
 
     def _check_open(self) -> None:

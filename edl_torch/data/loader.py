@@ -19,19 +19,21 @@ from torch.utils.data import DataLoader
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.peers import Peers
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.data.dataset import OnBadRecord, ShardedDataset
+from edl_torch.data.dataset import OnBadRecord, ShardedDataset, raise_error
+from edl_torch.data.frameworks import check_asked_by
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
-from edl_torch.data.loader_pass import LoaderPass
+from edl_torch.data.loader_pass import LoaderPass, Sizes
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
+from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
-from edl_torch.data.ray_wrapper import refuse_ray_wrapper
+from edl_torch.data.read_ahead import ReadAhead
 from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.weights import Weights
-from edl_torch.errors import InvalidArgument, ServiceClosed
+from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
 from edl_torch.shard import TaskType
 
 if TYPE_CHECKING:
@@ -169,11 +171,14 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._ranks = 1 if self._peers is None else self._peers.size
         self._padding = PaddingBatch()
         self._statistics = Statistics()
+        self._notice = Notice(together=self._peers is not None)
         self._weights = Weights(
             self._peers,
             attached=lambda: service.optimizers,
             batches=service._live_session.trainer.elastic,
         )
+        told = service.lookahead == "told"
+        self._read_ahead = ReadAhead(self._weights, self._statistics) if told else None
         self._lineage = 0
         self._told_of_order = False
         if self._peers is not None:
@@ -190,6 +195,31 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def __repr__(self) -> str:
         name, batches = self.service.dataset_name, self.batch_size or "the reader's"
         return f"<ElasticDataLoader {name!r} batch_size={batches} num_workers={self.num_workers}>"
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether it steps together with other ranks."""
+        return self._peers is not None
+
+    @property
+    def preempted(self) -> bool:
+        """Whether this job is to end soon: save, and leave the loop. Look after each batch, on every rank.
+
+        SIGTERM is such a notice from the first look on, which belongs in the main thread: the first one is
+        noted, and a handler that the program had is still called; the second one ends the process as ever.
+        `close()` puts things back. `preempt()` is a notice too. On synchronous ranks one rank's notice is
+        seen by all at the same batch, at most two after it came.
+        """
+        return self._notice.look()
+
+    def preempt(self) -> None:
+        """Make `preempted` true, here and on all synchronous ranks; from any thread or signal handler.
+
+        For notices that come in other ways (a cloud's, Ray's, another signal), and for what one rank alone
+        decides (a limit of time). Iteration goes on until the loop is left; `epochs()` ends once the program
+        has seen `preempted`.
+        """
+        self._notice.give()
 
     def through(self, epoch: int) -> Iterator[Any]:
         """Iterate over every epoch up to `epoch` that is not over, and over none after it.
@@ -213,7 +243,10 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         return self.service.epoch if position.lockstep is None else position.epoch_of_all(position.lockstep)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        refuse_ray_wrapper(sys._getframe(1))
+        try:
+            check_asked_by(sys._getframe(1), repr(self))
+        except ForeignLoop as error:
+            return map(raise_error, [error])
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
@@ -234,10 +267,19 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         if session.lineage != self._lineage:
             self._lineage = session.lineage
             self._weights.restart()
+        weights: Sizes = self._weights
+        statistics = self._statistics
+        if self._read_ahead is not None:
+            self._read_ahead.clear()
+            weights, statistics = self._read_ahead, Statistics()  # it sees to them when a batch is passed on
         if self._peers is None:
-            return LoaderPass(self._inner, session, whole_batch, self._weights, epoch)
+            return LoaderPass(self._inner, session, whole_batch, weights, epoch)
         return LockstepPass(
-            *(self._inner, session, whole_batch, self._weights, self._padding, self._statistics, epoch)
+            *(self._inner, session, whole_batch, weights),
+            padding=self._padding,
+            statistics=statistics,
+            notice=self._notice,
+            epoch=epoch,
         )
 
     def __len__(self) -> int:
@@ -252,6 +294,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
         A service that the loader has made is closed too.
         """
+        self._notice.close()
         live = None if self._live is None else self._live()
         try:
             if live is not None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
-from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.tickets import Ticket
 
@@ -23,6 +22,16 @@ _AT_NO_RECORD = (
     "It held no record; what it printed before says why (where workers are spawned, a program that does not "
     'begin under `if __name__ == "__main__":` is such a reason)'
 )
+
+
+class Sizes(Protocol):
+    """Who needs to know how many records each batch has that goes to the loop."""
+
+    def step(self, own: int) -> None:
+        """A batch of `own` records goes to the loop; 0 for one that stands in."""
+
+    def warn_of_padding(self) -> None:
+        """Warn, once, a loop that has trained on a batch which stands in."""
 
 
 class LoaderPass(Iterator[Any]):
@@ -38,7 +47,7 @@ class LoaderPass(Iterator[Any]):
         loader: InnerLoader,
         session: Session,
         whole_batch: int | None,
-        weights: Weights,
+        weights: Sizes,
         epoch: int = NEW_PASS,
     ) -> None:
         self._loader = loader

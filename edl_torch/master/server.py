@@ -1,4 +1,4 @@
-"""Master as a process: binds an address, serves until a signal, then drains."""
+"""Master as a process: binds an address, authenticates calls, serves until a signal, then drains."""
 
 from __future__ import annotations
 
@@ -9,32 +9,68 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
+import grpc
 import grpc.aio
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import MESSAGE_BYTES
-from edl_torch.errors import EdlError, InvalidArgument, JournalError, MasterStartError
-from edl_torch.master.commits import GroupCommit
+from edl_torch.errors import AccessDenied, EdlError, InvalidArgument, JournalError, MasterStartError
+from edl_torch.master.durable import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
 from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
-from edl_torch.master.gate import Gate
-from edl_torch.master.health import Health
-from edl_torch.master.health_port import HealthPort
+from edl_torch.master.health import SERVICE as HEALTH_SERVICE
+from edl_torch.master.health import Health, HealthPort
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import SERVICE, MasterServicer
 from edl_torch.rpc import elasticdl as elasticdl_wire
-from edl_torch.rpc.credentials import ServerCredentials
+from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, ServerCredentials
+from edl_torch.rpc.status import to_status
 from edl_torch.system.address import HostPort, parse_address
 from edl_torch.system.forks import keep_children_alive
 from edl_torch.system.processes import until_gone
 
+_OPEN = f"/{HEALTH_SERVICE}/"
+
+Details = grpc.HandlerCallDetails
+Continuation = Callable[[Details], Awaitable[Any]]
 log = logging.getLogger("edl_torch.master")
 
 DRAIN_S = 5.0
 FILES = 1 << 17  # a file for each trainer of `core.limits`, and some
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Interceptor that refuses calls without the master's token before their message is read.
+
+    Health checks of an orchestrator carry no token, and learn only whether the master serves.
+    """
+
+    def __init__(self, token: AccessToken) -> None:
+        self._token = token
+        # As a stream, which is never read: the message of a stranger costs no memory.
+        self._refusal: Any = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    async def intercept_service(self, continuation: Continuation, details: Details) -> Any:
+        """Return the call's own handler, or one that refuses it."""
+        if details.method.startswith(_OPEN) or self._has_token(details):
+            return await continuation(details)
+        return self._refusal
+
+    def _has_token(self, details: Details) -> bool:
+        given = [value for key, value in details.invocation_metadata if key == METADATA_KEY]
+        return len(given) == 1 and self._token.opens(given[0])
+
+
+async def _refuse(requests: Any, context: Any) -> None:
+    refusal = AccessDenied(
+        "the master wants the token that it was started with, and the call has not that one: "
+        "give EDL_MASTER_TOKEN_FILE=PATH, or token_file= of Credentials.read()"
+    )
+    await context.abort(*to_status(refusal))
 
 
 class MasterServer:
@@ -163,7 +199,7 @@ async def serve(
     except EdlError as error:
         await server.stop()
         raise (server.failure or error) from None
-    await _until_signal_or_failure(server, signals)
+    await first_of(_signal_came(signals), server.failed())
     if server.failure is None:
         await _drain_until_signal(server, signals)
     else:
@@ -186,15 +222,17 @@ def _watch(process: int, signals: asyncio.Queue[int]) -> None:
     threading.Thread(target=watch, name="edl-with-process", daemon=True).start()
 
 
-async def _until_signal_or_failure(server: MasterServer, signals: asyncio.Queue[int]) -> None:
-    signal_came = asyncio.create_task(signals.get(), name="edl-signal")
-    failed = asyncio.create_task(server.failed(), name="edl-failure")
-    await asyncio.wait({signal_came, failed}, return_when=asyncio.FIRST_COMPLETED)
-    if signal_came.done():
-        log.info("signal %d: draining", signal_came.result())
-    signal_came.cancel()
-    failed.cancel()
-    await asyncio.gather(signal_came, failed, return_exceptions=True)
+async def first_of(*waiting: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them ends; the others are cancelled."""
+    tasks = [asyncio.create_task(each) for each in waiting]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _signal_came(signals: asyncio.Queue[int]) -> None:
+    log.info("signal %d: draining", await signals.get())
 
 
 async def _drain_until_signal(server: MasterServer, signals: asyncio.Queue[int]) -> None:

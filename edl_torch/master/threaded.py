@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.durable import DurableState
-from edl_torch.master.server import MasterServer
+from edl_torch.master.server import MasterServer, first_of
 from edl_torch.rpc.credentials import ServerCredentials
 
 log = logging.getLogger("edl_torch.master")
@@ -42,13 +43,14 @@ class ThreadedMaster:
         progress_timeout_s: float = 0.0,
         on_failure: Callable[[EdlError], None] = lambda _: None,
     ) -> None:
-        self._wanted = address
-        self._insecure = insecure
-        self._credentials = credentials
-        self._state = state
-        self._lease_timeout_s = lease_timeout_s
-        self._grace_s = grace_s
-        self._progress_timeout_s = progress_timeout_s
+        self._open = partial(
+            DurableState,
+            state,
+            lease_timeout_s=lease_timeout_s,
+            grace_s=grace_s,
+            progress_timeout_s=progress_timeout_s,
+        )
+        self._server = partial(MasterServer, address=address, insecure=insecure, credentials=credentials)
         self._on_failure = on_failure
         self._ready: Future[str] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -78,7 +80,7 @@ class ThreadedMaster:
 
     def _run(self) -> None:
         try:
-            with self._open() as state:
+            with closing(self._open(now=time.monotonic())) as state:
                 asyncio.run(self._serve(state))
         except Exception as error:  # the top of a thread
             if not self._ready.done():
@@ -90,41 +92,19 @@ class ThreadedMaster:
             )
             self._on_failure(failure)
 
-    def _open(self) -> closing[DurableState]:
-        return closing(
-            DurableState(
-                self._state,
-                now=time.monotonic(),
-                lease_timeout_s=self._lease_timeout_s,
-                grace_s=self._grace_s,
-                progress_timeout_s=self._progress_timeout_s,
-            )
-        )
-
     async def _serve(self, state: DurableState) -> None:
         self._loop = asyncio.get_running_loop()
         if self._unwanted:
             return
         commits = state.group_commit()
         try:
-            server = MasterServer(
-                state.dispatcher,
-                self._wanted,
-                insecure=self._insecure,
-                credentials=self._credentials,
-                commits=commits,
-            )
+            server = self._server(state.dispatcher, commits=commits)
         except EdlError:
             await commits.close()
             raise
         try:
             self._ready.set_result(str(await server.start()))
-            stopping = asyncio.create_task(self._stopping.wait())
-            failed = asyncio.create_task(server.failed())
-            await asyncio.wait({stopping, failed}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            failed.cancel()
-            await asyncio.gather(stopping, failed, return_exceptions=True)
+            await first_of(self._stopping.wait(), server.failed())
         finally:
             await server.drain()
         if server.failure is not None:

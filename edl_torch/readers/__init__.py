@@ -9,23 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edl_torch.readers.base import AbstractDataReader
-    from edl_torch.readers.images.coco import CocoCaptionsReader, CocoDetectionReader
-    from edl_torch.readers.images.decode import decode_image, read_image
-    from edl_torch.readers.images.folder import ImageFolderReader
-    from edl_torch.readers.images.manifest import ImageManifestReader
-    from edl_torch.readers.images.voc import VocReader
-    from edl_torch.readers.map_dataset import MapDatasetReader
-    from edl_torch.readers.odps.iterator import ODPSReader
-    from edl_torch.readers.odps.reader import ODPSDataReader
-    from edl_torch.readers.parquet.reader import ParquetReader
-    from edl_torch.readers.python_custom import PythonCustomReader
-    from edl_torch.readers.reader_params import parse_reader_params
-    from edl_torch.readers.recordio.reader import RecordIODataReader
-    from edl_torch.readers.recordio.writer import RecordIOWriter
-    from edl_torch.readers.registry import load_reader, open_reader
-    from edl_torch.readers.text.csv_reader import CsvReader
-    from edl_torch.readers.text.text_reader import TextReader
+    from edl_torch.readers.base import AbstractDataReader as AbstractDataReader
+    from edl_torch.readers.images.coco import CocoCaptionsReader as CocoCaptionsReader
+    from edl_torch.readers.images.coco import CocoDetectionReader as CocoDetectionReader
+    from edl_torch.readers.images.decode import decode_image as decode_image
+    from edl_torch.readers.images.decode import read_image as read_image
+    from edl_torch.readers.images.folder import ImageFolderReader as ImageFolderReader
+    from edl_torch.readers.images.manifest import ImageManifestReader as ImageManifestReader
+    from edl_torch.readers.images.voc import VocReader as VocReader
+    from edl_torch.readers.map_dataset import MapDatasetReader as MapDatasetReader
+    from edl_torch.readers.odps.iterator import ODPSReader as ODPSReader
+    from edl_torch.readers.odps.reader import ODPSDataReader as ODPSDataReader
+    from edl_torch.readers.parquet.reader import ParquetReader as ParquetReader
+    from edl_torch.readers.python_custom import PythonCustomReader as PythonCustomReader
+    from edl_torch.readers.recordio.reader import RecordIODataReader as RecordIODataReader
+    from edl_torch.readers.recordio.writer import RecordIOWriter as RecordIOWriter
+    from edl_torch.readers.registry import load_reader as load_reader
+    from edl_torch.readers.registry import open_reader as open_reader
+    from edl_torch.readers.registry import parse_reader_params as parse_reader_params
+    from edl_torch.readers.text.csv_reader import CsvReader as CsvReader
+    from edl_torch.readers.text.text_reader import TextReader as TextReader
 
 _MODULES = {
     "AbstractDataReader": "base",
@@ -46,32 +49,11 @@ _MODULES = {
     "decode_image": "images.decode",
     "load_reader": "registry",
     "open_reader": "registry",
-    "parse_reader_params": "reader_params",
+    "parse_reader_params": "registry",
     "read_image": "images.decode",
 }
 
-__all__ = [
-    "AbstractDataReader",
-    "CocoCaptionsReader",
-    "CocoDetectionReader",
-    "CsvReader",
-    "ImageFolderReader",
-    "ImageManifestReader",
-    "MapDatasetReader",
-    "ODPSDataReader",
-    "ODPSReader",
-    "ParquetReader",
-    "PythonCustomReader",
-    "RecordIODataReader",
-    "RecordIOWriter",
-    "TextReader",
-    "VocReader",
-    "decode_image",
-    "load_reader",
-    "open_reader",
-    "parse_reader_params",
-    "read_image",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,13 +6,14 @@ who asks, in which epoch, or what happens to a record afterwards.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import Any
 
-from edl_torch.errors import DataFormatError
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.shard import IndexArray, Source, Task, TaskType
 
 Shards = Mapping[str, int | tuple[int, int]] | Sequence[tuple[str, int, int]]
@@ -111,3 +112,81 @@ def sources_of(shards: Shards, reader: str) -> tuple[Source, ...]:
                 f"{reader}.create_shards(): source {source.name!r} has a negative start or count"
             )
     return sources
+
+
+def check_source(name: str, expected: str, reader: str) -> None:
+    """Raise ReaderError when a reader is asked for a source that is not its own."""
+    if name != expected:
+        raise ReaderError(
+            f"{reader} reads the source {expected!r}, not {name!r}: make the reader with the same arguments "
+            "in every trainer as where the dataset was registered"
+        )
+
+
+def check_range(start: int, end: int, first: int, last: int, name: str) -> None:
+    """Raise ReaderError unless `start … end - 1` lies within the records `first … last - 1` of a source."""
+    if not first <= start <= end <= last:
+        asked = f"record {start}" if end == start + 1 else f"records {start} to {end}"
+        raise ReaderError(
+            f"source {name!r} has the records {first} to {last} here, but {asked} was asked for: "
+            "the data on this machine differs from what the dataset was registered with"
+        )
+
+
+def imported(target: str, what: str, kind: str, known: Iterable[str]) -> Callable[..., Any]:
+    """The function or class, as `kind` says, that `target` names as `module:name`, for messages `what`.
+
+    Raises InvalidArgument for another text, naming those that are `known` beside it,
+    and ReaderUnavailable for a module that cannot be imported.
+    """
+    module_name, _, name = target.partition(":")
+    if not (module_name and name):
+        raise InvalidArgument(f"{what}: expected module:{kind} or one of {', '.join(known)}")
+    try:
+        found = getattr(importlib.import_module(module_name), name, None)
+    except ImportError as exc:
+        raise ReaderUnavailable(
+            f"{what}: cannot import {module_name!r}: {exc}; is it on PYTHONPATH?"
+        ) from exc
+    if not callable(found):
+        raise InvalidArgument(f"{what}: the module {module_name} has no {kind.lower()} {name}")
+    return found  # type: ignore[no-any-return]
+
+
+class IndexedReader(AbstractDataReader):
+    """A reader of one source `name`; a subclass sets `count`, and loads one record by its number."""
+
+    count: int  # of records
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    @abstractmethod
+    def load(self, index: int) -> Any:
+        """Record `index`, which lies in `[0, count)`."""
+
+    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
+        """One source, the same for every mode."""
+        return {self.name: self.count}
+
+    def read_records(self, task: Task) -> Iterator[Any]:
+        """Yield the records one by one. Raises ReaderError for another source or a range outside of it."""
+        return map(self.load, self._range(task))
+
+    def read_record(self, name: str, index: int) -> Any:
+        """Record `index`. Raises ReaderError for another source or a number outside of it."""
+        self._check(name, index, index + 1)
+        return self.load(int(index))
+
+    def _range(self, task: Task) -> range:
+        shard = task.shard
+        self._check(shard.name, shard.start, shard.end)
+        return range(shard.start, shard.end)
+
+    def _check(self, name: str, start: int, end: int) -> None:
+        check_source(name, self.name, type(self).__name__)
+        check_range(start, end, 0, self.count, name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} records={self.count}>"

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.indexed import check_range, check_source
+from edl_torch.readers.base import AbstractDataReader, check_range, check_source
 from edl_torch.shard import Task, TaskType
 
 _SIZE_FUNCTION = {

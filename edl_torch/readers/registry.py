@@ -6,16 +6,16 @@ It must not know how any reader works: a reader that can open a bare path says s
 
 from __future__ import annotations
 
+import ast
 import glob
-import importlib
 import inspect
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from edl_torch.errors import InvalidArgument, ReaderError, ReaderUnavailable
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.reader_params import parse_reader_params
+from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.readers.base import AbstractDataReader, imported
 from edl_torch.readers.storage import is_url
 from edl_torch.shard import TaskType
 
@@ -36,6 +36,8 @@ READERS: dict[str, str] = {
 }
 
 _BY_NAME = "a kind such as csv or text, or module:Class for one of yours"
+# Runs of characters that are neither separator nor quote, or whole quoted strings.
+_PIECE = re.compile(r"""(?:[^;"']|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')+""")
 
 
 def open_reader(
@@ -110,18 +112,7 @@ def _arguments_for(reader: Any, path: str, mode: TaskType, given: Mapping[str, A
 
 
 def _load_class(target: str) -> Any:
-    module_name, colon, class_name = target.partition(":")
-    if not (module_name and colon and class_name):
-        raise InvalidArgument(f"reader {target!r}: expected module:Class or one of {', '.join(READERS)}")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as exc:
-        raise ReaderUnavailable(
-            f"reader {target!r}: cannot import {module_name!r}: {exc}; is it on PYTHONPATH?"
-        ) from exc
-    found = getattr(module, class_name, None)
-    if found is None:
-        raise InvalidArgument(f"reader {target!r}: the module {module_name} has no class {class_name}")
+    found = imported(target, f"reader {target!r}", "Class", READERS)
     if not all(callable(getattr(found, method, None)) for method in ("create_shards", "read_records")):
         raise InvalidArgument(f"{target!r} is no reader: it needs create_shards and read_records")
     return found
@@ -136,3 +127,43 @@ def _construct(reader: Any, arguments: dict[str, Any]) -> AbstractDataReader:
         takes = ", ".join(signature.parameters) or "none"
         raise InvalidArgument(f"{reader.__name__}: {exc}; its arguments are: {takes}") from exc
     return cast(AbstractDataReader, reader(**arguments))
+
+
+def parse_reader_params(text: str) -> dict[str, Any]:
+    """Parse `key=value` pairs that are separated by semicolons.
+
+    A value is a Python literal (number, string in quotes, list, dict, None, True) or else the text itself
+    without the blanks around it; semicolons inside quotes belong to the value. Raises InvalidArgument for
+    an entry without `=`, a key that is no identifier, a key given twice and an unclosed quote.
+    """
+    params: dict[str, Any] = {}
+    for place, entry in enumerate(_split(text), 1):
+        key, equals, value = (part.strip() for part in entry.partition("="))
+        if not equals or not key.isidentifier():
+            # its text is not repeated: it may be part of a key to somebody's data
+            raise InvalidArgument(
+                f"reader parameter {place} is not key=value; separate pairs by ';', quote values with one"
+            )
+        if key in params:
+            raise InvalidArgument(f"reader parameter {key!r} is given twice")
+        params[key] = _value(value)
+    return params
+
+
+def _split(text: str) -> list[str]:
+    pieces, position = [], 0
+    while position < len(text):
+        piece = _PIECE.match(text, position)
+        if piece is None and text[position] != ";":
+            raise InvalidArgument(f"reader parameters: the quote at character {position + 1} is not closed")
+        if piece is not None:
+            pieces.append(piece.group())
+        position = piece.end() if piece is not None else position + 1
+    return [piece for piece in pieces if piece.strip()]
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text

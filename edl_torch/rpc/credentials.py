@@ -91,7 +91,7 @@ class Credentials:
         """Read them from files. Raises InvalidArgument that names the file, or the one that is missing."""
         if (tls_cert is None) != (tls_key is None):
             raise InvalidArgument("a TLS certificate and its key belong together: give both, or neither")
-        _check_files(tls_cert, tls_key, tls_ca)
+        cert, key, ca = _read_files(tls_cert, tls_key, tls_ca)
         encrypted = tls or tls_ca is not None or tls_cert is not None
         if tls_name is not None and not encrypted:
             raise InvalidArgument(
@@ -102,9 +102,9 @@ class Credentials:
             insecure=insecure,
             tls=encrypted,
             name=tls_name,
-            ca=None if tls_ca is None else _read_pem(tls_ca, "CA certificate"),
-            cert=None if tls_cert is None else _read_pem(tls_cert, "certificate"),
-            key=None if tls_key is None else _read_pem(tls_key, "private key"),
+            ca=ca,
+            cert=cert,
+            key=key,
         )
 
     @classmethod
@@ -168,13 +168,9 @@ class ServerCredentials:
             raise InvalidArgument("--tls-cert and --tls-key belong together: give both, or neither")
         if tls_client_ca is not None and tls_cert is None:
             raise InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key")
-        _check_files(tls_cert, tls_key, tls_client_ca)
-        return cls(
-            token=None if token_file is None else AccessToken.read(token_file),
-            cert=None if tls_cert is None else _read_pem(tls_cert, "certificate"),
-            key=None if tls_key is None else _read_pem(tls_key, "private key"),
-            client_ca=None if tls_client_ca is None else _read_pem(tls_client_ca, "CA certificate"),
-        )
+        cert, key, ca = _read_files(tls_cert, tls_key, tls_client_ca)
+        token = None if token_file is None else AccessToken.read(token_file)
+        return cls(token=token, cert=cert, key=key, client_ca=ca)
 
     @property
     def encrypted(self) -> bool:
@@ -199,25 +195,31 @@ def text_from_env(name: str, environ: Mapping[str, str]) -> str | None:
     return environ.get(f"EDL_MASTER_{name}", "").strip() or None
 
 
-def _check_files(cert: _Path | None, key: _Path | None, ca: _Path | None) -> None:
-    """Raise InvalidArgument that names the file which TLS cannot use: grpc would say so late, or nowhere."""
+def _read_files(
+    cert: _Path | None, key: _Path | None, ca: _Path | None
+) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """Return what is in them. Raises InvalidArgument that names the file which TLS cannot use.
+
+    grpc would say so late, or nowhere.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority = None if ca is None else _read_pem(ca, "CA certificate")
     if ca is not None:
-        _read_pem(ca, "CA certificate")
         try:
             context.load_verify_locations(ca)
         except ssl.SSLError as exc:
             raise InvalidArgument(f"the CA certificate file '{ca}' is damaged: {_reason(exc)}") from exc
-    if cert is not None and key is not None:
-        _read_pem(cert, "certificate")
-        _read_pem(key, "private key")
-        try:
-            context.load_cert_chain(cert, key, password=_no_password)
-        except ssl.SSLError as exc:
-            raise InvalidArgument(
-                f"the certificate '{cert}' and the private key '{key}' do not belong together, or one is "
-                f"damaged: {_reason(exc)}"
-            ) from exc
+    if cert is None or key is None:
+        return None, None, authority
+    pair = _read_pem(cert, "certificate"), _read_pem(key, "private key")
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+    except ssl.SSLError as exc:
+        raise InvalidArgument(
+            f"the certificate '{cert}' and the private key '{key}' do not belong together, or one is "
+            f"damaged: {_reason(exc)}"
+        ) from exc
+    return *pair, authority
 
 
 def _no_password() -> str:

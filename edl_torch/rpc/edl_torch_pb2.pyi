@@ -7,7 +7,6 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TaskType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
     NONE: _ClassVar[TaskType]
     TRAINING: _ClassVar[TaskType]
     EVALUATION: _ClassVar[TaskType]
@@ -16,7 +15,6 @@ class TaskType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRAIN_END_CALLBACK: _ClassVar[TaskType]
 
 class PassState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
     OPEN: _ClassVar[PassState]
     EPOCH_OVER: _ClassVar[PassState]
     FINISHED: _ClassVar[PassState]
@@ -31,34 +29,16 @@ EPOCH_OVER: PassState
 FINISHED: PassState
 
 class Source(_message.Message):
-    __slots__ = ("name", "start", "count")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     start: int
     count: int
     def __init__(self, name: _Optional[str] = ..., start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class SourceList(_message.Message):
-    __slots__ = ("sources",)
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     def __init__(self, sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("name", "sources", "records_per_shard", "seed", "shuffle", "shuffle_shards", "shuffle_in_shard", "task_type", "num_epochs", "epoch_barrier", "max_bad_records")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_PER_SHARD_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
-    SHUFFLE_SHARDS_FIELD_NUMBER: _ClassVar[int]
-    SHUFFLE_IN_SHARD_FIELD_NUMBER: _ClassVar[int]
-    TASK_TYPE_FIELD_NUMBER: _ClassVar[int]
-    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_BARRIER_FIELD_NUMBER: _ClassVar[int]
-    MAX_BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     sources: SourceList
     records_per_shard: int
@@ -73,18 +53,6 @@ class Registration(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Union[SourceList, _Mapping]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ...) -> None: ...
 
 class DatasetSpec(_message.Message):
-    __slots__ = ("name", "sources", "records_per_shard", "seed", "shuffle", "shuffle_shards", "shuffle_in_shard", "task_type", "num_epochs", "epoch_barrier", "max_bad_records")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_PER_SHARD_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
-    SHUFFLE_SHARDS_FIELD_NUMBER: _ClassVar[int]
-    SHUFFLE_IN_SHARD_FIELD_NUMBER: _ClassVar[int]
-    TASK_TYPE_FIELD_NUMBER: _ClassVar[int]
-    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_BARRIER_FIELD_NUMBER: _ClassVar[int]
-    MAX_BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     records_per_shard: int
@@ -99,11 +67,6 @@ class DatasetSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("session", "worker_id", "batch_size", "registration")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     session: str
     worker_id: str
     batch_size: int
@@ -111,12 +74,6 @@ class RegisterRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., batch_size: _Optional[int] = ..., registration: _Optional[_Union[Registration, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("spec", "ledger", "lineage", "epoch", "member")
-    SPEC_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
     spec: DatasetSpec
     ledger: str
     lineage: int
@@ -125,25 +82,15 @@ class RegisterResponse(_message.Message):
     def __init__(self, spec: _Optional[_Union[DatasetSpec, _Mapping]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., epoch: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("session",)
-    SESSION_FIELD_NUMBER: _ClassVar[int]
     session: str
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
 class AttendEvent(_message.Message):
-    __slots__ = ("attending", "wanted")
-    ATTENDING_FIELD_NUMBER: _ClassVar[int]
-    WANTED_FIELD_NUMBER: _ClassVar[int]
     attending: Attending
     wanted: Wanted
     def __init__(self, attending: _Optional[_Union[Attending, _Mapping]] = ..., wanted: _Optional[_Union[Wanted, _Mapping]] = ...) -> None: ...
 
 class Attending(_message.Message):
-    __slots__ = ("ledger", "lease_timeout_s", "grace_s", "progress_timeout_s")
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LEASE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
-    GRACE_S_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     ledger: str
     lease_timeout_s: float
     grace_s: float
@@ -151,52 +98,27 @@ class Attending(_message.Message):
     def __init__(self, ledger: _Optional[str] = ..., lease_timeout_s: _Optional[float] = ..., grace_s: _Optional[float] = ..., progress_timeout_s: _Optional[float] = ...) -> None: ...
 
 class Wanted(_message.Message):
-    __slots__ = ("dataset",)
-    DATASET_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     def __init__(self, dataset: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("session", "progress", "member")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
     session: str
     progress: int
     member: int
     def __init__(self, session: _Optional[str] = ..., progress: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ()
     def __init__(self) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("session", "member")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
     session: str
     member: int
     def __init__(self, session: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
 
 class LeaveResponse(_message.Message):
-    __slots__ = ()
     def __init__(self) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "epoch", "count", "drained", "wait_s", "member", "ahead", "asked", "reported")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
-    DRAINED_FIELD_NUMBER: _ClassVar[int]
-    WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
-    ASKED_FIELD_NUMBER: _ClassVar[int]
-    REPORTED_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
@@ -213,14 +135,6 @@ class LeaseRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., drained: bool = ..., wait_s: _Optional[float] = ..., member: _Optional[int] = ..., ahead: bool = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("task", "attempt", "epoch", "shard", "skip", "limit", "bundle")
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    SHARD_FIELD_NUMBER: _ClassVar[int]
-    SKIP_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
-    BUNDLE_FIELD_NUMBER: _ClassVar[int]
     task: int
     attempt: int
     epoch: int
@@ -231,11 +145,6 @@ class Grant(_message.Message):
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., shard: _Optional[int] = ..., skip: _Optional[int] = ..., limit: _Optional[int] = ..., bundle: _Optional[int] = ...) -> None: ...
 
 class LeaseResponse(_message.Message):
-    __slots__ = ("request", "epoch", "state", "grants")
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    GRANTS_FIELD_NUMBER: _ClassVar[int]
     request: int
     epoch: int
     state: PassState
@@ -243,11 +152,6 @@ class LeaseResponse(_message.Message):
     def __init__(self, request: _Optional[int] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[PassState, str]] = ..., grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("task", "attempt", "position", "reason")
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     task: int
     attempt: int
     position: int
@@ -255,21 +159,12 @@ class Failure(_message.Message):
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Acknowledgement(_message.Message):
-    __slots__ = ("task", "attempt", "upto")
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    UPTO_FIELD_NUMBER: _ClassVar[int]
     task: int
     attempt: int
     upto: int
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., upto: _Optional[int] = ...) -> None: ...
 
 class GiveBack(_message.Message):
-    __slots__ = ("task", "attempt", "start", "remainder")
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    REMAINDER_FIELD_NUMBER: _ClassVar[int]
     task: int
     attempt: int
     start: int
@@ -277,18 +172,6 @@ class GiveBack(_message.Message):
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., start: _Optional[int] = ..., remainder: bool = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "request", "failures", "acknowledgements", "give_backs", "member", "asked", "reported")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    FAILURES_FIELD_NUMBER: _ClassVar[int]
-    ACKNOWLEDGEMENTS_FIELD_NUMBER: _ClassVar[int]
-    GIVE_BACKS_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    ASKED_FIELD_NUMBER: _ClassVar[int]
-    REPORTED_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
@@ -303,33 +186,17 @@ class ReportRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., acknowledgements: _Optional[_Iterable[_Union[Acknowledgement, _Mapping]]] = ..., give_backs: _Optional[_Iterable[_Union[GiveBack, _Mapping]]] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("request", "stale", "wanted")
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    STALE_FIELD_NUMBER: _ClassVar[int]
-    WANTED_FIELD_NUMBER: _ClassVar[int]
     request: int
     stale: _containers.RepeatedScalarFieldContainer[int]
     wanted: bool
     def __init__(self, request: _Optional[int] = ..., stale: _Optional[_Iterable[int]] = ..., wanted: bool = ...) -> None: ...
 
 class LeaseId(_message.Message):
-    __slots__ = ("task", "attempt")
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     task: int
     attempt: int
     def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ConfirmRequest(_message.Message):
-    __slots__ = ("session", "dataset", "ledger", "lineage", "leases", "member", "asked", "reported")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
-    LEASES_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    ASKED_FIELD_NUMBER: _ClassVar[int]
-    REPORTED_FIELD_NUMBER: _ClassVar[int]
     session: str
     dataset: str
     ledger: str
@@ -341,20 +208,10 @@ class ConfirmRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[LeaseId, _Mapping]]] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class ConfirmResponse(_message.Message):
-    __slots__ = ("void",)
-    VOID_FIELD_NUMBER: _ClassVar[int]
     void: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, void: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("dataset", "session", "ledger", "lineage", "member", "asked", "reported")
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    ASKED_FIELD_NUMBER: _ClassVar[int]
-    REPORTED_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     session: str
     ledger: str
@@ -365,22 +222,10 @@ class SnapshotRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
-    __slots__ = ("token",)
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     token: str
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("dataset", "token", "session", "ledger", "lineage", "member", "request", "asked", "reported")
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    ASKED_FIELD_NUMBER: _ClassVar[int]
-    REPORTED_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     token: str
     session: str
@@ -393,20 +238,10 @@ class RestoreRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., token: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ..., request: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class RestoreResponse(_message.Message):
-    __slots__ = ("lineage",)
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     lineage: int
     def __init__(self, lineage: _Optional[int] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
-    __slots__ = ("dataset", "session", "ledger", "lineage", "member", "asked", "reported")
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    ASKED_FIELD_NUMBER: _ClassVar[int]
-    REPORTED_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     session: str
     ledger: str
@@ -417,19 +252,14 @@ class ProgressRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., session: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., member: _Optional[int] = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
 
 class ProgressResponse(_message.Message):
-    __slots__ = ("dataset",)
-    DATASET_FIELD_NUMBER: _ClassVar[int]
     dataset: DatasetStatus
     def __init__(self, dataset: _Optional[_Union[DatasetStatus, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("dataset",)
-    DATASET_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     def __init__(self, dataset: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("ledger", "durable", "datasets", "trainers", "suspended")
     class SuspendedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -437,11 +267,6 @@ class StatusResponse(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    DURABLE_FIELD_NUMBER: _ClassVar[int]
-    DATASETS_FIELD_NUMBER: _ClassVar[int]
-    TRAINERS_FIELD_NUMBER: _ClassVar[int]
-    SUSPENDED_FIELD_NUMBER: _ClassVar[int]
     ledger: str
     durable: bool
     datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
@@ -450,13 +275,6 @@ class StatusResponse(_message.Message):
     def __init__(self, ledger: _Optional[str] = ..., durable: bool = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., suspended: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class QuarantinedRecord(_message.Message):
-    __slots__ = ("epoch", "shard", "position", "name", "index", "reason")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    SHARD_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     shard: int
     position: int
@@ -466,26 +284,6 @@ class QuarantinedRecord(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., shard: _Optional[int] = ..., position: _Optional[int] = ..., name: _Optional[str] = ..., index: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
-    __slots__ = ("dataset", "task_type", "epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases", "acknowledged", "quarantined", "dropped", "finished", "trainers", "failure", "quarantine", "ledger", "lineage")
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    TASK_TYPE_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
-    SHARDS_FIELD_NUMBER: _ClassVar[int]
-    SHARDS_LEFT_FIELD_NUMBER: _ClassVar[int]
-    TODO_FIELD_NUMBER: _ClassVar[int]
-    LEASED_FIELD_NUMBER: _ClassVar[int]
-    LEASES_FIELD_NUMBER: _ClassVar[int]
-    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
-    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    TRAINERS_FIELD_NUMBER: _ClassVar[int]
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
-    QUARANTINE_FIELD_NUMBER: _ClassVar[int]
-    LEDGER_FIELD_NUMBER: _ClassVar[int]
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     task_type: TaskType
     epoch: int
@@ -508,13 +306,6 @@ class DatasetStatus(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., task_type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., num_epochs: _Optional[int] = ..., size: _Optional[int] = ..., shards: _Optional[int] = ..., shards_left: _Optional[int] = ..., todo: _Optional[int] = ..., leased: _Optional[int] = ..., leases: _Optional[int] = ..., acknowledged: _Optional[int] = ..., quarantined: _Optional[int] = ..., dropped: _Optional[int] = ..., finished: bool = ..., trainers: _Optional[int] = ..., failure: _Optional[str] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedRecord, _Mapping]]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
-    __slots__ = ("session", "worker_id", "datasets", "leased", "idle_s", "since_progress_s")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    DATASETS_FIELD_NUMBER: _ClassVar[int]
-    LEASED_FIELD_NUMBER: _ClassVar[int]
-    IDLE_S_FIELD_NUMBER: _ClassVar[int]
-    SINCE_PROGRESS_S_FIELD_NUMBER: _ClassVar[int]
     session: str
     worker_id: str
     datasets: _containers.RepeatedScalarFieldContainer[str]

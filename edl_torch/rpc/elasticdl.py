@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult, TrainingParams
 from edl_torch.errors import InvalidArgument
 from edl_torch.rpc import elasticdl_pb2 as pb
+from edl_torch.rpc.convert import taker
 from edl_torch.shard import TaskType
 
 SERVICE = "proto.Master"
@@ -87,18 +88,14 @@ def result_from_wire(data: bytes) -> TaskResult:
     )
 
 
+_take_params = taker(
+    *("batch_size", "num_epochs", "dataset_size", "shuffle", "shuffle_shards", "num_minibatches_per_shard")
+)
+
+
 def params_to_wire(params: TrainingParams) -> bytes:
     """Return a `ReportTrainingParamsRequest` as bytes."""
-    return _written(
-        lambda: pb.ReportTrainingParamsRequest(
-            batch_size=params.batch_size,
-            num_epochs=params.num_epochs,
-            dataset_size=params.dataset_size,
-            shuffle=params.shuffle,
-            shuffle_shards=params.shuffle_shards,
-            num_minibatches_per_shard=params.num_minibatches_per_shard,
-        )
-    )
+    return _written(lambda: pb.ReportTrainingParamsRequest(**_take_params(params)))
 
 
 def params_from_wire(data: bytes) -> TrainingParams:
@@ -106,14 +103,7 @@ def params_from_wire(data: bytes) -> TrainingParams:
     return _parsed(
         pb.ReportTrainingParamsRequest(),
         data,
-        lambda m: TrainingParams(
-            batch_size=m.batch_size,
-            num_epochs=m.num_epochs,
-            dataset_size=m.dataset_size,
-            shuffle=m.shuffle,
-            shuffle_shards=m.shuffle_shards,
-            num_minibatches_per_shard=m.num_minibatches_per_shard,
-        ),
+        lambda m: TrainingParams(**_take_params(m)),
     )
 
 

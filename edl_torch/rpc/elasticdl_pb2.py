@@ -35,20 +35,4 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASK_EXTENDEDCONFIGENTRY']._serialized_options = b'8\001'
   _globals['_REPORTTASKRESULTREQUEST_EXECCOUNTERSENTRY']._loaded_options = None
   _globals['_REPORTTASKRESULTREQUEST_EXECCOUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_TASKTYPE']._serialized_start=849
-  _globals['_TASKTYPE']._serialized_end=949
-  _globals['_SHARD']._serialized_start=54
-  _globals['_SHARD']._serialized_end=120
-  _globals['_TASK']._serialized_start=123
-  _globals['_TASK']._serialized_end=384
-  _globals['_TASK_EXTENDEDCONFIGENTRY']._serialized_start=331
-  _globals['_TASK_EXTENDEDCONFIGENTRY']._serialized_end=384
-  _globals['_GETTASKREQUEST']._serialized_start=386
-  _globals['_GETTASKREQUEST']._serialized_end=471
-  _globals['_REPORTTASKRESULTREQUEST']._serialized_start=474
-  _globals['_REPORTTASKRESULTREQUEST']._serialized_end=677
-  _globals['_REPORTTASKRESULTREQUEST_EXECCOUNTERSENTRY']._serialized_start=626
-  _globals['_REPORTTASKRESULTREQUEST_EXECCOUNTERSENTRY']._serialized_end=677
-  _globals['_REPORTTRAININGPARAMSREQUEST']._serialized_start=680
-  _globals['_REPORTTRAININGPARAMSREQUEST']._serialized_end=847
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,6 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TaskType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
     NONE: _ClassVar[TaskType]
     TRAINING: _ClassVar[TaskType]
     EVALUATION: _ClassVar[TaskType]
@@ -22,11 +21,6 @@ WAIT: TaskType
 TRAIN_END_CALLBACK: TaskType
 
 class Shard(_message.Message):
-    __slots__ = ("name", "start", "end", "indices")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    END_FIELD_NUMBER: _ClassVar[int]
-    INDICES_FIELD_NUMBER: _ClassVar[int]
     name: str
     start: int
     end: int
@@ -34,7 +28,6 @@ class Shard(_message.Message):
     def __init__(self, name: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "shard", "model_version", "type", "extended_config")
     class ExtendedConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,11 +35,6 @@ class Task(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    SHARD_FIELD_NUMBER: _ClassVar[int]
-    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    TYPE_FIELD_NUMBER: _ClassVar[int]
-    EXTENDED_CONFIG_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     shard: Shard
     model_version: int
@@ -55,15 +43,11 @@ class Task(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., model_version: _Optional[int] = ..., type: _Optional[_Union[TaskType, str]] = ..., extended_config: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class GetTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "task_type")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    TASK_TYPE_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     task_type: TaskType
     def __init__(self, worker_id: _Optional[int] = ..., task_type: _Optional[_Union[TaskType, str]] = ...) -> None: ...
 
 class ReportTaskResultRequest(_message.Message):
-    __slots__ = ("task_id", "err_message", "exec_counters")
     class ExecCountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -71,22 +55,12 @@ class ReportTaskResultRequest(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    ERR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    EXEC_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     err_message: str
     exec_counters: _containers.ScalarMap[str, int]
     def __init__(self, task_id: _Optional[int] = ..., err_message: _Optional[str] = ..., exec_counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ReportTrainingParamsRequest(_message.Message):
-    __slots__ = ("batch_size", "num_epochs", "dataset_size", "shuffle", "shuffle_shards", "num_minibatches_per_shard")
-    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
-    DATASET_SIZE_FIELD_NUMBER: _ClassVar[int]
-    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
-    SHUFFLE_SHARDS_FIELD_NUMBER: _ClassVar[int]
-    NUM_MINIBATCHES_PER_SHARD_FIELD_NUMBER: _ClassVar[int]
     batch_size: int
     num_epochs: int
     dataset_size: int

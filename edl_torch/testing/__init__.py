@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from edl_torch.testing.check_reader import check_reader
 from edl_torch.testing.clock import FakeClock, wait_until
-from edl_torch.testing.fake_master import FakeConnection, FakeMaster
-from edl_torch.testing.faults import Fault, Faults
-from edl_torch.testing.outcomes import Outcomes
+from edl_torch.testing.fake_master import FakeConnection, FakeMaster, Fault, Faults, Outcomes
 from edl_torch.testing.peers import ThreadPeers
 
 __all__ = [

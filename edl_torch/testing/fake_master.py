@@ -1,38 +1,129 @@
 """A master for tests: the real dispatcher in memory, on a fake clock, behind a transport with planned faults.
 
-Nothing of the master's logic is imitated. No network, no server; a thread only where a test asks for one.
+Nothing of the master's logic is imitated, and nothing is random. No network, no server; a thread only where a
+test asks for one.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter, deque
 from collections.abc import Callable
+from enum import Enum
 from typing import TypeVar
 
+from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.master_api import Listener
-from edl_torch.core.calls import (
-    ConfirmAnswer,
-    ConfirmCall,
-    DatasetStatus,
-    FencedCall,
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    RegisterAnswer,
-    RegisterCall,
-    Registration,
-    ReportAnswer,
-    ReportCall,
-    RestoreCall,
-)
+from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable
 from edl_torch.master.embedded import LocalMaster
+from edl_torch.shard import Slice
 from edl_torch.testing.clock import FakeClock
-from edl_torch.testing.faults import Fault, Faults
-from edl_torch.testing.outcomes import Outcomes
+from edl_torch.trainer.liveness import Liveness
 
+Record = tuple[int, str, int]  # (epoch, source name, record number)
 T = TypeVar("T")
+
+
+class Fault(Enum):
+    """What happens to one call."""
+
+    LOSE_CALL = "the call never reaches the master; the transport repeats it"
+    LOSE_ANSWER = "the master acts, its answer is lost; the transport repeats the call"
+    REPEAT = "the call reaches the master twice; the second answer arrives"
+
+
+class Faults:
+    """Planned faults by call name: `register`, `lease`, `report`, `snapshot`, `restore`. Each happens
+    once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._planned: dict[str, deque[Fault | None]] = {}
+        self._away = False
+
+    def plan(self, call: str, *faults: Fault | None) -> None:
+        """The next calls of this name suffer these faults, one each; None is a call without a fault."""
+        with self._lock:
+            self._planned.setdefault(call, deque()).extend(faults)
+
+    def master_away(self, away: bool = True) -> None:
+        """While away every call raises MasterUnavailable, as after `master_timeout_s`."""
+        with self._lock:
+            self._away = away
+
+    @property
+    def away(self) -> bool:
+        """Whether the master is away."""
+        with self._lock:
+            return self._away
+
+    def next(self, call: str) -> Fault | None:
+        """The fault of the call that is made now."""
+        with self._lock:
+            planned = self._planned.get(call)
+            return planned.popleft() if planned else None
+
+    def __repr__(self) -> str:
+        planned = {call: len(faults) for call, faults in self._planned.items() if faults}
+        return f"<Faults {planned}{' away' if self._away else ''}>"
+
+
+class Outcomes:
+    """The outcomes of one dataset's records that a fake master was told, by (epoch, name, index).
+
+    Kept apart from the ledger on purpose, from calls and answers alone, so that a test can hold one against
+    the other.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.acknowledged: Counter[Record] = Counter()
+        self.quarantined: Counter[Record] = Counter()
+        self._plan = plan
+        self._slices: dict[int, Slice] = {}
+        self._done: dict[int, int] = {}
+        self._holes: dict[int, set[int]] = {}
+
+    def granted(self, answer: calls.LeaseAnswer) -> None:
+        """Leases were handed out; an answer that is repeated counts once."""
+        for grant in answer.grants:
+            self._slices.setdefault(grant.task, grant.slice)
+            self._done.setdefault(grant.task, grant.slice.skip)
+
+    def reported(self, call: calls.ReportCall, answer: calls.ReportAnswer) -> None:
+        """Outcomes were told; what the master refused does not count."""
+        for failure in call.failures:
+            holes = self._holes.setdefault(failure.task, set())
+            if failure.task not in answer.stale and failure.position not in holes:
+                holes.add(failure.position)
+                self.quarantined[self._record(failure.task, failure.position)] += 1
+        for done in call.acknowledgements:
+            if done.task not in answer.stale:
+                self._acknowledge(done.task, done.upto)
+
+    def _acknowledge(self, task: int, upto: int) -> None:
+        holes = self._holes.get(task, set())
+        for position in range(self._done[task], upto):
+            if position not in holes:
+                self.acknowledged[self._record(task, position)] += 1
+        self._done[task] = max(upto, self._done[task])
+
+    def _record(self, task: int, position: int) -> Record:
+        cut = self._slices[task]
+        return (cut.epoch, *self._plan.locate(cut.epoch, cut.shard, position))
+
+    def check_complete(self, num_epochs: int) -> None:
+        """Raise AssertionError, naming records, unless each record of each epoch had exactly one outcome."""
+        told = self.acknowledged + self.quarantined
+        doubled = [record for record, count in told.items() if count > 1]
+        expected = num_epochs * self._plan.size
+        assert not doubled, f"{len(doubled)} record(s) had more than one outcome: {doubled[:10]}"
+        assert len(told) == expected, f"{expected - len(told)} of {expected} record(s) had no outcome"
+
+    def __repr__(self) -> str:
+        return f"<Outcomes acknowledged={len(self.acknowledged)} quarantined={len(self.quarantined)}>"
 
 
 class FakeConnection:
@@ -65,7 +156,7 @@ class FakeConnection:
                 case None:
                     return action()
 
-    def register(self, call: RegisterCall) -> RegisterAnswer:
+    def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
         """Join a dataset."""
         answer = self._send("register", lambda: self._local.register(call))
         self._fake.outcomes.setdefault(answer.spec.name, Outcomes(Plan(answer.spec)))
@@ -78,44 +169,44 @@ class FakeConnection:
         self._fake.open_stream(session)
         return self._fake.clock
 
-    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+    def lease(self, call: calls.LeaseCall, wait_s: float = 0.0) -> calls.LeaseAnswer:
         """Ask for leases."""
         answer = self._send("lease", lambda: self._local.lease(call, wait_s), call.session)
         self._fake.outcomes[call.dataset].granted(answer)
         return answer
 
-    def report(self, call: ReportCall) -> ReportAnswer:
+    def report(self, call: calls.ReportCall) -> calls.ReportAnswer:
         """Tell outcomes and give back."""
         answer = self._send("report", lambda: self._local.report(call), call.session)
         self._fake.outcomes[call.dataset].reported(call, answer)
         return answer
 
-    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
+    def confirm(self, call: calls.ConfirmCall) -> calls.ConfirmAnswer:
         """Present leases, on a stream that stands again."""
 
-        def on_new_stream() -> ConfirmAnswer:
+        def on_new_stream() -> calls.ConfirmAnswer:
             self._fake.open_stream(call.session)
             return self._local.confirm(call)
 
         return self._send("confirm", on_new_stream)
 
-    def snapshot(self, call: FencedCall) -> str:
+    def snapshot(self, call: calls.FencedCall) -> str:
         """The dataset's token."""
         return self._send("snapshot", lambda: self._local.snapshot(call), call.session)
 
-    def restore(self, call: RestoreCall) -> int:
+    def restore(self, call: calls.RestoreCall) -> int:
         """Take the dataset back to a token."""
         return self._send("restore", lambda: self._local.restore(call), call.session)
 
-    def progress(self, call: FencedCall) -> DatasetStatus:
+    def progress(self, call: calls.FencedCall) -> calls.DatasetStatus:
         """The dataset's progress, as its trainers see it."""
         return self._send("progress", lambda: self._local.progress(call), call.session)
 
-    def dataset_status(self, dataset: str) -> DatasetStatus:
+    def dataset_status(self, dataset: str) -> calls.DatasetStatus:
         """The dataset's progress, from outside."""
         return self._send("dataset_status", lambda: self._local.dataset_status(dataset))
 
-    def status(self) -> MasterStatus:
+    def status(self) -> calls.MasterStatus:
         """The master's whole state."""
         return self._send("status", self._local.status)
 
@@ -160,7 +251,7 @@ class FakeMaster(FakeConnection):
         fetched ahead and reports are sent by threads of the trainer."""
         return FakeConnection(self, self._local, worker_id, in_process=in_process)
 
-    def define(self, registration: Registration) -> None:
+    def define(self, registration: calls.Registration) -> None:
         """Make a dataset as the master's command line would."""
         self._local.apply(lambda dispatcher, _: dispatcher.define(registration))
 
@@ -174,13 +265,13 @@ class FakeMaster(FakeConnection):
 
     def break_stream(self, session: str) -> None:
         """The session's stream breaks, as when its process dies or is cut off."""
-        self._local.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
+        self._local.apply(Dispatcher.stream_broke, session)
         if session in self.listeners:
             self.listeners[session].broke()
 
     def open_stream(self, session: str) -> None:
         """The session's stream stands (again)."""
-        self._local.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
+        self._local.apply(Dispatcher.stream_opened, session)
         members = self._dispatcher.members
         self.listeners[session].stood(
             self.clock(),
@@ -190,7 +281,22 @@ class FakeMaster(FakeConnection):
 
     def expire(self) -> tuple[Released, ...]:
         """Take back what dead sessions hold, as a server's timer would. Returns what was released."""
-        return self._local.apply(lambda dispatcher, now: dispatcher.expire(now))
+        return self._local.apply(Dispatcher.expire)
 
     def __repr__(self) -> str:
         return f"<FakeMaster {self._dispatcher!r} {self.faults!r}>"
+
+
+class Listening(LivenessFeed):
+    """What `MasterApi.attend` takes, for a session that a test plays by hand. Heartbeats name `member`;
+    `wanted` hears that others wait."""
+
+    def __init__(self, member: int, wanted: Callable[[str], object] | None = None) -> None:
+        self.liveness = Liveness()
+        self.liveness.member = member
+        self._hears = wanted
+        super().__init__(self.liveness, threading.Condition(), self._heard)
+
+    def _heard(self, dataset: str) -> None:
+        if self._hears is not None:
+            self._hears(dataset)

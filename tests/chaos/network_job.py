@@ -18,9 +18,9 @@ from chaos_plan import BATCH
 from chaos_processes import Launcher, Life, MasterProcess
 from network_hosts import Network
 
+from edl_torch.audit.chain import final_words
 from edl_torch.audit.verdict import Verdict, audit
-from edl_torch.audit.word import final_words
-from edl_torch.master.journal_view import view
+from edl_torch.master.journal import view
 from edl_torch.testing import wait_until
 
 RELEASED = re.compile(r" released .* worker=(\S+) .*why=expired", re.MULTILINE)

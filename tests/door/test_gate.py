@@ -17,7 +17,7 @@ from edl_torch.rpc import elasticdl as wire
 from edl_torch.rpc import elasticdl_pb2
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 
 # Every call of every service of ours.
 METHODS = [

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2 as pb
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError
-from edl_torch.master.commits import GroupCommit
+from edl_torch.master.durable import GroupCommit
 from edl_torch.master.health import MOST_WATCHERS, SERVICE, Health
 from edl_torch.testing import wait_until
 

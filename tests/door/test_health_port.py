@@ -10,8 +10,7 @@ import grpc.aio
 import pytest
 
 from edl_torch.errors import MasterStartError
-from edl_torch.master.health import SERVICE, Health
-from edl_torch.master.health_port import HealthPort
+from edl_torch.master.health import SERVICE, Health, HealthPort
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 

@@ -12,7 +12,7 @@ from edl_torch.client.grpc.calling import Caller
 from edl_torch.errors import AccessDenied, MasterUnavailable
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.testing import wait_until
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 
 PATIENT = {"master_timeout_s": 120.0}
 QUICK_S = 60.0  # on a machine that does other things too

@@ -23,7 +23,7 @@ from edl_torch import (
 from edl_torch.readers import open_reader
 from edl_torch.readers.base import reader_sources
 from edl_torch.testing import check_reader
-from edl_torch.testing.records_equal import records_equal
+from edl_torch.testing.check_reader import records_equal
 
 KINDS = ("image_folder", "flat_folder", "image_manifest", "coco_captions", "coco_detection", "voc", "odps")
 

@@ -30,7 +30,7 @@ from edl_torch.core.calls import (
 from edl_torch.errors import MasterUnavailable, StaleLease
 from edl_torch.shard import Source
 from edl_torch.testing import wait_until
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 
 
 @pytest.fixture

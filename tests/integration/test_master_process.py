@@ -28,7 +28,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.shard import Source
 from edl_torch.testing import wait_until
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 
 
 def run(*arguments, **options):
@@ -266,7 +266,7 @@ TRAINER = """
 import os, signal, sys, time
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import *
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 from edl_torch.shard import Source
 
 client = MasterClient(sys.argv[1], "victim")
@@ -321,7 +321,7 @@ FORKING = """
 import os, sys, threading, uuid
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import *
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 from edl_torch.shard import Source
 
 client = MasterClient(sys.argv[1], "parent")

@@ -17,11 +17,11 @@ pytest.importorskip("ray", reason="ray is not installed: make test-ray has an en
 
 from ray_trainer import BATCH, Trainer
 
+from edl_torch.audit.chain import final_words
 from edl_torch.audit.verdict import audit
-from edl_torch.audit.word import final_words
 from edl_torch.errors import InvalidArgument, MasterStartError, MasterUnavailable
 from edl_torch.integrations.ray import master_address, master_client, start_master, stop_master
-from edl_torch.master.journal_view import view
+from edl_torch.master.journal import view
 from edl_torch.testing import wait_until
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(300)]

@@ -19,10 +19,9 @@ from sim_cluster import Cluster
 from sim_master import DATASET
 from sim_model import Model
 
-from edl_torch.audit.chain import FinalWord
+from edl_torch.audit.chain import FinalWord, final_words
 from edl_torch.audit.findings import Finding
 from edl_torch.audit.verdict import Verdict, audit
-from edl_torch.audit.word import final_words
 from edl_torch.core.calls import LeaseAnswer, LeaseCall
 from edl_torch.core.plan import Plan
 from edl_torch.shard import Slice

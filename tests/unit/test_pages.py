@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from edl_torch.cli.parser import build_parser
+from edl_torch.cli.main import build_parser
 from edl_torch.readers import ImageFolderReader
 from edl_torch.testing.images import encode, render, write_image_folder
 

@@ -7,7 +7,9 @@ asked for, and pickles as a few arrays.
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -15,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
-from edl_torch.readers.images.coco_discovery import find_annotations, find_image_folder
-from edl_torch.readers.images.coco_index import (
+from edl_torch.readers.base import IndexedReader
+from edl_torch.readers.images.coco_file import (
     CocoFile,
     Entry,
     Groups,
+    decode_segmentation,
     field,
     index_images,
     index_rows,
@@ -28,18 +31,35 @@ from edl_torch.readers.images.coco_index import (
     numbers,
     unique_ids,
 )
-from edl_torch.readers.images.coco_masks import decode_segmentation
-from edl_torch.readers.images.decode import Image, read_image
-from edl_torch.readers.images.root import require_folder, within
-from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.shared.mapped import shared
-from edl_torch.readers.shared.string_table import StringTable
-from edl_torch.shard import TaskType
+from edl_torch.readers.images.decode import Image, read_image_in, require_folder
+from edl_torch.readers.shared.mapped import StringTable, shared
+from edl_torch.shard import IndexArray, TaskType
 
 Path = str | os.PathLike[str]
+_FIRST_FILE = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
-class CocoCaptionsReader(IndexedReader):
+class _CocoReader(IndexedReader):
+    """A reader of an annotation file; a subclass has one kind of them."""
+
+    yields_images = True
+
+    def _parse(self, images: Path, key: str, kind: str, other: str) -> tuple[CocoFile, IndexArray, str]:
+        """The file of this `kind`, the image row of each annotation, and how errors name an annotation."""
+        self.images = os.fspath(images)
+        require_folder(self.images)
+        coco, where = load_coco(self.name), f"'{self.name}' annotations"
+        _expect(coco, key, kind, other)
+        unique_ids(coco.annotations, where)
+        self._images = index_images(coco)
+        return coco, index_rows(coco, self._images), where
+
+    def listed_files(self) -> Iterator[str]:
+        """The images' paths, in the order of the file's `images`."""
+        return self._images.paths(self.images)
+
+
+class CocoCaptionsReader(_CocoReader):
     """Captions of images: one record per annotation, or one per image.
 
     With `per="annotation"` a record is `(image, caption)`, in the order of the file's `annotations`; with
@@ -56,8 +76,6 @@ class CocoCaptionsReader(IndexedReader):
     folder that is none.
     """
 
-    yields_images = True
-
     def __init__(
         self, images: Path, annotations: Path, per: Literal["annotation", "image"] = "annotation"
     ) -> None:
@@ -66,23 +84,12 @@ class CocoCaptionsReader(IndexedReader):
             raise InvalidArgument(
                 f"per={per!r}: use 'annotation' (one caption a record) or 'image' (all of an image)"
             )
-        self.images = os.fspath(images)
         self.per = per
-        require_folder(self.images)
-        coco = load_coco(self.name)
-        _expect(coco, "caption", "captions", "CocoDetectionReader")
-        where = f"'{self.name}' annotations"
-        unique_ids(coco.annotations, where)
-        self._images = index_images(coco)
-        rows = index_rows(coco, self._images)
+        coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader")
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
         self._groups = Groups.of(rows, len(self._images)) if per == "image" else None
         self._rows = shared({} if per == "image" else {"rows": rows}, "coco-rows")
-
-    @property
-    def count(self) -> int:
-        """Number of annotations, or of images."""
-        return len(self._captions) if self._groups is None else len(self._images)
+        self.count = len(self._captions) if self._groups is None else len(self._images)
 
     def load(self, index: int) -> tuple[Image, str] | tuple[Image, list[str]]:
         """`(image, caption)` or `(image, [captions])`; image: uint8 [height, width, 3], RGB."""
@@ -91,12 +98,7 @@ class CocoCaptionsReader(IndexedReader):
         return self._read(index), [self._captions[number] for number in self._groups[index].tolist()]
 
     def _read(self, row: int) -> Image:
-        with within(self.images):
-            return read_image(os.path.join(self.images, self._images.files[row]))
-
-    def listed_files(self) -> Iterator[str]:
-        """The images' paths, in the order of the file's `images`."""
-        return self._images.paths(self.images)
+        return read_image_in(self.images, self._images.files[row])
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -104,7 +106,7 @@ class CocoCaptionsReader(IndexedReader):
         return _arguments(find_annotations(data, "caption"), given)
 
 
-class CocoDetectionReader(IndexedReader):
+class CocoDetectionReader(_CocoReader):
     """Objects of images: instances, person keypoints and crowds; one record per image of the file.
 
     A record is `(image, target)` in the order of the file's `images`; `target` is a dict of new arrays, with
@@ -126,19 +128,11 @@ class CocoDetectionReader(IndexedReader):
     Raises DataFormatError as `CocoCaptionsReader` does.
     """
 
-    yields_images = True
-
     def __init__(self, images: Path, annotations: Path, masks: bool = False) -> None:
         super().__init__(os.fspath(annotations))
-        self.images = os.fspath(images)
-        require_folder(self.images)
-        coco = load_coco(self.name)
-        _expect(coco, "bbox", "instances or keypoints", "CocoCaptionsReader")
-        where = f"'{self.name}' annotations"
-        unique_ids(coco.annotations, where)
-        self._images = index_images(coco)
-        groups = Groups.of(index_rows(coco, self._images), len(self._images))
-        self._groups = groups
+        coco, rows, where = self._parse(images, "bbox", "instances or keypoints", "CocoCaptionsReader")
+        self.count = len(self._images)
+        self._groups = groups = Groups.of(rows, self.count)
         self.categories = _categories(coco)
         ids = field(coco.annotations, "category_id", int, where)
         labels = integers(ids, len(coco.annotations), where, "category_id")
@@ -148,20 +142,15 @@ class CocoDetectionReader(IndexedReader):
         ordered = (coco.annotations[number] for number in groups.order.tolist())
         self._segmentations = StringTable(map(_segmentation, ordered)) if masks else None
 
-    @property
-    def count(self) -> int:
-        """Number of images."""
-        return len(self._images)
-
     def load(self, index: int) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
-        path = os.path.join(self.images, self._images.files[index])
-        with within(self.images):
-            image = read_image(path)
+        file = self._images.files[index]
+        image = read_image_in(self.images, file)
         own = self._groups.span(index)
         target: dict[str, Any] = {"image_id": int(self._images.ids[index])}
         target |= {key: column[own].copy() for key, column in self._columns.items()}
         if self._segmentations is not None:
+            path = os.path.join(self.images, file)
             target["masks"] = self._decode_masks(image, path, own, self._segmentations)
         return image, target
 
@@ -184,10 +173,6 @@ class CocoDetectionReader(IndexedReader):
             raise DataFormatError(
                 f"{where}[{position}] has category_id {labels[position]}, which 'categories' lacks"
             )
-
-    def listed_files(self) -> Iterator[str]:
-        """The images' paths, in the order of the file's `images`."""
-        return self._images.paths(self.images)
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -257,3 +242,71 @@ def _keypoints(annotations: Any, where: str) -> npt.NDArray[np.float32] | None:
 def _segmentation(entry: Entry) -> str:
     # as text a polygon takes less room than as float64, and an RLE stays as short as it is
     return json.dumps(entry.get("segmentation", []), separators=(",", ":"))
+
+
+def find_annotations(data: str, key: str) -> str | None:
+    """The JSON file that `data` is, or the one in `data/annotations/`, if its entries have `key`; else None.
+
+    Raises DataFormatError if the folder holds several.
+    """
+    if os.path.isfile(data):
+        return data if data.lower().endswith(".json") and _mentions(data, key) else None
+    folder = os.path.join(data, "annotations")
+    if not os.path.isdir(folder):
+        return None
+    files = sorted(
+        os.path.join(folder, name) for name in os.listdir(folder) if name.lower().endswith(".json")
+    )
+    if len(files) > 1:
+        raise DataFormatError(f"'{folder}' holds several annotation files: name one of {', '.join(files)}")
+    return files[0] if files and _mentions(files[0], key) else None
+
+
+def find_image_folder(annotations: str) -> str:
+    """The folder beside the annotation file that holds its first image: as COCO and its copies lay them out.
+
+    Raises DataFormatError that lists the folders which were tried.
+    """
+    here = os.path.dirname(annotations)
+    first = _first_file(annotations)
+    if first is None:
+        return here  # it names no image: whoever parses it says what is wrong
+    above = os.path.join(here, os.pardir)
+    split = os.path.splitext(os.path.basename(annotations))[0].rpartition("_")[2]
+    places = [
+        (here, "images"),
+        (above, "images"),
+        (above, split),
+        (above, "images", split),
+        (here, split),
+        (here,),
+    ]
+    folders = [os.path.normpath(os.path.join(*place)) for place in places]
+    for folder in folders:
+        if os.path.isfile(os.path.join(folder, first)):
+            return folder
+    raise DataFormatError(
+        f"the images of '{annotations}' are not found: no {first!r} in {', '.join(folders)}; "
+        "pass images=<folder>"
+    )
+
+
+def _mentions(path: str, key: str) -> bool:
+    return _search(path, re.compile(rb'"' + key.encode() + rb'"\s*:')) is not None
+
+
+def _first_file(path: str) -> str | None:
+    found = _search(path, _FIRST_FILE)
+    try:
+        return None if found is None else str(json.loads(found))
+    except ValueError:
+        return None
+
+
+def _search(path: str, pattern: re.Pattern[bytes]) -> bytes | None:
+    """The pattern's last group in the file, mapped rather than read: annotation files have hundreds of MB."""
+    if not os.path.getsize(path):
+        return None
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        match = pattern.search(content)
+        return None if match is None else bytes(match.group(match.lastindex or 0))

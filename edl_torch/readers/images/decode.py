@@ -1,6 +1,6 @@
 """One image file to one array: RGB, uint8, height × width × 3, whatever the file holds.
 
-It must not know which dataset the file belongs to.
+And the folder that a dataset's files lie in: whether it is there, and which names stay inside it.
 
 | file | array |
 | --- | --- |
@@ -18,18 +18,30 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import posixpath
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.errors import BadRecord, ReaderUnavailable
-from edl_torch.readers.images.completeness import truncated_format
+from edl_torch.errors import BadRecord, DataFormatError, ReaderUnavailable, SourceUnavailable
 
 Image = npt.NDArray[np.uint8]
 
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_JPEG_START = b"\xff\xd8\xff"
+_JPEG_END = b"\xff\xd9"
+_PNG_START = b"\x89PNG\r\n\x1a\n"
+_PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
+# In entropy-coded data 0xff is followed by 0 (stuffing), a restart marker or another 0xff (fill).
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_END_OF_IMAGE, _START_OF_IMAGE, _TEMPORARY = 0xD9, 0xD8, 0x01
+# Whatever does not match is a plain relative path: the check costs one regex for each ordinary entry.
+_SUSPICIOUS = re.compile(r"^$|^/|^[A-Za-z]:|\\|\x00|(?:^|/)\.{0,2}(?:/|$)")
 
 
 def read_image(path: str) -> Image:
@@ -45,6 +57,12 @@ def read_image(path: str) -> Image:
     except (OSError, ValueError) as exc:
         raise _bad(path, f"{type(exc).__name__}: {exc}", "check the path and its permissions") from exc
     return decode_image(data, path)
+
+
+def read_image_in(folder: str, file: str) -> Image:
+    """`read_image` of a file in a dataset's folder. Raises SourceUnavailable where the folder is gone."""
+    with within(folder):
+        return read_image(os.path.join(folder, file))
 
 
 def decode_image(data: bytes, path: str) -> Image:
@@ -94,3 +112,100 @@ def _opencv(pid: int) -> Any:
 
 def _bad(path: str, reason: str, remedy: str) -> BadRecord:
     return BadRecord(f"image '{path}' cannot be read: {reason}; {remedy}")
+
+
+def truncated_format(data: bytes) -> str | None:
+    """The name of the format if `data` is cut off before its end, else None; nothing is decoded.
+
+    Decoders differ: many fill the missing part of a cut-off JPEG with grey and report success. Formats: ITU-T
+    T.81 annex B (JPEG), PNG specification 5.3, RFC 9649 (WebP). Bytes after the end (thumbnails of cameras,
+    padding) are allowed. Formats that do not say where they end are never called truncated here; their
+    decoders decide.
+    """
+    if data.startswith(_JPEG_START):
+        return None if data.endswith(_JPEG_END) or _jpeg_has_end(data) else "JPEG"
+    if data.startswith(_PNG_START):
+        return None if data.endswith(_PNG_END) or _png_has_end(data) else "PNG"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return None if len(data) >= int.from_bytes(data[4:8], "little") + 8 else "WebP"
+    return None
+
+
+def _jpeg_has_end(data: bytes) -> bool:
+    """Walk the segments, so that the end marker of an embedded thumbnail is not taken for the end."""
+    position = 2
+    while (marker := _NEXT_MARKER.search(data, position)) is not None:
+        code = data[marker.start() + 1]
+        position = marker.end()
+        if code == _END_OF_IMAGE:
+            return True
+        if code not in (_START_OF_IMAGE, _TEMPORARY):
+            position += int.from_bytes(data[position : position + 2], "big")
+    return False
+
+
+def _png_has_end(data: bytes) -> bool:
+    position = len(_PNG_START)
+    while position + 12 <= len(data):
+        if data[position + 4 : position + 8] == b"IEND":
+            return True
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+    return False
+
+
+@contextmanager
+def within(folder: str) -> Iterator[None]:
+    """Around the reading of a record from files in `folder`, the dataset's.
+
+    Raises SourceUnavailable where a file is missing because the folder is gone or empty, as one is whose
+    volume is not mounted.
+    """
+    try:
+        yield
+    except BadRecord as exc:
+        if isinstance(exc.__cause__, FileNotFoundError) and _is_gone(folder):
+            raise SourceUnavailable(
+                f"the folder '{folder}' is gone or empty ({exc}): is its volume still mounted?"
+            ) from exc
+        raise
+
+
+def require_folder(folder: str) -> None:
+    """Raise DataFormatError for an image folder that is none, before each of its records is missed."""
+    if not os.path.isdir(folder or os.curdir):
+        why = "is no folder" if os.path.lexists(folder) else "does not exist"
+        raise DataFormatError(f"the image folder '{folder}' {why}; check the path")
+
+
+def _is_gone(folder: str) -> bool:
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return True
+
+
+def safe_relative_path(entry: str, described_in: str) -> str:
+    """Return `entry`, a file name of an annotation file, as a path with forward slashes below the folder.
+
+    Only the name is looked at: a symbolic link in the folder is the owner's own arrangement and is followed.
+    Backslashes are separators (manifests made on Windows); `.` and inner `..` are resolved in the name.
+    Raises DataFormatError, naming the place `described_in` (as in "'list.csv' line 3") and the entry, for an
+    empty name, an absolute path, a drive letter, a NUL byte and for every `..` that leads out of the folder.
+    """
+    if not _SUSPICIOUS.search(entry):
+        return entry
+    path = entry.replace("\\", "/")
+    if not path or "\x00" in path or path.startswith("/") or re.match(r"[A-Za-z]:", path):
+        raise _outside(entry, described_in)
+    path = posixpath.normpath(path)
+    if path in (".", "..") or path.startswith("../"):
+        raise _outside(entry, described_in)
+    return path
+
+
+def _outside(entry: str, described_in: str) -> DataFormatError:
+    return DataFormatError(
+        f"{described_in} names the file {entry!r}, which is not a path inside the image folder: "
+        "write file names relative to the image folder, without a drive and without leading '..'"
+    )

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
-from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image
-from edl_torch.readers.images.root import within
-from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.base import IndexedReader
+from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image_in
+from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import IndexArray, TaskType
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
@@ -58,12 +57,8 @@ class ImageFolderReader(IndexedReader):
         self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
         self._bounds: IndexArray = np.cumsum([0, *map(len, listed.values())], dtype=np.int64)
         self._files = StringTable(images or (os.path.join(c, file) for c in listed for file in listed[c]))
+        self.count = len(self._files)
         self._refuse_empty([name for name in listed if not listed[name]], suffixes, allow_empty)
-
-    @property
-    def count(self) -> int:
-        """Number of images."""
-        return len(self._files)
 
     @property
     def targets(self) -> IndexArray | None:
@@ -72,8 +67,7 @@ class ImageFolderReader(IndexedReader):
 
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
-        with within(self.name):
-            image = read_image(os.path.join(self.name, self._files[index]))
+        image = read_image_in(self.name, self._files[index])
         if not self.classes:
             return image
         return image, int(np.searchsorted(self._bounds, index, side="right")) - 1

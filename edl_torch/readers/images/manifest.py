@@ -16,11 +16,15 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
-from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image
-from edl_torch.readers.images.root import require_folder, safe_relative_path, within
-from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.shared.mapped import shared
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.base import IndexedReader
+from edl_torch.readers.images.decode import (
+    EXTENSIONS,
+    Image,
+    read_image_in,
+    require_folder,
+    safe_relative_path,
+)
+from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
 _OWN_OPTIONS = {"root", "classes", "has_header"}
@@ -66,15 +70,11 @@ class ImageManifestReader(IndexedReader):
         labels = _LabelColumn(self.name)
         rows = self._without_heading(_rows(self.name, delimiter), has_header)
         self._files = StringTable(labels.split_off(rows))
-        if not len(self._files):
+        self.count = len(self._files)
+        if not self.count:
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
         self.classes, numbers = labels.number(classes)
         self._labels = shared({"labels": numbers}, "labels")
-
-    @property
-    def count(self) -> int:
-        """Number of images."""
-        return len(self._files)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -89,8 +89,7 @@ class ImageManifestReader(IndexedReader):
 
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
-        with within(self.root):
-            image = read_image(os.path.join(self.root, self._files[index]))
+        image = read_image_in(self.root, self._files[index])
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image
 

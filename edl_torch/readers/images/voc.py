@@ -1,40 +1,36 @@
 """The Pascal VOC layout: `JPEGImages/`, `Annotations/*.xml` and the lists in `ImageSets/Main/`.
 
 The list of a split is read when the reader is made; images and annotations when their record is asked for.
+Entities and document types are refused: an annotation needs none, and they can read other files or blow up
+memory.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
+
+import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError
-from edl_torch.readers.images.decode import Image, read_image
-from edl_torch.readers.images.root import safe_relative_path, within
-from edl_torch.readers.images.voc_xml import parse_target, parse_xml
-from edl_torch.readers.indexed import IndexedReader
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.base import IndexedReader
+from edl_torch.readers.images.decode import Image, read_image, safe_relative_path, within
+from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import TaskType
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
-    *(
-        "diningtable",
-        "dog",
-        "horse",
-        "motorbike",
-        "person",
-        "pottedplant",
-        "sheep",
-        "sofa",
-        "train",
-        "tvmonitor",
-    ),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train"),
+    "tvmonitor",
 )
 _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 _SPLIT_OF = {TaskType.TRAINING: "train", TaskType.EVALUATION: "val", TaskType.PREDICTION: "test"}
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class VocReader(IndexedReader):
@@ -73,13 +69,9 @@ class VocReader(IndexedReader):
         safe_relative_path(split, f"split={split!r}")
         super().__init__(os.path.join(self.root, "ImageSets", "Main", f"{split}.txt"))
         self._ids = StringTable(_read_list(self.name))
+        self.count = len(self._ids)
         self.classes = ("background", *classes)
         self._label_of = {name: number for number, name in enumerate(self.classes) if number}
-
-    @property
-    def count(self) -> int:
-        """Number of names in the list."""
-        return len(self._ids)
 
     def load(self, index: int) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB."""
@@ -161,3 +153,63 @@ def _read_annotation(path: str) -> bytes:
             return file.read()
     except OSError as exc:
         raise BadRecord(f"the annotation '{path}' cannot be read: {exc.strerror}; restore it") from exc
+
+
+def parse_xml(data: bytes, path: str) -> Element:
+    """The root element. Raises BadRecord, naming the path, for broken XML and for any DTD or entity."""
+    builder = TreeBuilder()
+    parser = expat.ParserCreate()
+
+    def refuse(*_: Any) -> NoReturn:
+        raise BadRecord(
+            f"'{path}' declares a document type or entity, which annotations must not: remove <!DOCTYPE …>"
+        )
+
+    parser.StartElementHandler = builder.start
+    parser.EndElementHandler = builder.end
+    parser.CharacterDataHandler = builder.data
+    parser.StartDoctypeDeclHandler = refuse
+    parser.EntityDeclHandler = refuse
+    try:
+        parser.Parse(data, True)
+    except (expat.ExpatError, ValueError, LookupError) as exc:
+        raise BadRecord(
+            f"'{path}' is not valid XML: {exc}; repair it or take the image out of the split"
+        ) from exc
+    return builder.close()
+
+
+def parse_target(root: Element, classes: Mapping[str, int], path: str) -> dict[str, Any]:
+    """The objects of an annotation as described in `VocReader`. Raises BadRecord, naming path and object."""
+    objects = root.findall("object")
+    names = [(entry.findtext("name") or "").strip() for entry in objects]
+    for number, name in enumerate(names):
+        if name not in classes:
+            raise BadRecord(f"'{path}' object {number} is of the class {name!r}: pass classes=… that has it")
+    boxes = [
+        [_coordinate(entry, corner, number, path) for corner in _CORNERS]
+        for number, entry in enumerate(objects)
+    ]
+    return {
+        "boxes": np.array(boxes, dtype=np.float32).reshape(-1, 4),
+        "labels": np.array([classes[name] for name in names], dtype=np.int64),
+        "names": names,
+        "difficult": np.array([_flag(entry, "difficult") for entry in objects], dtype=np.bool_),
+        "truncated": np.array([_flag(entry, "truncated") for entry in objects], dtype=np.bool_),
+        "poses": [(entry.findtext("pose") or "Unspecified").strip() for entry in objects],
+    }
+
+
+def _coordinate(entry: Element, corner: str, number: int, path: str) -> float:
+    text = entry.findtext(f"bndbox/{corner}")
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadRecord(f"'{path}' object {number} has {corner}={text!r}, expected a number")
+    return value
+
+
+def _flag(entry: Element, key: str) -> bool:
+    return (entry.findtext(key) or "0").strip() not in ("0", "", "Unspecified")

@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from edl_torch.errors import ReaderUnavailable
-from edl_torch.readers.odps.config import OdpsConfig, missing_keys
-from edl_torch.readers.odps.errors import StrangeAnswer, trouble
-from edl_torch.readers.odps.partitions import spec_of
+from edl_torch.readers.odps.config import OdpsConfig, missing_keys, spec_of
+from edl_torch.readers.odps.retries import StrangeAnswer, trouble
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"[\w.-]+(?::\d+)?|\[[0-9A-Fa-f:.]+\](?::\d+)?")

@@ -1,17 +1,22 @@
-"""Where a MaxCompute table is and who reads it: from arguments, else from the environment.
+"""Where a MaxCompute table is, which partitions of it are meant, and who reads them.
 
-It must not know pyodps. Keys that come from the environment stay there: each process reads them where it
-connects.
+From arguments, else from the environment; it must not know pyodps. Keys that come from the environment stay
+there: each process reads them where it connects. Those given as arguments are `Secret`s.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from edl_torch.errors import InvalidArgument
-from edl_torch.readers.secret import Secret
 
 _PROJECT = ("ODPS_PROJECT_NAME", "ODPS_PROJECT", "MAXCOMPUTE_PROJECT")
 _ENDPOINT = ("ODPS_ENDPOINT", "MAXCOMPUTE_ENDPOINT")
@@ -23,6 +28,62 @@ _KEYS = (
     ("MAXCOMPUTE_AK", "MAXCOMPUTE_SK", ""),
     ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET", "ALIBABA_CLOUD_SECURITY_TOKEN"),
 )
+_GLOB = re.compile(r"[*?\[]")
+_PATH = re.compile(r"/(?:schemas/(?P<schema>[^/]+)/)?tables/(?P<table>[^/]+)(?:/(?P<partition>.+?))?/?")
+
+
+class Secret:
+    """Wraps a secret; `reveal()` is the only way to it.
+
+    `repr`, `str` and `format` show `<secret>`. While multiprocessing starts a child (spawn, forkserver) a
+    pickle carries the text, through the pipe to that child; every other pickle, on a disk or a wire, is
+    without it, and `reveal()` of its copy gives None.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str | None = None) -> None:
+        self._text = text
+
+    def reveal(self) -> str | None:
+        """The text; None where there is none, or the pickle left it out."""
+        return self._text
+
+    def hide_in(self, text: str) -> str:
+        """`text` with `<secret>` in the place of this secret."""
+        return text.replace(self._text, repr(self)) if self._text else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Secret, (self._text if get_spawning_popen() is not None else None,)
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Secret:
+        return self
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+
+def cause_without_secrets(error: BaseException, hide: Callable[[str], str]) -> BaseException | None:
+    """`error`, for `raise … from`, unless its traceback, with all that led to it, says what `hide` hides.
+
+    HTTP requests that errors carry are taken out: their headers have tokens, and pickles of errors have all.
+    """
+    for link in _all_that_led_to(error):
+        for name in {"request", "response"} & vars(link).keys():
+            setattr(link, name, None)
+    text = "".join(traceback.format_exception(error))
+    return error if hide(text) == text else None
+
+
+def _all_that_led_to(error: BaseException) -> list[BaseException]:
+    """The error itself, its cause and context, and theirs."""
+    found = [error]
+    for link in found:
+        found += [e for e in (link.__cause__, link.__context__) if e is not None and e not in found]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,3 +204,78 @@ def _needed(what: str, given: str | None, names: tuple[str, ...]) -> str:
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((environment[name] for name in names if environment.get(name)), None)
+
+
+class PartitionPattern:
+    """`ds=2024*,hh=01`: values may have `*`, `?` and `[…]`; keys that are not named match anything."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.values = parse_partition(text)
+
+    def matches(self, spec: str) -> bool:
+        """Whether a partition `ds=x,hh=y` is meant."""
+        found = parse_partition(spec)
+        return all(key in found and fnmatchcase(found[key], value) for key, value in self.values.items())
+
+    def prefix(self, keys: Sequence[str]) -> str:
+        """What the service can select by itself: the first keys, as long as their values are literal."""
+        literal = []
+        for key in keys:
+            value = self.values.get(key)
+            if value is None or _GLOB.search(value):
+                break
+            literal.append(f"{key}={value}")
+        return ",".join(literal)
+
+    def __repr__(self) -> str:
+        return f"<PartitionPattern {self.text!r}>"
+
+
+def partition_patterns(partition: str | Iterable[str] | None) -> tuple[PartitionPattern, ...]:
+    """The patterns of an argument: none (all partitions), one or several."""
+    if partition is None or partition == "":
+        return ()
+    given = (partition,) if isinstance(partition, str) else tuple(partition)
+    return tuple(PartitionPattern(text) for text in given)
+
+
+def parse_partition(text: str) -> dict[str, str]:
+    """`ds='x',hh=y` (or with `/` between) as a dict. Raises InvalidArgument for anything else."""
+    values: dict[str, str] = {}
+    for item in re.split("[,/]", text):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        value = value.strip("'\"")
+        if not (key and equals and value) or key in values:
+            raise InvalidArgument(f"partition {text!r}: expected key=value[,key=value…], each key once")
+        values[key] = value
+    return values
+
+
+def spec_of(values: Iterable[tuple[str, str]]) -> str:
+    """`ds=x,hh=y`."""
+    return ",".join(f"{key}={value}" for key, value in values)
+
+
+def parse_table_url(url: str) -> dict[str, Any]:
+    """`odps://project/tables/table[/ds=x,hh=y]` as arguments of a reader.
+
+    `schemas/NAME/` may stand before `tables/`; partitions may be patterns, their keys separated by `,` or
+    `/`. Raises InvalidArgument for another form, and for keys inside the address, without repeating it.
+    """
+    address = urlsplit(url)
+    asked = re.split("[,/]", address.query)[0]  # a '?' is a pattern's; after it comes no other key
+    if "@" in url.partition("/tables/")[0] or "=" in asked:
+        raise InvalidArgument(
+            "an odps:// address holds no keys and no options: set ODPS_ACCESS_ID and ODPS_ACCESS_KEY in the "
+            "environment, and give the rest as arguments of the reader"
+        )
+    match = _PATH.fullmatch(address.path)
+    if not address.netloc or match is None or address.fragment:
+        raise InvalidArgument(f"{url!r}: expected odps://project/tables/table[/partition_key=value,…]")
+    found = {name: unquote(value) for name, value in match.groupdict().items() if value is not None}
+    if address.query:
+        found["partition"] = f"{found.get('partition', '')}?{unquote(address.query)}"
+    if "partition" in found:
+        parse_partition(found["partition"])
+    return {"project": unquote(address.netloc), **found}

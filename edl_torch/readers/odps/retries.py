@@ -1,6 +1,7 @@
-"""How often, and after what pause, a call is made again: bounded, jittered, counted, logged.
+"""What an error of pyodps or of the network means for a read, and how often a call is made again.
 
-It must not know what is called.
+Retries are bounded, jittered, counted and logged. It must not know what is called; pyodps is imported on
+first use.
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar
 
 from edl_torch.errors import InvalidArgument, ReaderError
-from edl_torch.readers.odps.errors import Verdict, judge, trouble
-from edl_torch.readers.secret import cause_without_secrets
+from edl_torch.readers.odps.config import cause_without_secrets
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 _THROTTLE_PATIENCE = 4  # times `limit`: a full quota empties by waiting
 _dice = random.SystemRandom()  # forked children must not share a seed: they would come back together
+_CHANGED = frozenset({"TableModified", "SchemaModified", "DataVersionConflict", "ObjectModified"})
+_EXPIRED = frozenset({"NoSuchDownload", "StatusConflict"})
+_THROTTLED = frozenset({"FlowExceeded", "QPSExceeded", "SlotExceeded", "QuotaExceeded"})
+_PASSING = frozenset({"CorruptedDataStream", "DataUnderReplication", "RequestTimeOut"})
+_THROTTLED_STATUS = frozenset({308, 429})
 
 
 class Retries:
@@ -109,3 +116,71 @@ class Budget:
 
     def _text(self, error: Exception) -> str:
         return self._hide(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+class Verdict(Enum):
+    """What to do about an error."""
+
+    RETRY = "it may pass"
+    THROTTLED = "it will pass: the service asks for patience"
+    EXPIRED = "the download session is gone"
+    CHANGED = "the table is not what it was"
+    FATAL = "asking again gives the same answer"
+
+
+class ShortStream(OSError):
+    """A stream that ended without an error and without all its rows, or that went on beyond them."""
+
+
+class StrangeAnswer(OSError):
+    """An answer that is none of MaxCompute's, such as the page of a proxy that wants a login."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the answer is not one of MaxCompute ({what}): is the endpoint right, or is there a proxy?"
+        )
+
+
+@cache
+def trouble() -> tuple[type[Exception], ...]:
+    """All that a call of pyodps may raise because of the service or of the way to it."""
+    import pyarrow as pa
+    import requests
+    import urllib3
+    from odps.errors import BaseODPSError
+    from odps.tunnel.pb.errors import DecodeError
+
+    foreign = (requests.RequestException, urllib3.exceptions.HTTPError, DecodeError, pa.ArrowInvalid)
+    return (BaseODPSError, *foreign, EOFError, OSError)
+
+
+def expired(download_id: str, status: str) -> Any:
+    """The error for a session that the service still describes, but not as one to read from."""
+    from odps.errors import ODPSError
+
+    message = f"the download session {download_id} is {status.lower()}"
+    return ODPSError(message, code="StatusConflict", status_code=409)
+
+
+def judge(error: Exception) -> Verdict:
+    """What one of these errors means."""
+    from odps.errors import BaseODPSError
+    from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
+
+    if isinstance(error, InvalidSchema | InvalidURL | MissingSchema):
+        return Verdict.FATAL
+    if not isinstance(error, BaseODPSError):
+        return Verdict.RETRY
+    code = str(error.code or "").partition(":")[0]
+    if code in _CHANGED:
+        return Verdict.CHANGED
+    if code in _EXPIRED:
+        return Verdict.EXPIRED
+    if code in _THROTTLED or error.status_code in _THROTTLED_STATUS:
+        return Verdict.THROTTLED
+    return Verdict.RETRY if _passes(code, error.status_code) else Verdict.FATAL
+
+
+def _passes(code: str, status: Any) -> bool:
+    """An error without a status is the client's own: a checksum, a cut stream, no connection."""
+    return code in _PASSING or status is None or status == 408 or status >= 500

@@ -17,11 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps.client import OdpsClient, require_packages
-from edl_torch.readers.odps.config import OdpsConfig
-from edl_torch.readers.odps.errors import ShortStream, Verdict, expired, judge
-from edl_torch.readers.odps.partitions import PartitionPattern
-from edl_torch.readers.odps.retries import Budget, Retries, troubled
-from edl_torch.readers.secret import cause_without_secrets
+from edl_torch.readers.odps.config import OdpsConfig, PartitionPattern, cause_without_secrets
+from edl_torch.readers.odps.retries import Budget, Retries, ShortStream, Verdict, expired, judge, troubled
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,8 +12,7 @@ from collections import OrderedDict
 from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError, ReaderError, SourceChanged
-from edl_torch.readers.parquet.footer import ParquetFile, is_arrows_own, one_line
-from edl_torch.readers.parquet.index import ParquetIndex
+from edl_torch.readers.parquet.index import ParquetFile, ParquetIndex, is_arrows_own, one_line
 from edl_torch.readers.storage import Storage, storage_error
 
 log = logging.getLogger("edl_torch.readers")

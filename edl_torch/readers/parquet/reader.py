@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import InvalidArgument, ReaderError
-from edl_torch.readers.arrow.columns import Columns, filled_type, numpy_columns, rows
-from edl_torch.readers.arrow.rows import RowPicker
+from edl_torch.readers.arrow.columns import Columns, RowPicker, filled_type, numpy_columns, rows
 from edl_torch.readers.arrow.values import row_numbers, scalar
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.indexed import check_range
+from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.parquet.files import claims, find_files, partition_of, partition_types
-from edl_torch.readers.parquet.footer import require_pyarrow
 from edl_torch.readers.parquet.groups import RowGroups
-from edl_torch.readers.parquet.index import build_index
+from edl_torch.readers.parquet.index import build_index, require_pyarrow
 from edl_torch.readers.storage import Storage
 from edl_torch.shard import IndexArray, Task, TaskType
 

@@ -171,20 +171,12 @@ def _crc32c(data: Buffer) -> int:
     return _crc32c_value()(plain)
 
 
-def _none(data: bytes) -> bytes:
+def _as_is(data: Any) -> Any:
     return data
 
 
-def _as_is(data: Buffer) -> Buffer:
-    return data
-
-
-def _gzip(data: bytes) -> bytes:
-    return gzip.compress(data, compresslevel=6, mtime=0)  # the same records are the same file
-
-
-def _gunzip(data: Buffer) -> Buffer:
-    return gzip.decompress(data)
+# No time of day in it: the same records are the same file.
+_gzip = functools.partial(gzip.compress, compresslevel=6, mtime=0)
 
 
 def _snappy_block(data: bytes) -> bytes:
@@ -216,12 +208,12 @@ def _compressors(
 ) -> Mapping[int, Compressor]:
     none, fast, small = numbers
     return {
-        none: Compressor(name="none", number=none, ratio=1, compress=_none, decompress=_as_is),
+        none: Compressor(name="none", number=none, ratio=1, compress=_as_is, decompress=_as_is),
         fast: Compressor(
             name="snappy", number=fast, ratio=_SNAPPY_RATIO, compress=snappy, decompress=unsnappy
         ),
         small: Compressor(
-            name="gzip", number=small, ratio=_DEFLATE_RATIO, compress=_gzip, decompress=_gunzip
+            name="gzip", number=small, ratio=_DEFLATE_RATIO, compress=_gzip, decompress=gzip.decompress
         ),
     }
 

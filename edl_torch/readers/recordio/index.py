@@ -1,31 +1,48 @@
 """The index of many RecordIO files: where each chunk is, and which records it has, in a few arrays.
 
-It must not know records or how they are read.
+It goes from header to header, and reads as much data as it takes to prove which dialect a file has. It must
+not know records or how they are read.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
-from edl_torch.errors import DataFormatError
-from edl_torch.readers.recordio.scan import DataFile, scan
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
+from edl_torch.readers.recordio.format import (
+    DIALECTS,
+    HEADER_BYTES,
+    MAGIC_BYTES,
+    Dialect,
+    Header,
+    dialect_named,
+)
+from edl_torch.readers.shared.files import read_range
 from edl_torch.readers.shared.index_cache import FileStamp, cached_index
-from edl_torch.readers.shared.mapped import Array, MappedArrays
+from edl_torch.readers.shared.mapped import Array, shared
 
 _KIND = "recordio1"
 _WORTH_KEEPING = 1 << 18  # bytes: the headers of a smaller file are read as soon as an index is opened
 _THREADS = 16
 _INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
-_CODEC = "utf-8", "surrogatepass"
+
 
 Arrays = Mapping[str, Array]
+log = logging.getLogger("edl_torch.readers")
+
+_WITNESSES = 8  # chunks whose checksums are tried
+_BLOCK = 1 << 16
+_NOTHING = 1 << 10  # bytes: more than any compressor makes of nothing
+_FAR = 1 << 14  # chunks larger than this: read their headers one by one
 
 
 def build_index(
@@ -33,31 +50,20 @@ def build_index(
 ) -> Arrays:
     """Index all files, in parallel: reading headers waits for disks.
 
-    Returns the arrays `names` (UTF-8) with `name_bounds`; `rows`, where in the two next the part of each
-    file begins; `offsets` and `firsts` of `recordio_scan.Chain`, file after file; and `dialects`, `sizes` and
-    `times` of each file. Raises DataFormatError for the first file, in order, that is not as it should be.
+    Returns the arrays `rows`, where in the two next the part of each file begins; `offsets` and `firsts` of
+    `Chain`, file after file; and `dialects`, `sizes` and `times` of each file. Raises DataFormatError for the
+    first file, in order, that is not as it should be.
     """
     parts = _index_all(files, dialect, index_dir)
-    names = [file.encode(*_CODEC) for file in files]
     arrays = {
-        "names": np.frombuffer(b"".join(names), dtype=np.uint8),
-        "name_bounds": _bounds(map(len, names)),
-        "rows": _bounds(len(part["offsets"]) for _, part in parts),
+        "rows": np.cumsum([0, *(len(part["offsets"]) for _, part in parts)], dtype=np.int64),
         "offsets": np.concatenate([part["offsets"] for _, part in parts]),
         "firsts": np.concatenate([part["firsts"] for _, part in parts]),
         "dialects": np.array([part["dialect"] for _, part in parts], dtype=np.uint8),
         "sizes": np.array([stamp.size for stamp, _ in parts], dtype=np.int64),
         "times": np.array([stamp.mtime_ns for stamp, _ in parts], dtype=np.int64),
     }
-    if sum(array.nbytes for array in arrays.values()) <= _INLINE:
-        return arrays
-    return MappedArrays.spill(arrays, label="recordio")
-
-
-def names_of(arrays: Arrays) -> Iterator[str]:
-    """The files' names, in order."""
-    blob, bounds = arrays["names"].tobytes(), arrays["name_bounds"].tolist()
-    return (blob[start:end].decode(*_CODEC) for start, end in pairwise(bounds))
+    return shared(arrays, "recordio", above=_INLINE)
 
 
 def _index_all(
@@ -100,5 +106,139 @@ def _arrays_of(file: DataFile, size: int, dialect: str | None) -> Arrays:
     }
 
 
-def _bounds(lengths: Iterator[int] | map[int]) -> Array:
-    return np.cumsum([0, *lengths], dtype=np.int64)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The headers of a file, read as one dialect.
+
+    `offsets` has the position of each chunk and then of the file's end, `firsts` the number of its first
+    record and then of all. `broken` says why and at which chunk the chain breaks, where it does.
+    """
+
+    dialect: Dialect
+    offsets: array[int]
+    firsts: array[int]
+    broken: str | None
+
+    @property
+    def chunks(self) -> int:
+        """The chunks before the break, or all."""
+        return len(self.offsets) - 1
+
+
+class DataFile:
+    """One file, open for reading at any position; closed with the object, so that no reader loses it."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self.path = path
+        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """The bytes from `offset`: fewer than `size` only at the end of the file. Raises ReaderError."""
+        try:
+            return read_range(self._number, offset, offset + size)  # one call reads less than 2 GiB
+        except OSError as exc:
+            raise ReaderError(f"'{self.path}' cannot be read at offset {offset:,}: {exc.strerror}") from exc
+
+    def __del__(self) -> None:
+        number = getattr(self, "_number", None)
+        if number is not None:
+            os.close(number)
+
+
+def place(path: str, chunk: int, offset: int) -> str:
+    """How every error names a chunk."""
+    return f"'{path}' chunk {chunk:,} at offset {offset:,}"
+
+
+def scan(file: DataFile, size: int, dialect: str | None = None) -> Chain:
+    """The chain of a file of `size` bytes, in the given dialect or in the one that the file proves to have.
+
+    A dialect is proven by a checksum that fits the data of one of the first chunks. Where none of them fits
+    in either, these chunks are damaged, and their dialect is the only one whose headers lead to the end of
+    the file; what is read of them is an error, as of every damaged chunk. Raises DataFormatError, with file,
+    chunk and offset, for a chain that breaks before the end of the file and for one that proves nothing. A
+    file of no bytes is a file of no records.
+    """
+    if dialect is not None or size == 0:
+        return _whole(file, follow(file, size, dialect_named(dialect or DIALECTS[0].name)))
+    chains = [follow(file, size, candidate) for candidate in DIALECTS]
+    proven = [chain for chain in chains if _is_proven(file, chain)]
+    if len(proven) == 1:
+        return _whole(file, proven[0])
+    whole = [chain for chain in chains if chain.broken is None]
+    if not proven and not whole:
+        return _whole(file, max(chains, key=lambda chain: chain.chunks))
+    if proven or len(whole) > 1:
+        raise DataFormatError(f"'{file.path}' could be RecordIO of both dialects: say which with dialect=")
+    log.warning(
+        "path=%s dialect=%s its first %d chunk(s) are damaged: their checksums fit in no dialect",
+        *(file.path, whole[0].dialect.name, min(_WITNESSES, whole[0].chunks)),
+    )
+    return whole[0]
+
+
+def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
+    """Read all headers, as this dialect, until the end of the file or the first that cannot be one."""
+    offsets, firsts, broken = array("q", [0]), array("q", [0]), None
+    block, start, at, total = b"", 0, 0, 0
+    while at < size:
+        position = at - start
+        if not 0 <= position <= len(block) - HEADER_BYTES:
+            far = len(offsets) > 1 and at - offsets[-2] > _FAR
+            block, start, position = file.read(HEADER_BYTES if far else _BLOCK, at), at, 0
+        if block[position : position + 4] not in (MAGIC_BYTES, MAGIC_BYTES[: size - at]):
+            broken = f"it starts with {block[position : position + 4]!r}, and a chunk with {MAGIC_BYTES!r}"
+        elif len(block) - position < HEADER_BYTES:
+            broken = f"{size - at} bytes are left, and a chunk's header has {HEADER_BYTES}"
+        else:
+            header = Header(*dialect.words(block, position))
+            broken = dialect.problem(header, size - at - HEADER_BYTES)
+            if broken is None and header.records == 0 and header.size:
+                broken = _hidden_records(file, dialect, header, at)
+        if broken is not None:
+            break
+        at += HEADER_BYTES + header.size
+        total += header.records
+        offsets.append(at)
+        firsts.append(total)
+    return Chain(dialect=dialect, offsets=offsets, firsts=firsts, broken=broken)
+
+
+def _hidden_records(file: DataFile, dialect: Dialect, header: Header, at: int) -> str | None:
+    """Whether data hides behind a count of 0, which no checksum covers: nobody would read, or miss, it."""
+    if header.size <= _NOTHING:
+        data = file.read(header.size, at + HEADER_BYTES)
+        try:
+            if not len(dialect.payload(data, 0, header.size, header.checksum, header.compressor)):
+                return None
+        except DataFormatError as exc:
+            return str(exc)
+    return f"its header promises no record, and it has {header.size:,} bytes of data"
+
+
+def _is_proven(file: DataFile, chain: Chain) -> bool:
+    for number in range(min(_WITNESSES, chain.chunks)):
+        start, end = chain.offsets[number : number + 2]
+        data = file.read(end - start, start)
+        header = Header(*chain.dialect.words(data))
+        if chain.dialect.checksum(data[HEADER_BYTES:]) == header.checksum:
+            return True
+    return False
+
+
+def _whole(file: DataFile, chain: Chain) -> Chain:
+    if chain.broken is None:
+        return chain
+    raise DataFormatError(
+        f"{place(file.path, chain.chunks, chain.offsets[-1])}: {chain.broken}; the file is damaged, cut "
+        "short or no RecordIO (name only such files, for example with a glob)"
+    )
+
+
+def check_dialect(name: str | None) -> None:
+    """Raise InvalidArgument for the name of no dialect."""
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgument(f"dialect={name!r}: expected 'python', 'go' or None")
+    if name is not None:
+        dialect_named(name)

@@ -1,8 +1,8 @@
-"""Records of any reader as bytes, by one documented rule for each kind of record.
+"""Records of any reader as bytes, by one documented rule for each kind of record, and back.
 
 bytes as they are; text as UTF-8; plain values as JSON; one array as `.npy`; a record with arrays in it as
-`.npz`, each value under its path ("0", "1/boxes"). It must not know readers or files.
-`decode.py` is the other direction.
+`.npz`, each value under its path ("0", "1/boxes"). Or as a function of the user's makes them. It must not
+know readers or files.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import BadRecord
+from edl_torch.readers.base import imported
 
 Encode = Callable[[Any], bytes]
+Decode = Callable[[bytes], Any]
 
 _HELP = "write a function that makes bytes of it and name it with --encode module:function"
 
@@ -127,3 +129,56 @@ def _text(record: str) -> bytes:
 
 
 ENCODERS: dict[str, Encode] = {"bytes": bytes, "text": _text, "json": _json, "npy": _npy, "npz": _npz}
+
+
+def decoder(decode: Decode | str | None) -> Decode | None:
+    """The function for `decode`: None, a callable, a name of `DECODERS`, or "module:function".
+
+    Raises InvalidArgument for another, and ReaderUnavailable for a module that cannot be imported.
+    """
+    if decode is None or callable(decode):
+        return decode
+    if decode in DECODERS:
+        return DECODERS[decode]
+    return imported(decode, f"decode={decode!r}", "function", DECODERS)
+
+
+def decode_text(record: bytes) -> str:
+    """UTF-8 as `str`. Raises BadRecord."""
+    try:
+        return record.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise BadRecord(f"is not UTF-8: {exc.reason} at byte {exc.start}") from exc
+
+
+def decode_json(record: bytes) -> Any:
+    """A JSON document. Raises BadRecord."""
+    try:
+        return json.loads(record)
+    except ValueError as exc:
+        raise BadRecord(f"is no JSON: {exc}") from exc
+
+
+def decode_npy(record: bytes) -> Any:
+    """The array of an `.npy` file, never with pickled objects. Raises BadRecord."""
+    try:
+        return np.lib.format.read_array(io.BytesIO(record), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as exc:
+        raise BadRecord(f"is no .npy array: {exc}") from exc
+
+
+def decode_npz(record: bytes) -> dict[str, Any]:
+    """The arrays of an `.npz` file by name, never with pickled objects. Raises BadRecord."""
+    try:
+        with np.load(io.BytesIO(record), allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as exc:
+        raise BadRecord(f"is no .npz archive: {exc}") from exc
+
+
+DECODERS: dict[str, Decode] = {
+    "text": decode_text,
+    "json": decode_json,
+    "npy": decode_npy,
+    "npz": decode_npz,
+}

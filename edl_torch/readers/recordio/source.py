@@ -1,30 +1,34 @@
-"""One RecordIO file of a reader: its part of the index, and its chunks read and verified.
+"""One RecordIO file of a reader: its part of the index, its chunks read and verified, and what is kept of
+them.
 
-It must not know what is kept or who asks.
+It must not know who asks.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.recordio.chunk import Chunk, Records, in_pieces, split
 from edl_torch.readers.recordio.format import DIALECTS, HEADER_BYTES, MAGIC, Buffer, Dialect, Header
-from edl_torch.readers.recordio.index import Arrays, names_of
-from edl_torch.readers.recordio.scan import DataFile, place
+from edl_torch.readers.recordio.index import Arrays, DataFile, place
+from edl_torch.readers.shared.index_cache import FileStamp
 
 _RUN_BYTES = 1 << 16  # chunks in sequence are read so many bytes at once
 _PAYLOAD_BYTES = 1 << 17  # and split when so much is decompressed: what stays in a processor's cache
 
 _DIALECTS: dict[int, Dialect] = {dialect.number: dialect for dialect in DIALECTS}
+_MOST_FILES = 64  # open: a process may have some 1,000 descriptors, and several readers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordIOSource:
-    """`offsets` and `firsts` as in `recordio_scan.Chain`; `row` numbers the first chunk among all files'."""
+    """`offsets` and `firsts` as in `index.Chain`; `row` numbers the first chunk among all files'."""
 
     name: str
     records: int
@@ -95,12 +99,12 @@ class RecordIOSource:
         return self.dialect.payload(data, position, end, checksum, compressor)
 
 
-def sources_of_index(arrays: Arrays) -> Iterator[RecordIOSource]:
+def sources_of_index(names: Iterable[str], arrays: Arrays) -> Iterator[RecordIOSource]:
     """The files, in order."""
     rows = arrays["rows"].tolist()
     offsets, firsts = arrays["offsets"].data, arrays["firsts"].data
     each = zip(arrays["dialects"].tolist(), arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
-    for number, (name, (dialect, size, mtime_ns)) in enumerate(zip(names_of(arrays), each, strict=True)):
+    for number, (name, (dialect, size, mtime_ns)) in enumerate(zip(names, each, strict=True)):
         start, end = rows[number : number + 2]
         yield RecordIOSource(
             name=name,
@@ -112,3 +116,78 @@ def sources_of_index(arrays: Arrays) -> Iterator[RecordIOSource]:
             size=size,
             mtime_ns=mtime_ns,
         )
+
+
+class ChunkCache:
+    """Chunks by key, bounded in bytes; the last one is kept whatever its size.
+
+    A damaged chunk is remembered too: when bad records are set aside each of its records is asked for, and it
+    is read once. There is no lock that a forked process could find held: threads that share a cache may at
+    worst read a chunk twice.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._kept: OrderedDict[int, Chunk] = OrderedDict()
+        self._damaged: dict[int, str] = {}
+        self._bytes = 0
+        self._latest = -1
+
+    def get(self, key: int) -> Chunk | None:
+        """The chunk, if it is kept."""
+        chunk = self._kept.get(key)
+        if chunk is not None and key != self._latest:
+            self._latest = key
+            try:
+                self._kept.move_to_end(key)
+            except KeyError:  # another thread has just thrown it out
+                return chunk
+        return chunk
+
+    def put(self, key: int, read: Callable[[], Chunk]) -> Chunk:
+        """`read()`, kept. Raises what it raises; a DataFormatError again, without reading again."""
+        if key in self._damaged:
+            raise DataFormatError(self._damaged[key])
+        try:
+            chunk = read()
+        except DataFormatError as exc:
+            self._damaged[key] = str(exc)
+            raise
+        before = self._kept.pop(key, None)
+        self._bytes += chunk.nbytes - (0 if before is None else before.nbytes)
+        self._kept[key] = chunk
+        self._latest = key
+        while self._bytes > self._limit and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.nbytes
+        return chunk
+
+    @property
+    def nbytes(self) -> int:
+        """About what is held."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class OpenFiles:
+    """Opens files on first use. One that is closed here stays open for whoever still reads from it."""
+
+    def __init__(self, limit: int = _MOST_FILES) -> None:
+        self._limit = limit
+        self._open: OrderedDict[str, DataFile] = OrderedDict()
+
+    def get(self, path: str, size: int, mtime_ns: int) -> DataFile:
+        """The file, which must be as large and as old as when it was indexed. Raises SourceChanged."""
+        file = self._open.get(path)
+        if file is None:
+            FileStamp(path=os.path.realpath(path), size=size, mtime_ns=mtime_ns).check()
+            try:
+                file = DataFile(path)
+            except OSError as exc:
+                raise DataFormatError(f"'{path}' cannot be opened: {exc.strerror}; check the path") from exc
+            self._open[path] = file
+            if len(self._open) > self._limit:
+                self._open.popitem(last=False)
+        return file

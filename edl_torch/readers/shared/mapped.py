@@ -1,6 +1,6 @@
-"""Numpy arrays in one file, memory-mapped: all processes of a machine share one copy of a reader's index.
+"""Numpy arrays and strings in memory-mapped files: all processes of a machine share one copy of an index.
 
-The file is a line of JSON (what it is, then name, dtype, shape and offset of each array), padding and the
+A file is a line of JSON (what it is, then name, dtype, shape and offset of each array), padding and the
 arrays, each aligned to 64 bytes. It must not know what the arrays mean or where the file should live.
 """
 
@@ -12,7 +12,8 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from array import array as packed
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError, SourceChanged
-from edl_torch.readers.shared.whole_file import whole_file
+from edl_torch.readers.shared.files import whole_file
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -33,6 +34,8 @@ SPILL_BYTES = 1 << 20
 _MAGIC = "edl_torch arrays 1"
 _ALIGNMENT = 64
 _LONGEST_HEADER = 1 << 20
+# Python's names of undecodable files and JSON's lone surrogates both survive this codec.
+_CODEC = "utf-8", "surrogatepass"
 
 
 class MappedArrays(Mapping[str, Array]):
@@ -178,13 +181,13 @@ def _aligned(position: int) -> int:
     return -(-position // _ALIGNMENT) * _ALIGNMENT
 
 
-def shared(arrays: Mapping[str, Array], label: str) -> Mapping[str, Array]:
-    """The arrays, in a temporary file where they take more than `SPILL_BYTES` together.
+def shared(arrays: Mapping[str, Array], label: str, above: int = SPILL_BYTES) -> Mapping[str, Array]:
+    """The arrays, in a temporary file where they take more than `above` bytes together.
 
     Without room for a file they stay in memory, with a warning: loader workers then have copies of their own.
     """
     total = sum(array.nbytes for array in arrays.values())
-    if total <= SPILL_BYTES:
+    if total <= above:
         return dict(arrays)
     try:
         return MappedArrays.spill(arrays, label=label)
@@ -195,3 +198,57 @@ def shared(arrays: Mapping[str, Array], label: str) -> Mapping[str, Array]:
             *(label, total, exc),
         )
         return dict(arrays)
+
+
+class StringTable:
+    """An immutable sequence of `str`, held as one UTF-8 blob and int64 bounds (8 bytes an entry).
+
+    So the index of a dataset with millions of files stays small and pickles fast. A large one is mapped from
+    a file that all processes of the trainer share.
+    """
+
+    __slots__ = ("_arrays", "_blob", "_bounds")
+
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        blob, bounds = bytearray(), packed("q", [0])
+        for string in strings:
+            blob += string.encode(*_CODEC)
+            bounds.append(len(blob))
+        arrays: dict[str, Array] = {
+            "blob": np.frombuffer(blob, np.uint8),
+            "bounds": np.frombuffer(bounds, np.int64),
+        }
+        self._hold(shared(arrays, "strings"))
+
+    def _hold(self, arrays: Mapping[str, Array]) -> None:
+        self._arrays = arrays
+        self._blob = memoryview(arrays["blob"])  # type: ignore[arg-type]
+        self._bounds = arrays["bounds"]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _held, (self._arrays,)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise IndexError(f"entry {index} of a table of {len(self)}")
+        return str(self._blob[self._bounds[index] : self._bounds[index + 1]], *_CODEC)
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, in memory or in the file."""
+        return len(self._blob) + self._bounds.nbytes
+
+    def __repr__(self) -> str:
+        return f"<StringTable n={len(self)} nbytes={self.nbytes}>"
+
+
+def _held(arrays: Mapping[str, Array]) -> StringTable:
+    table = StringTable.__new__(StringTable)
+    table._hold(arrays)
+    return table

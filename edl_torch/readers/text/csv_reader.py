@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.indexed import check_range
-from edl_torch.readers.text.csv_columns import arrow_columns, columns_of
+from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.text.csv_layout import (
     Header,
     checked_fills,
@@ -24,7 +22,7 @@ from edl_torch.readers.text.csv_layout import (
     has_heading,
     inferred,
 )
-from edl_torch.readers.text.csv_rows import CsvDialect, CsvLayout, RowParser
+from edl_torch.readers.text.csv_values import CsvDialect, CsvLayout, RowParser, arrow_columns, columns_of
 from edl_torch.readers.text.row_index import CHUNK_BYTES
 from edl_torch.readers.text.sources import (
     Gathered,
@@ -33,10 +31,8 @@ from edl_torch.readers.text.sources import (
     TextSource,
     find_files,
     has_suffix,
-    in_blocks,
     is_made_of,
     open_source,
-    source_named,
 )
 from edl_torch.shard import IndexArray, Task, TaskType
 
@@ -57,7 +53,7 @@ class CsvReader(AbstractDataReader):
     Args:
         data: A file, a folder with `.csv` or `.tsv` files (or these and `.gz`), a glob, or a list of those.
         columns: The columns that records have, in this order; default all.
-        dtypes: Types by column (`csv_types.py` has the table). Those of other columns are inferred from up
+        dtypes: Types by column (`csv_layout.py` has the table). Those of other columns are inferred from up
             to 1000 records spread over all files, the same ones in every process: `reader.dtypes` has them.
         header: Whether each file begins with a heading. "auto" tells by numbers below it, and raises where
             it cannot.
@@ -104,10 +100,9 @@ class CsvReader(AbstractDataReader):
         delimiter = _delimiter(paths) if delimiter is None else delimiter
         self._dialect = CsvDialect(delimiter=delimiter, quote_char=quote_char, encoding=encoding)
         rules = self._dialect.rules
-        self._sources = {
-            path: open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes) for path in paths
-        }
-        self._files = SourceFiles(self._sources.values())
+        self._files = SourceFiles(
+            open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes) for path in paths
+        )
         self._heading = header is True
         nulls = frozenset(null_values)
         all_names = self._find_heading(header, names, nulls)
@@ -136,13 +131,13 @@ class CsvReader(AbstractDataReader):
 
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """A source for each file, the same ones for every mode."""
-        return {name: self._count(source) for name, source in self._sources.items()}
+        return {name: self._count(source) for name, source in self._files.sources.items()}
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the rows. Raises ReaderError for another source or a range outside of it."""
         source = self._source(task.shard_name, task.start, task.end)
         skips = self._skips
-        for start, block in in_blocks(self._files, source, task.start + skips, task.end + skips):
+        for start, block in self._files.blocks(source, task.start + skips, task.end + skips):
             yield from self._records(source, start, block)
 
     def read_record(self, name: str, index: int) -> Any:
@@ -180,7 +175,7 @@ class CsvReader(AbstractDataReader):
         return max(source.index.count - self._skips, 0)
 
     def _source(self, name: str, start: int, end: int) -> TextSource:
-        source = source_named(name, self._sources, type(self).__name__)
+        source = self._files.named(name, type(self).__name__)
         check_range(start, end, 0, self._count(source), name)
         return source
 
@@ -215,14 +210,13 @@ class CsvReader(AbstractDataReader):
         self, header: Header, names: Sequence[str] | None, nulls: frozenset[str]
     ) -> tuple[str, ...]:
         """Settle whether files have a heading, by the first that has records; all must have the same."""
-        filled = [source for source in self._sources.values() if source.index.count]
+        filled = [source for source in self._files.sources.values() if source.index.count]
         if not filled:
-            raise DataFormatError(f"{', '.join(map(repr, list(self._sources)[:3]))}: there is no record")
+            raise DataFormatError(f"{self._files.names()}: there is no record")
         head = [self._first_fields(filled[0])]
         if header == "auto":
             rest = self._files.gather(filled[0], np.arange(1, min(_HEAD, filled[0].index.count)))
             head += [self._dialect.fields(row, "replace") for row in rest.rows()]
-        if header == "auto":
             self._heading = has_heading(head, nulls, filled[0].name)
         if self._heading:
             for source in filled[1:]:
@@ -237,11 +231,11 @@ class CsvReader(AbstractDataReader):
         return column_names(head[0], self._heading, names, filled[0].name)
 
     def _sample(self) -> Iterator[list[str]]:
-        counts = np.array([self._count(source) for source in self._sources.values()])
+        counts = np.array(list(self.create_shards().values()))
         ends = np.cumsum(counts)
         chosen = np.unique(np.linspace(0, ends[-1] - 1, _SAMPLE).astype(np.int64))
         files = np.searchsorted(ends, chosen, side="right")
-        sources = list(self._sources.values())
+        sources = list(self._files.sources.values())
         for file in np.unique(files).tolist():
             numbers = chosen[files == file] - (ends[file] - counts[file]) + self._skips
             for row in self._files.gather(sources[file], numbers).rows():
@@ -258,8 +252,8 @@ class CsvReader(AbstractDataReader):
             ) from exc
 
     def __repr__(self) -> str:
-        records = sum(map(self._count, self._sources.values()))
-        return f"<CsvReader files={len(self._sources)} records={records} columns={len(self._layout.columns)}>"
+        counts = self.create_shards().values()
+        return f"<CsvReader files={len(counts)} records={sum(counts)} columns={len(self.columns)}>"
 
 
 def _delimiter(paths: list[str]) -> str:

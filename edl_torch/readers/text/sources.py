@@ -1,4 +1,4 @@
-"""The text files of a reader: found by path, folder, glob or list, indexed, and read by byte range.
+"""The text files of a reader: found by path, folder, glob or list, unpacked, indexed, and read by byte range.
 
 It must not know what a record means.
 """
@@ -6,19 +6,30 @@ It must not know what a record means.
 from __future__ import annotations
 
 import glob
+import gzip
+import logging
 import os
+import shutil
 import weakref
+import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, SourceChanged
-from edl_torch.readers.shared.index_cache import FileStamp, cached_index
-from edl_torch.readers.text.row_index import CHUNK_BYTES, RowIndex, build_row_index, read_range
-from edl_torch.readers.text.row_scan import Positions, RowRules
-from edl_torch.readers.text.unpacked import is_packed, unpacked_copy
+from edl_torch.readers.shared.files import file_lock, read_range, whole_file
+from edl_torch.readers.shared.index_cache import FileStamp, cached_index, index_place
+from edl_torch.readers.shared.mapped import MappedArrays, write_arrays
+from edl_torch.readers.text.row_index import (
+    CHUNK_BYTES,
+    Positions,
+    RowIndex,
+    RowRules,
+    build_row_index,
+)
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -35,6 +46,9 @@ _FOREIGN = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
+_UNPACKED = "unpacked1"
+
+log = logging.getLogger("edl_torch.readers")
 
 
 def find_files(data: Paths, suffixes: tuple[str, ...]) -> list[str]:
@@ -178,11 +192,26 @@ class Gathered:
 
 
 class SourceFiles:
-    """Reads byte ranges; files are opened on first use in each process, the last ones stay open."""
+    """The sources of a reader by name, and their bytes: the files that were read last stay open."""
 
     def __init__(self, sources: Iterable[TextSource]) -> None:
-        self._sources = {source.name: source for source in sources}
+        self.sources = {source.name: source for source in sources}
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+
+    def named(self, name: str, reader: str) -> TextSource:
+        """Raises ReaderError for a source that the reader does not have."""
+        try:
+            return self.sources[name]
+        except KeyError:
+            known = ", ".join(map(repr, list(self.sources)[:3])) + (", …" if len(self.sources) > 3 else "")
+            raise ReaderError(
+                f"{reader} reads {known}, not {name!r}: make the reader with the same arguments in every "
+                "trainer as where the dataset was registered"
+            ) from None
+
+    def names(self) -> str:
+        """The first names, for messages."""
+        return ", ".join(map(repr, list(self.sources)[:3]))
 
     def read(self, source: TextSource, start: int, end: int) -> bytes:
         """Bytes `start … end - 1`. Raises SourceChanged if the file is not the one that was indexed."""
@@ -215,8 +244,18 @@ class SourceFiles:
         shift[order] = shifts[np.cumsum(group_begins) - 1]
         return Gathered(b"".join(pieces), starts - shift, ends - shift, in_order=False)
 
+    def blocks(self, source: TextSource, start: int, end: int) -> Iterator[tuple[int, Gathered]]:
+        """Yield `(number of the first, records)` for a run of records, some of them at a time."""
+        while start < end:
+            numbers = np.arange(start, min(start + _BLOCK_ROWS, end))
+            ends = source.index.spans(numbers)[1]
+            most = source.index.span(start)[0] + _BLOCK_BYTES
+            fits = max(int(np.searchsorted(ends, most, side="right")), 1)
+            yield start, self.gather(source, numbers[:fits])
+            start += fits
+
     def __reduce__(self) -> tuple[type[SourceFiles], tuple[list[TextSource]]]:
-        return type(self), (list(self._sources.values()),)
+        return type(self), (list(self.sources.values()),)
 
 
 class _OpenFile:
@@ -241,24 +280,54 @@ class _OpenFile:
         return read_range(self._descriptor, start, end)
 
 
-def in_blocks(files: SourceFiles, source: TextSource, start: int, end: int) -> Iterator[tuple[int, Gathered]]:
-    """Yield `(number of the first, records)` for a run of records, some of them at a time."""
-    while start < end:
-        numbers = np.arange(start, min(start + _BLOCK_ROWS, end))
-        ends = source.index.spans(numbers)[1]
-        most = source.index.span(start)[0] + _BLOCK_BYTES
-        fits = max(int(np.searchsorted(ends, most, side="right")), 1)
-        yield start, files.gather(source, numbers[:fits])
-        start += fits
+def is_packed(path: str) -> bool:
+    """Whether a file begins as gzip does, whatever its name. Raises OSError."""
+    with open(path, "rb") as file:
+        return file.read(3) == b"\x1f\x8b\x08"
 
 
-def source_named(name: str, sources: Mapping[str, TextSource], reader: str) -> TextSource:
-    """Raises ReaderError for a source that the reader does not have."""
+def unpacked_copy(packed: FileStamp, index_dir: str | os.PathLike[str] | None = None) -> FileStamp:
+    """The plain copy of a gzip file beside its index, made now if it is not there.
+
+    It is made by one process of the machine, streamed and checked (length and CRC of each member, as gzip has
+    them). It has the packed file's modification time, so that every process that makes one makes the same. A
+    newer packed file's copy replaces the old one. Raises DataFormatError for a file that is cut short or
+    damaged, and ReaderError where there is no room.
+    """
+    place = index_place(packed, _UNPACKED, "", index_dir).with_suffix(".data")
+    note = place.with_suffix(".note")
+    header = {"size": packed.size, "mtime_ns": packed.mtime_ns, "path": packed.path}
     try:
-        return sources[name]
-    except KeyError:
-        known = ", ".join(map(repr, list(sources)[:3])) + (", …" if len(sources) > 3 else "")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(place):
+            if not _is_there(place, note, header):
+                _unpack(packed, place)
+                made = FileStamp.of(place)  # not every file system keeps a time to the nanosecond
+                arrays = {"size": np.array([made.size]), "mtime_ns": np.array([made.mtime_ns])}
+                write_arrays(note, arrays, header)
+        return FileStamp.of(place)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
+        raise DataFormatError(f"'{packed.path}' is no whole gzip file: {exc}; copy it again") from exc
+    except OSError as exc:
         raise ReaderError(
-            f"{reader} reads {known}, not {name!r}: make the reader with the same arguments in every "
-            "trainer as where the dataset was registered"
-        ) from None
+            f"'{packed.path}' cannot be unpacked into '{place.parent}': {exc.strerror}; index_dir= or "
+            "EDL_INDEX_DIR name another folder with room for the plain data"
+        ) from exc
+
+
+def _is_there(place: Path, note: Path, header: dict[str, object]) -> bool:
+    try:
+        noted = MappedArrays(note)
+        found = FileStamp.of(place)
+        made = int(noted["size"][0]), int(noted["mtime_ns"][0])
+        return noted.header == header and (found.size, found.mtime_ns) == made
+    except (OSError, DataFormatError, KeyError):
+        return False
+
+
+def _unpack(packed: FileStamp, place: Path) -> None:
+    log.info("path=%s is unpacked once to '%s'", packed.path, place)
+    with whole_file(place, mtime_ns=packed.mtime_ns) as target:
+        with gzip.open(packed.path, "rb") as source:
+            shutil.copyfileobj(source, target, 1 << 20)
+        packed.check()

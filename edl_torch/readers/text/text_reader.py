@@ -10,20 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.indexed import check_range
-from edl_torch.readers.text.csv_rows import check_encoding
-from edl_torch.readers.text.row_index import CHUNK_BYTES
-from edl_torch.readers.text.row_scan import RowRules
+from edl_torch.readers.base import AbstractDataReader, check_range
+from edl_torch.readers.text.csv_values import check_encoding
+from edl_torch.readers.text.row_index import CHUNK_BYTES, RowRules
 from edl_torch.readers.text.sources import (
     Paths,
     SourceFiles,
     TextSource,
     find_files,
-    in_blocks,
     is_made_of,
     open_source,
-    source_named,
 )
 from edl_torch.shard import Task, TaskType
 
@@ -76,22 +72,21 @@ class TextReader(AbstractDataReader):
         self._encoding, self._errors, self._as_bytes = encoding, errors, as_bytes
         self._line_ends = b"\r\n" if universal_newlines else b"\n"
         rules = RowRules(cr_ends_line=universal_newlines, keeps_empty=not skip_empty)
-        self._sources = {
-            path: open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes, binary=as_bytes)
+        self._files = SourceFiles(
+            open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes, binary=as_bytes)
             for path in find_files(data, SUFFIXES)
-        }
-        self._files = SourceFiles(self._sources.values())
-        if not any(source.index.count for source in self._sources.values()):
-            raise DataFormatError(f"{', '.join(map(repr, list(self._sources)[:3]))}: there is no line")
+        )
+        if not any(self.create_shards().values()):
+            raise DataFormatError(f"{self._files.names()}: there is no line")
 
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """A source for each file, the same ones for every mode."""
-        return {name: source.index.count for name, source in self._sources.items()}
+        return {name: source.index.count for name, source in self._files.sources.items()}
 
     def read_records(self, task: Task) -> Iterator[str | bytes]:
         """Yield the lines. Raises ReaderError for another source or a range outside of it."""
         source = self._source(task.shard_name, task.start, task.end)
-        for start, block in in_blocks(self._files, source, task.start, task.end):
+        for start, block in self._files.blocks(source, task.start, task.end):
             for number, line in enumerate(block.rows(), start):
                 yield self._record(source, number, line)
 
@@ -107,7 +102,7 @@ class TextReader(AbstractDataReader):
         return {"data": data} if is_made_of(data, SUFFIXES) else None
 
     def _source(self, name: str, start: int, end: int) -> TextSource:
-        source = source_named(name, self._sources, type(self).__name__)
+        source = self._files.named(name, type(self).__name__)
         check_range(start, end, 0, source.index.count, name)
         return source
 
@@ -124,5 +119,5 @@ class TextReader(AbstractDataReader):
             ) from exc
 
     def __repr__(self) -> str:
-        lines = sum(source.index.count for source in self._sources.values())
-        return f"<TextReader files={len(self._sources)} records={lines}>"
+        counts = self.create_shards().values()
+        return f"<TextReader files={len(counts)} records={sum(counts)}>"

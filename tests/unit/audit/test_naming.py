@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_torch.audit import naming
+from edl_torch.audit import findings
 from edl_torch.audit.coordinates import Coordinates
+from edl_torch.audit.findings import name_records
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.naming import name_records
 from edl_torch.core.plan import Plan
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Slice, Source
@@ -67,7 +67,7 @@ def test_a_million_epochs_of_loss_are_named_at_once(order):
 
 
 def test_few_shuffled_records_are_looked_up_of_many(monkeypatch):
-    monkeypatch.setattr(naming, "MOST_LOOKED_UP", 4)
+    monkeypatch.setattr(findings, "MOST_LOOKED_UP", 4)
     ranges = name_records(make(shuffle=True), Intervals.run(0, 24), 100)
     assert sum(map(len, ranges)) == 4
 

@@ -11,12 +11,11 @@ import pytest
 from audited_job import Job
 from kept_job import BATCH, SPEC, KeptJob
 
+from edl_torch.audit.chain import final_words
 from edl_torch.audit.verdict import Outcome, audit
-from edl_torch.audit.word import final_words
 from edl_torch.cli.main import main
 from edl_torch.errors import AuditError, JournalError
-from edl_torch.master.journal import FILE, Journal
-from edl_torch.master.journal_view import view
+from edl_torch.master.journal import FILE, Journal, view
 from edl_torch.shard import Source
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from checked_readers import Numbers
 
-from edl_torch.checking.describe import View, view
 from edl_torch.checking.findings import found
-from edl_torch.checking.sheet import Cell, cells, draw, save
+from edl_torch.checking.sheet import Cell, View, cells, draw, save, view
 from edl_torch.errors import OutputError
 from edl_torch.readers import ImageFolderReader, read_image
 from edl_torch.shard import Source, TaskType

@@ -21,7 +21,7 @@ from edl_torch.core.calls import ConfirmCall, Fence
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.system.address import HostPort
 from edl_torch.testing import wait_until
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_ctrl_c_ends_a_call_that_waits(nobody):
     code = (
         "import os, signal, threading, sys\n"
         "from edl_torch.client.grpc.client import MasterClient\n"
-        "from edl_torch.testing.listening import Listening\n"
+        "from edl_torch.testing.fake_master import Listening\n"
         f"client = MasterClient({nobody!r})\n"
         "client.attend('s', 1, Listening(1))\n"
         "interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))\n"
@@ -148,7 +148,7 @@ def test_ctrl_c_ends_a_call_that_waits(nobody):
 def test_exit_without_close_does_not_hang(nobody):
     code = (
         "from edl_torch.client.grpc.client import MasterClient\n"
-        "from edl_torch.testing.listening import Listening\n"
+        "from edl_torch.testing.fake_master import Listening\n"
         f"client = MasterClient({nobody!r})\n"
         "client.attend('s', 1, Listening(1))\n"
     )

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.transport import IN_MESSAGE_BYTES
 from edl_torch.errors import InvalidArgument
-from edl_torch.testing.records_equal import records_equal
+from edl_torch.testing.check_reader import records_equal
 
 
 class Pair(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from manifests import FOLDER, ROOT, WORKLOADS, documents, files, load, pod_template
 
-from edl_torch.cli.parser import build_parser
+from edl_torch.cli.main import build_parser
 from edl_torch.rpc.credentials import Credentials
 
 

@@ -11,7 +11,7 @@ from by_number import WireTask, get_task_request, params_request, result_request
 from loop_thread import LoopThread
 
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.master.commits import GroupCommit
+from edl_torch.master.durable import GroupCommit
 from edl_torch.master.elasticdl_adapter import ElasticDLOptions
 from edl_torch.master.server import MasterServer
 

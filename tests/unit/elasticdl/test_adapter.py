@@ -16,7 +16,7 @@ from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.elasticdl import MAX_INT32, GetTaskCall, TaskNames, TaskResult, TrainingParams
 from edl_torch.errors import InvalidArgument, TooManyBadRecords
-from edl_torch.master.commits import GroupCommit
+from edl_torch.master.durable import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
 from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
 from edl_torch.master.host import MasterHost

@@ -12,7 +12,7 @@ from edl_torch.core.calls import Acknowledgement, Failure, Fence, FencedCall, Re
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError, MasterUnavailable, StaleLease
-from edl_torch.master.commits import GroupCommit
+from edl_torch.master.durable import GroupCommit
 from edl_torch.master.host import MasterHost
 from edl_torch.testing import wait_until
 

@@ -13,7 +13,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import InvalidArgument, ServiceClosed, UnknownDataset
 from edl_torch.master.embedded import LocalMaster
 from edl_torch.testing import wait_until
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 
 
 def drain(master, calls, session):

@@ -14,7 +14,7 @@ from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, Token
 from edl_torch.master import host
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.testing import wait_until
-from edl_torch.testing.listening import Listening
+from edl_torch.testing.fake_master import Listening
 
 
 def test_repeated_request_is_answered_alike_over_the_wire(server, calls):

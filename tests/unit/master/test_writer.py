@@ -7,7 +7,7 @@ import threading
 
 from loop_kit import on_loop
 
-from edl_torch.master.writer import Writer
+from edl_torch.master.durable import Writer
 
 
 @on_loop

@@ -14,7 +14,7 @@ import torch
 from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.readers.arrow.columns import flat_values, numpy_columns, rows
 from edl_torch.readers.arrow.values import is_text, plain_values, scalar, text_values, valid
-from edl_torch.testing.records_equal import batch_row_equals
+from edl_torch.testing.check_reader import batch_row_equals
 
 pa = pytest.importorskip("pyarrow")
 

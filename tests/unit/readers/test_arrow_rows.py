@@ -12,8 +12,7 @@ from edl_torch.errors import BadRecord
 
 pa = pytest.importorskip("pyarrow", reason="Arrow tables need pyarrow")
 
-from edl_torch.readers.arrow.columns import rows  # noqa: E402
-from edl_torch.readers.arrow.rows import RowPicker  # noqa: E402
+from edl_torch.readers.arrow.columns import RowPicker, rows  # noqa: E402
 
 COUNT = 40
 

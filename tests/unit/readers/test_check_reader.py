@@ -11,8 +11,7 @@ import torch
 
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.testing.check_reader import check_reader
-from edl_torch.testing.records_equal import batch_row_equals, records_equal
+from edl_torch.testing.check_reader import batch_row_equals, check_reader, records_equal
 
 
 class Good(AbstractDataReader):

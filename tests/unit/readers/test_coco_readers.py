@@ -10,7 +10,7 @@ import pytest
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, read_image
-from edl_torch.readers.images.coco_masks import decode_segmentation
+from edl_torch.readers.images.coco_file import decode_segmentation
 from edl_torch.shard import Shard, Task
 from edl_torch.testing.check_reader import check_reader
 from edl_torch.testing.images import write_coco

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edl_torch.errors import InvalidArgument
-from edl_torch.readers.text import csv_columns
-from edl_torch.readers.text.csv_rows import CsvDialect, CsvLayout, RowParser, check_encoding
-from edl_torch.readers.text.csv_types import ColumnType, column_type, infer_type, is_number
+from edl_torch.readers.text import csv_values
+from edl_torch.readers.text.csv_layout import ColumnType, column_type, infer_type, is_number
+from edl_torch.readers.text.csv_values import CsvDialect, CsvLayout, RowParser, check_encoding
 
 pytest.importorskip("pyarrow", reason="columns need pyarrow")
 
@@ -96,7 +96,7 @@ DIALECT = CsvDialect()
 
 
 def arrow_columns(rows: list[bytes], dialect: CsvDialect, layout: CsvLayout):
-    return csv_columns.arrow_columns(b"\n".join(rows), len(rows), dialect, layout)
+    return csv_values.arrow_columns(b"\n".join(rows), len(rows), dialect, layout)
 
 
 def layout_of(kind: str, nulls=("", "NA"), **options) -> CsvLayout:
@@ -288,5 +288,5 @@ def test_numbers_have_digits():
 
 def test_columns_of_rows_have_the_types_of_arrows():
     layout = CsvLayout(names=("a", "b"), columns=(("a", ColumnType("float32")), ("b", ColumnType("str"))))
-    batch = csv_columns.columns_of([{"a": 0.5, "b": "x"}], layout)
+    batch = csv_values.columns_of([{"a": 0.5, "b": "x"}], layout)
     assert (batch["a"].dtype, batch["b"].dtype, batch["b"].tolist()) == (np.float32, object, ["x"])

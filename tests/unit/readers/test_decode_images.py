@@ -13,8 +13,7 @@ import PIL.Image
 import pytest
 
 from edl_torch.errors import BadRecord
-from edl_torch.readers.images.completeness import truncated_format
-from edl_torch.readers.images.decode import decode_image, read_image
+from edl_torch.readers.images.decode import decode_image, read_image, truncated_format
 from edl_torch.testing.images import broken_images, encode, odd_images, render, with_exif_orientation
 
 IMAGE = render(7)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from edl_torch.readers.shared import file_lock as module
-from edl_torch.readers.shared.file_lock import file_lock
+from edl_torch.readers.shared import files as module
+from edl_torch.readers.shared.files import file_lock
 from edl_torch.testing import FakeClock
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from edl_torch.errors import BadRecord
-from edl_torch.readers.recordio.decode import DECODERS
-from edl_torch.readers.recordio.record_bytes import ENCODERS, AutoEncode, kind_of
-from edl_torch.testing.records_equal import records_equal
+from edl_torch.readers.recordio.record_bytes import DECODERS, ENCODERS, AutoEncode, kind_of
+from edl_torch.testing.check_reader import records_equal
 
 IMAGE = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
 

@@ -17,7 +17,7 @@ from edl_torch.readers import RecordIODataReader
 from edl_torch.readers.recordio import format as recordio_format
 from edl_torch.readers.recordio import index as recordio_index
 from edl_torch.readers.recordio import source as recordio_source
-from edl_torch.readers.recordio.cache import OpenFiles
+from edl_torch.readers.recordio.source import OpenFiles
 from edl_torch.readers.registry import open_reader
 from edl_torch.readers.shared.mapped import MappedArrays
 from edl_torch.testing import check_reader

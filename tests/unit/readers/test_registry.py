@@ -13,8 +13,7 @@ from edl_torch import readers
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.parquet.files import claims
-from edl_torch.readers.reader_params import parse_reader_params
-from edl_torch.readers.registry import READERS, load_reader, open_reader
+from edl_torch.readers.registry import READERS, load_reader, open_reader, parse_reader_params
 from edl_torch.shard import TaskType
 from edl_torch.testing.images import write_coco, write_image_folder, write_manifest, write_voc
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.shared.mapped import MappedArrays
-from edl_torch.readers.text.row_index import BLOCK, RowIndex, build_row_index
-from edl_torch.readers.text.row_scan import RowRules
+from edl_torch.readers.text.row_index import BLOCK, RowIndex, RowRules, build_row_index
 
 QUOTED = RowRules(quote=ord('"'), delimiter=ord(","))
 LINES = RowRules(keeps_empty=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers.images.root import safe_relative_path
+from edl_torch.readers.images.decode import safe_relative_path
 
 
 @pytest.mark.parametrize(

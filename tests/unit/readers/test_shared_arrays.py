@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from edl_torch.readers import ImageManifestReader
-from edl_torch.readers.shared.mapped import SPILL_BYTES, MappedArrays, shared
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.shared.mapped import SPILL_BYTES, MappedArrays, StringTable, shared
 
 FILES = 300_000
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_torch.readers.shared.string_table import StringTable
+from edl_torch.readers.shared.mapped import StringTable
 
 anything = st.text(st.characters(exclude_categories=()))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edl_torch.readers.shared.whole_file import whole_file
+from edl_torch.readers.shared.files import whole_file
 
 
 def test_it_has_its_name_at_the_end_alone(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Source
-from edl_torch.testing.outcomes import Outcomes
+from edl_torch.testing.fake_master import Outcomes
 from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait, Warn
 from edl_torch.trainer.facts import Fact
 from edl_torch.trainer.liveness import Liveness
@@ -367,7 +367,7 @@ class Shell:
     def next(self, stream: str = OWN_STREAM, number: int | None = None) -> Grant | None:
         """Return the next lease of a stream, of the pass that is open where no `number` is given."""
         number = self.state.supply.current.number if number is None else number
-        return self.run(self.trainer.next_grant(stream, number))
+        return self.run(self.trainer.leasing.next(stream, number))
 
     def draw(self, stream: str = OWN_STREAM, number: int | None = None) -> Grant:
         """Return the next lease of a stream: there is one."""

@@ -14,7 +14,7 @@ from odps.config import options
 
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import reader_sources
-from edl_torch.readers.odps.partitions import parse_partition, parse_table_url
+from edl_torch.readers.odps.config import parse_partition, parse_table_url
 from edl_torch.readers.odps.reader import ODPSDataReader
 from edl_torch.readers.registry import open_reader
 from edl_torch.shard import Shard, Task, TaskType
