@@ -18,6 +18,7 @@ from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
+from edl_torch.data.foreign_trainers import refuse_foreign_trainer
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
@@ -89,6 +90,7 @@ class ShardedDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Records in one epoch, over all trainers."""
+        refuse_foreign_trainer()
         return self.service.size
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,6 +106,8 @@ class ShardedDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         try:
+            if self._feed is None:
+                refuse_foreign_trainer()
             return self._begin()
         except EdlError as error:
             if get_worker_info() is None:

@@ -24,6 +24,7 @@ from edl_torch.core.calls import NEW_PASS, DatasetStatus
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.dataset import Feed, OnBadRecord, ShardedDataset
+from edl_torch.data.foreign_trainers import refuse_foreign_trainer
 from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
@@ -198,6 +199,11 @@ class ElasticDataLoader(DataLoader[Any]):
         return dataset.service
 
     @property
+    def synchronous(self) -> bool:
+        """Whether it steps together with other ranks."""
+        return self._peers is not None
+
+    @property
     def epoch(self) -> int:
         """The epoch of the pass under way, or of the last one; without barrier the one it began in.
 
@@ -236,6 +242,7 @@ class ElasticDataLoader(DataLoader[Any]):
         return self.service.epoch if position.lockstep is None else position.epoch_of_all(position.lockstep)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        refuse_foreign_trainer()
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
@@ -259,6 +266,7 @@ class ElasticDataLoader(DataLoader[Any]):
         )
 
     def __len__(self) -> int:
+        refuse_foreign_trainer()
         size = self.service.size
         if self.batch_size is None and not self._columnar:
             return size
