@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.padding import Statistics
@@ -93,6 +94,12 @@ class ElasticTrainer:
         loader, args = self.elastic_loader, self.args
         if not isinstance(loader, ElasticDataLoader):
             raise InvalidArgument(f"elastic_loader must be an ElasticDataLoader, not {type(loader).__name__}")
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if ranks > 1 and self.accelerator.distributed_type == "NO":
+            raise InvalidArgument(
+                f"the process group has {ranks} ranks, and the Trainer would train a model on each: without "
+                f"accelerators, TrainingArguments need use_cpu=True and ddp_backend='gloo'"
+            )
         if args.world_size > 1 and not loader.synchronous:
             raise InvalidArgument(
                 f"{args.world_size} ranks average their gradients: make the ElasticDataLoader with "

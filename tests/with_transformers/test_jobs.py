@@ -61,3 +61,10 @@ def test_what_ranks_cannot_do_is_refused(start_job: Callable[[Settings], Any]) -
     assert several.startswith("2 ranks average their gradients: make the ElasticDataLoader with synchronous")
     assert tokens.endswith("leave out average_tokens_across_devices=False")
     assert backward.startswith("training_step() of OwnBackward does not call self.accelerator.backward(loss)")
+
+
+def test_ranks_that_the_trainer_does_not_train_together_are_refused(
+    start_job: Callable[[Settings], Any],
+) -> None:
+    (alone,) = start_job(Settings(alone=True)).run(2)
+    assert alone.startswith("the process group has 2 ranks, and the Trainer would train a model on each")

@@ -32,6 +32,7 @@ class Settings:
     step_s: float = 0.01
     items: bool = False
     refused: bool = False
+    alone: bool = False
 
 
 class MyTrainer(ElasticTrainer, Trainer):
@@ -72,7 +73,7 @@ def arguments(folder: Path, settings: Settings, **more: Any) -> TrainingArgument
         **more,
     }
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        given["ddp_backend"] = "gloo"
+        given = {"ddp_backend": "gloo", **given}
     return TrainingArguments(**given)
 
 
@@ -101,25 +102,25 @@ class OwnBackward(MyTrainer):
         return loss.detach()
 
 
-def refusals(folder: Path, settings: Settings) -> list[str]:
+def refusal(kind: Any, folder: Path, settings: Settings, *, synchronous: bool, **more: Any) -> str:
     """What an ElasticTrainer says to what several ranks cannot do."""
+    args = arguments(folder, settings, **more)
+    with ElasticDataLoader(
+        Records(settings.size), settings.batch, num_epochs=2, synchronous=synchronous
+    ) as loader:
+        try:
+            kind(**parts(settings), args=args, elastic_loader=loader).train()
+        except InvalidArgument as error:
+            return str(error)
+    return ""
 
-    def attempt(kind: Any, *, synchronous: bool, **more: Any) -> str:
-        with ElasticDataLoader(
-            Records(settings.size), settings.batch, num_epochs=2, synchronous=synchronous
-        ) as loader:
-            try:
-                kind(
-                    **parts(settings), args=arguments(folder, settings, **more), elastic_loader=loader
-                ).train()
-            except InvalidArgument as error:
-                return str(error)
-        return ""
 
+def refusals(folder: Path, settings: Settings) -> list[str]:
+    """What it says to ranks that could train together."""
     return [
-        attempt(MyTrainer, synchronous=False),
-        attempt(MyTrainer, synchronous=True, average_tokens_across_devices=False),
-        attempt(OwnBackward, synchronous=True),
+        refusal(MyTrainer, folder, settings, synchronous=False),
+        refusal(MyTrainer, folder, settings, synchronous=True, average_tokens_across_devices=False),
+        refusal(OwnBackward, folder, settings, synchronous=True),
     ]
 
 
@@ -127,10 +128,14 @@ def run(folder: Path, settings: Settings, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    args = arguments(folder, settings, eval_strategy="epoch")
+    if settings.alone:
+        found = refusal(MyTrainer, folder, settings, synchronous=True, use_cpu=False)
+        (folder / "result.json").write_text(json.dumps([found]))
+        return
     if settings.refused:
         (folder / "result.json").write_text(json.dumps(refusals(folder, settings)))
         return
+    args = arguments(folder, settings, eval_strategy="epoch")
     with ElasticDataLoader(
         Records(settings.size),
         settings.batch,
