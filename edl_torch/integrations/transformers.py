@@ -62,6 +62,8 @@ class ElasticTrainer:
     accelerator: Any
     compute_loss_func: Any
     control: Any
+    deepspeed: Any
+    is_deepspeed_enabled: bool
     optimizer: Any
     state: Any
     training_step: Any
@@ -168,7 +170,10 @@ class ElasticTrainer:
         """Train until the loader ends the epoch: how many batches it has is not known before."""
         trainer: Any = super()
         loader = self.elastic_loader
-        loader.attach(self.optimizer, scaler=getattr(self.accelerator, "scaler", None))
+        if self.is_deepspeed_enabled:
+            loader.attach(self.deepspeed)
+        else:
+            loader.attach(self.optimizer, scaler=getattr(self.accelerator, "scaler", None))
         if loader.synchronous:
             self._statistics.watch(model)
         self._epoch = _EpochSize(max(1, len(loader)))

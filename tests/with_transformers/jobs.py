@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import random
@@ -13,7 +14,7 @@ from typing import Any
 
 from edl_torch.master.threaded import ThreadedMaster
 
-JOB_S = 60.0
+JOB_S = 110.0  # on a machine that is busy with other things
 
 
 class Job:
@@ -77,7 +78,8 @@ class Job:
 
 
 def run_program(program: str, folder: Path, settings: Any, environment: dict[str, str]) -> None:
-    """Be one rank."""
+    """Be one rank; say where it stands before it is given up."""
+    faulthandler.dump_traceback_later(JOB_S - 5.0)
     __import__(program).run(folder, settings, environment)
 
 
