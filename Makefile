@@ -9,7 +9,7 @@ FUZZ_S := 60
 WORKERS := 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ray test-tensorflow test-transformers chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test test-ray test-tensorflow test-transformers test-deepspeed chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -53,6 +53,15 @@ $(HF)/.installed: pyproject.toml constraints.txt
 
 test-transformers: $(HF)/.installed  ## jobs under a transformers Trainer, killed and resumed; own environment
 	$(HF)/bin/python -m pytest -q tests/with_transformers
+
+DS := .venv-deepspeed
+$(DS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DS)
+	DS_BUILD_OPS=0 $(DS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deepspeed]' pytest pytest-timeout
+	@touch $@
+
+test-deepspeed: $(DS)/.installed  ## jobs with a DeepSpeed engine, killed and resumed; own environment
+	$(DS)/bin/python -m pytest -q tests/with_deepspeed
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; jobs that restore (eight minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
@@ -102,4 +111,4 @@ stubs: $(STUBS)/.installed  ## generate the protobuf stubs again, with tools in 
 	$(STUBS)/bin/python -m edl_torch.rpc.generate
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) $(RAY) $(TF) $(HF) $(STUBS) runs build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY) $(TF) $(HF) $(DS) $(STUBS) runs build dist .mypy_cache .ruff_cache .hypothesis

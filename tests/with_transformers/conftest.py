@@ -19,7 +19,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
 os.environ["PYTHONPATH"] = os.pathsep.join(  # of the processes that jobs are
-    filter(None, [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    filter(None, [str(HERE), str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
 )
 
 
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[Callable[[Any], Any]]:
     """Makes a job, under a master with a journal in `tmp_path / "state"`."""
-    from jobs import Job
+    from framework_jobs import Job
 
     from edl_torch.master.threaded import ThreadedMaster
 

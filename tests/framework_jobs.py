@@ -35,15 +35,13 @@ class Job:
             port = free.getsockname()[1]
         processes = []
         for rank in range(ranks):
-            environment = {"EDL_MASTER_ADDR": self._master.address}
+            environment = {
+                "EDL_MASTER_ADDR": self._master.address,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
             if ranks > 1:
-                environment |= {
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(ranks),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                }
+                environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
             arguments = (self._program, self.folder, self._settings, environment)
             processes.append(self._context.Process(target=run_program, args=arguments))
             processes[-1].start()
