@@ -1,8 +1,8 @@
 """The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
 
 Pages that need data, a service or a framework have tests of their own: those of readers of files in
-`integration/test_file_readers.py`, MaxCompute and TensorFlow. Blocks of torchrun and Ray show places in a
-program, with `...` for the rest of it.
+`integration/test_file_readers.py`, MaxCompute, TensorFlow, Transformers and DeepSpeed. Blocks of torchrun and
+Ray show places in a program, with `...` for the rest of it.
 """
 
 from __future__ import annotations
