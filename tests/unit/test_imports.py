@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data", "client.torchrun"),
+    "torch": ("data", "client.torchrun", "integrations.torchtitan"),
     "grpc": (
         *(
             "rpc",
@@ -59,6 +59,8 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "PIL": (),
     "ray": ("integrations.ray",),
     "tensorflow": ("integrations.tensorflow",),
+    "torchtitan": ("integrations.torchtitan",),
+    "tyro": ("integrations.torchtitan",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
     "odps": ("readers.odps.client", "readers.odps.errors"),
