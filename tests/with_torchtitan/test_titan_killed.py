@@ -39,3 +39,15 @@ def test_five_times_killed_and_resumed_by_other_numbers_of_ranks(
     assert titan.counts(records) == [EPOCHS] * records
     assert titan.saved_of_the_data == {"dataloader.token"}
     assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_ranks_learn_nothing_from_what_stands_in_for_records(accumulate: int, tmp_path: Path) -> None:
+    """One shard in each epoch: while one rank reads it the other has nothing."""
+    with jobs(tmp_path, records=5, accumulate=accumulate, world=2) as titan:
+        titan.start()
+        assert titan.end() == 0, (tmp_path / "trainer.log").read_text()[-4000:]
+        status, verdict = titan.audit()
+    assert titan.counts(5) == [EPOCHS] * 5
+    assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict
