@@ -283,6 +283,7 @@ class ElasticPasses:
     def pad(self) -> None:
         """The loop gets a padding batch, which holds no record of its own."""
         self.phase = moved(self.phase, Loop.TRAINING)
+        self._state.steps.padded()
         self._in_hand = None
 
     def records_in_hand(self) -> Indices:
