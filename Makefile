@@ -9,7 +9,7 @@ FUZZ_S := 60
 WORKERS := 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ray test-tensorflow test-torchtitan chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test test-ray test-tensorflow test-torchtitan test-torchft chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -56,6 +56,15 @@ $(TITAN)/.installed: pyproject.toml constraints.txt
 
 test-torchtitan: $(TITAN)/.installed  ## torchtitan's trainer on the CPU, killed and resumed; own environment
 	$(TITAN)/bin/python -m pytest -q tests/with_torchtitan
+
+FT := .venv-torchft
+$(FT)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FT)
+	$(FT)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torchft]' pytest pytest-timeout
+	@touch $@
+
+test-torchft: $(FT)/.installed  ## replicas under torchft, whose commits fail and that are killed; own environment
+	$(FT)/bin/python -m pytest -q tests/with_torchft
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; jobs that restore (eight minutes)
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
@@ -105,4 +114,4 @@ stubs: $(STUBS)/.installed  ## generate the protobuf stubs again, with tools in 
 	$(STUBS)/bin/python -m edl_torch.rpc.generate
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) $(RAY) $(TF) $(TITAN) $(STUBS) runs build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY) $(TF) $(TITAN) $(FT) $(STUBS) runs build dist .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,7 @@ from edl_torch.data.dataset import Feed, OnBadRecord, ShardedDataset
 from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
+from edl_torch.data.padded_pass import PaddedPass
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
 from edl_torch.data.sorted_labels import warn_of_sorted_labels
@@ -176,6 +177,7 @@ class ElasticDataLoader(DataLoader[Any]):
             attached=lambda: service.optimizers,
             batches=service._live_session.trainer.elastic,
         )
+        self._keeps_stepping = False
         self._lineage = 0
         self._told_of_order = False
         if self._peers is not None:
@@ -258,11 +260,10 @@ class ElasticDataLoader(DataLoader[Any]):
         if session.lineage != self._lineage:
             self._lineage = session.lineage
             self._weights.restart()
-        if self._peers is None:
+        if self._peers is None and not self._keeps_stepping:
             return LoaderPass(self, session, whole_batch, self._weights, epoch)
-        return LockstepPass(
-            *(self, session, whole_batch, self._weights, self._padding, self._statistics, epoch)
-        )
+        kind = PaddedPass if self._peers is None else LockstepPass
+        return kind(self, session, whole_batch, self._weights, self._padding, self._statistics, epoch)
 
     def __len__(self) -> int:
         size = self.service.size
@@ -317,6 +318,16 @@ class ElasticDataLoader(DataLoader[Any]):
         ranks' statistics.
         """
         self._statistics.watch(model)
+
+    def keep_stepping(self) -> None:
+        """From the next pass on hand out a batch that stands in, with `weight` 0, where the loop would wait
+        for records that other trainers hold.
+
+        For trainers that wait for each other at each step and are no synchronous ranks, as the replicas of
+        torchft. Backpropagate `weigh(loss)`, which is 0 for such a batch. A loader that never had a batch
+        has none to stand in, and waits.
+        """
+        self._keeps_stepping = True
 
     @property
     def _columnar(self) -> bool:

@@ -60,6 +60,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "ray": ("integrations.ray",),
     "tensorflow": ("integrations.tensorflow",),
     "torchtitan": ("integrations.torchtitan",),
+    "torchft": (),
     "tyro": ("integrations.torchtitan",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,20 +24,22 @@ from torchtitan.models.llama3 import config_registry
 PAGE = Path(__file__).parents[2] / "docs" / "torchtitan.md"
 
 
-def changes() -> tuple[list[str], list[str]]:
-    """The page's lines of before and after."""
+def changes() -> Iterator[tuple[str, str]]:
+    """What each part of the page's diff replaces, and by what."""
     (block,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    lines = block.splitlines()
-    return [line[1:] for line in lines if line[0] != "+"], [line[1:] for line in lines if line[0] != "-"]
+    for part in block.split("@@\n"):
+        lines = part.splitlines(keepends=True)
+        yield tuple("".join(line[1:] for line in lines if line[0] != left_out) for left_out in "+-")
 
 
 def page_config() -> Any:
     """torchtitan's own function with the page's changes."""
-    before, after = ("\n".join(lines) for lines in changes())
     source = inspect.getsource(config_registry.llama3_debugmodel)
-    assert before in source, "the page shows what torchtitan does not have"
+    for before, after in changes():
+        assert source.count(before) == 1, "the page shows what torchtitan does not have"
+        source = source.replace(before, after)
     names: dict[str, Any] = dict(vars(config_registry))
-    exec(source.replace(before, after), names)
+    exec(source, names)
     return names["llama3_debugmodel"]()
 
 
