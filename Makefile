@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 FUZZ_S := 60
 WORKERS := 2
-FRAMEWORKS := ray tensorflow lightning accelerate transformers deepspeed
+FRAMEWORKS := ray tensorflow lightning accelerate transformers deepspeed torchtitan torchft
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test $(FRAMEWORKS:%=test-%) chaos simulate fuzz check format bench stubs clean
@@ -28,10 +28,13 @@ demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends wit
 test: $(STAMP)  ## all tests, but further cases of some that take long; WORKERS=2 at a time
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Each framework has an environment of its own: they want other packages, and are large.
+# Each framework has an environment of its own: they want other packages, and are large. torchtitan's `datasets` wants
+# an older fsspec than the constraints have; DeepSpeed's kernels are not for a processor.
 .venv-%/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-$*
-	DS_BUILD_OPS=0 .venv-$*/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]' pytest pytest-timeout
+	grep -v '$(if $(filter torchtitan,$*),^fsspec,^$$)' constraints.txt > .venv-$*/constraints.txt
+	DS_BUILD_OPS=0 .venv-$*/bin/pip install --quiet --disable-pip-version-check -c .venv-$*/constraints.txt -e '.[$*]' \
+		pytest pytest-timeout
 	@touch $@
 
 test-ray: .venv-ray/.installed  ## jobs on a local Ray cluster whose workers and master are killed
@@ -51,6 +54,12 @@ test-transformers: .venv-transformers/.installed  ## jobs of a Transformers Trai
 
 test-deepspeed: .venv-deepspeed/.installed  ## jobs with a DeepSpeed engine, killed and resumed
 	.venv-deepspeed/bin/python -m pytest -q tests/with_deepspeed
+
+test-torchtitan: .venv-torchtitan/.installed  ## torchtitan's trainer on the CPU, killed and resumed
+	.venv-torchtitan/bin/python -m pytest -q tests/with_torchtitan
+
+test-torchft: .venv-torchft/.installed  ## replicas under torchft, whose commits fail and that are killed
+	.venv-torchft/bin/python -m pytest -q tests/with_torchft
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; 200 notices; jobs that restore
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos

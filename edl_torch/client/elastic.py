@@ -143,9 +143,9 @@ class ElasticSession:
         """A wrapper passes on the oldest batch that it has read ahead, or one that stands in."""
         self._session.run(self._passes.passed_on(stands_in=stands_in))
 
-    def give_back(self) -> None:
-        """The batch in hand was not trained on: it goes back to the master."""
-        self._session.run(self._passes.give_back())
+    def give_back(self, *, window: bool = False) -> None:
+        """The batch in hand, or the window, was not trained on: it goes back to the master."""
+        self._session.run(self._passes.give_back(window=window))
 
     # Optimizers -------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
+from edl_torch.data.padded_pass import PaddedPass
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
 from edl_torch.data.read_ahead import ReadAhead
@@ -179,6 +180,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         )
         told = service.lookahead == "told"
         self._read_ahead = ReadAhead(self._weights, self._statistics) if told else None
+        self._keeps_stepping = False
         self._lineage = 0
         self._told_of_order = False
         if self._peers is not None:
@@ -272,15 +274,14 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         if self._read_ahead is not None:
             self._read_ahead.clear()
             weights, statistics = self._read_ahead, Statistics()  # it sees to them when a batch is passed on
-        if self._peers is None:
-            return LoaderPass(self._inner, session, whole_batch, weights, epoch)
-        return LockstepPass(
-            *(self._inner, session, whole_batch, weights),
-            padding=self._padding,
-            statistics=statistics,
-            notice=self._notice,
-            epoch=epoch,
-        )
+        shared = (self._inner, session, whole_batch, weights)
+        if self._peers is not None:
+            return LockstepPass(
+                *shared, padding=self._padding, statistics=statistics, notice=self._notice, epoch=epoch
+            )
+        if self._keeps_stepping:
+            return PaddedPass(*shared, padding=self._padding, statistics=statistics, epoch=epoch)
+        return LoaderPass(*shared, epoch)
 
     def __len__(self) -> int:
         check_no_trainer(sys._getframe(1))
@@ -289,6 +290,16 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             return size
         batch = self.service.batch_size * self._ranks
         return size // batch if self.drop_last else -(-size // batch)
+
+    def keep_stepping(self) -> None:
+        """From the next pass on hand out a batch that stands in, with `weight` 0, where the loop would wait
+        for records that other trainers hold.
+
+        For trainers that wait for each other at each step and are no synchronous ranks, as the replicas of
+        torchft. Backpropagate `weigh(loss)`, which is 0 for such a batch. A loader that never had a batch
+        has none to stand in, and waits.
+        """
+        self._keeps_stepping = True
 
     def close(self) -> None:
         """End an iteration that is under way, or was left: what the loop has not finished with goes back.

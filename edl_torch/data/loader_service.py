@@ -75,13 +75,15 @@ class ServiceMethods:
         own = self._read_ahead is None or self._read_ahead.passed_on()
         self.service._live_session.elastic.passed_on(stands_in=not own)
 
-    def give_back(self) -> None:
+    def give_back(self, *, window: bool = False) -> None:
         """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.
 
-        With several attached optimizers some may have stepped on it. Raises AccountingError where it was
-        acknowledged already: call it before the last optimizer steps.
+        With `window` so is every batch that was handed out and is not acknowledged: all that were gathered
+        for a step which did not take place. With several attached optimizers some may have stepped on it.
+        Raises AccountingError where the batch in hand was acknowledged already: call it before the last
+        optimizer steps.
         """
-        self.service._live_session.elastic.give_back()
+        self.service._live_session.elastic.give_back(window=window)
 
     def state_dict(self) -> dict[str, Any]:
         """The data position, to be saved with the model; see `DataShardService.state_dict`."""

@@ -283,6 +283,7 @@ class ElasticPasses:
     def pad(self) -> None:
         """The loop gets a padding batch, which holds no record of its own."""
         self.phase = moved(self.phase, Loop.TRAINING)
+        self._state.steps.padded()
         if not self._state.steps.is_told:  # there, those read before it may still be in hand
             self._in_hand = None
 
@@ -386,10 +387,13 @@ class ElasticPasses:
         yield from self._reporter.send()
         return completed
 
-    def give_back(self) -> Procedure[None]:
-        """Give the batch in hand back: it was not trained on, though some optimizer may have stepped."""
+    def give_back(self, *, window: bool = False) -> Procedure[None]:
+        """Give the batch in hand back: it was not trained on, though some optimizer may have stepped.
+
+        Or the whole window: each batch that was handed out and is not acknowledged, if there is one.
+        """
         state = self._state
-        if self._in_hand is None:
+        if not state.inflight.batches if window else self._in_hand is None:
             return
         if state.steps.ahead:
             raise AccountingError(
@@ -402,9 +406,10 @@ class ElasticPasses:
                 f"acknowledged, by the step of the last attached optimizer or a report. Give it back "
                 f"before that"
             )
-        returned = state.inflight.handed(1, state.steps.untouched)
-        state.outbox.note(give_backs=state.inflight.take_back(), returned=returned)
-        state.steps.withdrawn(1)
+        batches = state.inflight.batches if window else 1
+        returned = state.inflight.handed(batches, state.steps.untouched)
+        state.outbox.note(give_backs=state.inflight.take_back(batches), returned=returned)
+        state.steps.withdrawn(batches)
         self.taken_out += 1
         self._in_hand = None
         yield from self._reporter.send()

@@ -152,12 +152,13 @@ class InFlight:
         positions = ((task, position) for task, first, after in ticket for position in range(first, after))
         return [failure for task, position in positions for failure in self.fail(task, position, reason)]
 
-    def take_back(self) -> list[GiveBack]:
-        """Give back the newest batch that was handed out, and what follows it in its leases."""
+    def take_back(self, batches: int = 1) -> list[GiveBack]:
+        """Give back the newest batches that were handed out, and what follows them in their leases."""
         starts: dict[int, int] = {}
-        for task, first, _ in self._batches.pop():
-            if task in self._held:
-                starts.setdefault(task, first)
+        for _ in range(batches):
+            for task, first, _after in self._batches.pop():
+                if task in self._held:
+                    starts[task] = min(first, starts.get(task, first))
         return self._give_back_all(starts)
 
     # Records go back --------------------------------------------------------------------------------------

@@ -117,6 +117,10 @@ class Steps:
         for number in self._since:
             self._since[number] += 1
 
+    def padded(self) -> None:
+        """Note that a padding batch went to the loop, which steps on it like on any other."""
+        self._handed += 1
+
     def stepped(self, number: int) -> None:
         """Note that optimizer `number` stepped."""
         mine = self._in_pass.get(number)
@@ -182,6 +186,7 @@ class Steps:
     def withdrawn(self, batches: int) -> None:
         """The newest batches were given back."""
         self._ahead = max(0, self._ahead - batches)
+        self._handed = max(0, self._handed - batches)
         for number in self._since:
             self._since[number] = max(0, self._since[number] - batches)
         self._forget_nobody()

@@ -216,6 +216,33 @@ def test_a_loop_that_gives_back_each_batch_once_trains_each_record_once(num_work
     fake.outcomes["training"].check_complete(1)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_gives_back_each_second_window_trains_each_record_once(num_workers: int) -> None:
+    fake = FakeMaster()
+    steps = optimizer()
+    with ElasticDataLoader(SQUARES, 4, master_client=fake, num_workers=num_workers) as loader:
+        loader.attach(steps)
+        trained: list[float] = []
+        window: list[float] = []
+        failed = False
+        for number, (x, _) in enumerate(loader, 1):
+            window += x.tolist()
+            if number % 3:
+                continue
+            failed = not failed
+            if failed:
+                loader.give_back(window=True)
+            else:
+                steps.step()
+                trained += window
+            window = []
+        trained += window  # gathered after the last step, and stepped on now
+        steps.step()
+        assert sorted(trained) == [float(n) for n in range(40)]
+        assert loader.service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
 def test_a_batch_that_was_acknowledged_cannot_be_given_back() -> None:
     steps = optimizer()
     with ElasticDataLoader(SQUARES, 8, master_client=FakeMaster()) as loader:

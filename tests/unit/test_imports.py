@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data", "client.torchrun", "integrations.transformers"),
+    "torch": ("data", "client.torchrun", "integrations.transformers", "integrations.torchtitan"),
     "grpc": (
         *(
             "rpc",
@@ -60,6 +60,9 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "lightning": ("integrations.lightning",),
     "accelerate": ("integrations.accelerate",),
     "transformers": ("integrations.transformers",),
+    "torchtitan": ("integrations.torchtitan",),
+    "torchft": (),
+    "tyro": ("integrations.torchtitan",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
     "odps": ("readers.odps.client", "readers.odps.retries"),

@@ -185,6 +185,32 @@ def test_a_step_is_not_due_on_a_batch_that_was_given_back(master: Master, shell:
     assert shell.told(Reporting)[-1].returned == ()
 
 
+def test_a_window_is_given_back_as_a_whole(master: Master, shell: Shell) -> None:
+    number = shell.begin_elastic()
+    shell.state.steps.attach()
+    grant = shell.draw()
+    first = ((grant.task, 0, 4),)
+    assert shell.run(shell.elastic.hand(first))
+    second = hand_next(shell)
+    shell.run(shell.elastic.give_back(window=True))
+    assert set(reports_of(master)[-1].give_backs) == {back(grant.task, 0), back(second.task, 0)}
+    assert shell.state.steps.keep == 0
+    shell.run(shell.elastic.give_back(window=True))
+    assert shell.elastic.taken_out == 1, "there is none any more"
+    assert not shell.run(shell.elastic.hand(((grant.task, 4, 8),)))
+    shell.run(shell.elastic.close(number))
+    assert shell.train_through() == 64
+
+
+def test_of_a_window_that_counts_nothing_is_given_back(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    hand_next(shell)
+    shell.report()
+    shell.run(shell.elastic.give_back(window=True))
+    assert shell.elastic.taken_out == 0
+    assert master.status.acknowledged == 8
+
+
 def test_a_batch_that_counts_already_is_not_given_back(shell: Shell) -> None:
     shell.begin_elastic()
     hand_next(shell)

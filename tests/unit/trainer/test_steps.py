@@ -208,3 +208,28 @@ def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
     assert steps.take_idle() == ["idle"]
     steps.begin_pass()
     assert steps.take_idle() == []
+
+
+def test_batches_that_stand_in_are_no_reading_ahead() -> None:
+    """Five batches and three that stand in make two windows of four; a third ends after the last batch."""
+    steps = Steps()
+    number = steps.attach()
+    for window in (("real",) * 4, ("real", "stand-in", "stand-in", "stand-in")):
+        for batch in window:
+            steps.handed() if batch == "real" else steps.padded()
+        steps.stepped(number)
+    steps.stepped_after_the_end(number)
+    assert steps.keep == 0
+
+
+def test_batches_that_went_back_before_the_first_step_are_no_reading_ahead() -> None:
+    steps = Steps()
+    number = steps.attach()
+    for _ in range(2):
+        steps.handed()
+        steps.withdrawn(1)
+    for _ in range(3):
+        steps.handed()
+        steps.stepped(number)
+    steps.stepped_after_the_end(number)
+    assert steps.keep == 0

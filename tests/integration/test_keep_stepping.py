@@ -1,0 +1,67 @@
+"""A loader that keeps stepping hands out stand-ins where it would wait for records of other trainers."""
+
+from __future__ import annotations
+
+import torch
+
+from edl_torch import ElasticDataLoader
+from edl_torch.testing import FakeMaster
+
+
+def loader_of(records: int, fake: FakeMaster, **arguments: object) -> ElasticDataLoader:
+    return ElasticDataLoader(
+        range(records), 4, records_per_shard=4, master_client=fake, synchronous=False, **arguments
+    )
+
+
+def test_a_batch_stands_in_while_another_trainer_holds_the_rest() -> None:
+    fake = FakeMaster()
+    weight = torch.nn.Parameter(torch.zeros(8))
+    with loader_of(8, fake) as other, loader_of(8, fake) as loader:
+        loader.keep_stepping()
+        steps = torch.optim.SGD([weight], lr=1.0)
+        loader.attach(steps)
+        theirs, mine = iter(other), iter(loader)
+        held = next(theirs)
+        weights = []
+        for _ in range(3):
+            batch = next(mine)
+            assert len(batch) == 4
+            steps.zero_grad()
+            loader.weigh(weight[batch].mean().neg()).backward()
+            steps.step()
+            weights.append(loader.weight)
+        assert weights == [4, 0, 0]
+        assert list(theirs) == []  # it is done with what it held
+        assert list(mine) == []
+        assert loader.service.finished
+    assert weight[held].tolist() == [0.0] * 4
+    assert weight.sum() == 4
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_what_comes_back_from_another_trainer_is_read() -> None:
+    fake = FakeMaster()
+    with loader_of(8, fake) as loader:
+        loader.keep_stepping()
+        other = loader_of(8, fake)
+        theirs, mine = iter(other), iter(loader)
+        next(theirs)
+        first = next(mine).tolist()
+        assert next(mine).tolist() == first
+        assert loader.weight == 0
+        other.close()
+        second = next(mine).tolist()
+        assert loader.weight == 4
+        assert sorted(first + second) == list(range(8))
+        assert list(mine) == []
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_alone_it_reads_like_any_other() -> None:
+    fake = FakeMaster()
+    with loader_of(10, fake, num_epochs=2) as loader:
+        loader.keep_stepping()
+        for _ in loader.epochs():
+            assert sorted(n for batch in loader for n in batch.tolist()) == list(range(10))
+    fake.outcomes["training"].check_complete(2)

@@ -1,0 +1,158 @@
+"""Replicas of a torchft job on threads, whose model counts how often it has learnt each record.
+
+Lighthouse, managers, process groups, transport of state and optimizer wrapper are torchft's own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchft import Manager, Optimizer, ProcessGroupGloo
+
+from edl_torch import ElasticDataLoader, MasterClient
+from edl_torch.integrations.torchft import attach_manager
+from edl_torch.master.embedded import LocalMaster
+from edl_torch.readers import MapDatasetReader
+
+TIMEOUT = timedelta(seconds=4)
+
+Fault = Callable[["Replica"], None]
+
+
+def no_fault(_: Replica) -> None:
+    """Nothing goes wrong."""
+
+
+class Replica:
+    """One replica group of one rank. `before` and `after` are called around the sum of the gradients."""
+
+    def __init__(
+        self,
+        number: int,
+        lighthouse: str,
+        master: LocalMaster | MasterClient,
+        records: int,
+        *,
+        epochs: int = 2,
+        window: int = 1,
+        num_workers: int = 0,
+        audit_dir: Path | None = None,
+        before: Fault = no_fault,
+        after: Fault = no_fault,
+        **options: Any,
+    ) -> None:
+        self.number = number
+        self.window = window
+        self.counts = torch.nn.Parameter(torch.zeros(records))
+        self._before = before
+        self._after = after
+        self.attempts = 0
+        self.failed = 0
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.manager = Manager(
+            pg=ProcessGroupGloo(timeout=TIMEOUT),
+            load_state_dict=self._load,
+            state_dict=lambda: {"counts": self.counts.detach().clone()},
+            min_replica_size=1,
+            timeout=TIMEOUT,
+            quorum_timeout=timedelta(seconds=20),
+            rank=0,
+            world_size=1,
+            store_addr="127.0.0.1",
+            store_port=self._store.port,
+            lighthouse_addr=lighthouse,
+            replica_id=f"replica_{number}",
+            **options,
+        )
+        self.loader = ElasticDataLoader(
+            MapDatasetReader(range(records)),
+            4,
+            num_epochs=epochs,
+            shuffle=True,
+            records_per_shard=8,
+            master_client=master,
+            audit_dir=audit_dir,
+            synchronous=False,
+            num_workers=num_workers,
+        )
+
+    def _load(self, state: Any) -> None:
+        with torch.no_grad():
+            self.counts.copy_(state["counts"])
+
+    def train(self) -> None:
+        """The loop."""
+        attach_manager(self.loader, self.manager)
+        commit = self.manager.should_commit
+
+        def counted() -> bool:
+            committed = commit()
+            self.failed += not committed
+            return committed
+
+        self.manager.should_commit = counted
+        optimizer = Optimizer(self.manager, torch.optim.SGD([self.counts], lr=1.0))
+        gathered = 0
+        for _ in self.loader.epochs():
+            for batch in self.loader:
+                if not gathered:
+                    optimizer.zero_grad()
+                self.backward(batch)
+                gathered += 1
+                if gathered == self.window:
+                    self.step(optimizer)
+                    gathered = 0
+            if gathered:
+                self.step(optimizer)
+                gathered = 0
+
+    def backward(self, batch: torch.Tensor) -> None:
+        """Each record of the batch counts one."""
+        self.loader.weigh(self.counts[batch].mean().neg()).backward()
+
+    def step(self, optimizer: Any) -> None:
+        """Add up what all replicas have, and step on it, or not."""
+        self.attempts += 1
+        self._before(self)
+        self.manager.allreduce(self.counts.grad, reduce_op=dist.ReduceOp.SUM).wait()
+        self._after(self)
+        optimizer.step()
+
+    def close(self) -> None:
+        """Leave the master and the lighthouse."""
+        self.loader.close()
+        self.manager.shutdown(wait=False)
+
+
+def run(*replicas: Replica, delays_s: tuple[float, ...] = (), timeout_s: float = 120.0) -> None:
+    """Train on all of them at once, to the end of the data."""
+    errors: list[BaseException] = []
+
+    def one(replica: Replica, delay_s: float) -> None:
+        time.sleep(delay_s)
+        try:
+            replica.train()
+        except BaseException as exc:  # noqa: BLE001  raised below
+            errors.append(exc)
+        finally:
+            replica.close()
+
+    waits = [*delays_s, *[0.0] * (len(replicas) - len(delays_s))]
+    threads = [
+        threading.Thread(target=one, args=pair, daemon=True) for pair in zip(replicas, waits, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a replica did not come to its end"

@@ -1,0 +1,53 @@
+"""Torchtitan jobs killed with -9 and resumed by another number of ranks learn every record once an epoch."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from titan_kit import jobs
+
+EPOCHS = 2
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "num_workers", "worlds", "records", "most_steps"),
+    [(1, 0, (1, 2, 2, 1, 2, 1), 107, 12), (4, 2, (2, 1, 2, 2, 1, 2), 211, 5)],
+    ids=["each batch a step", "four batches a step, with loader workers"],
+)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_five_times_killed_and_resumed_by_other_numbers_of_ranks(
+    accumulate: int,
+    num_workers: int,
+    worlds: tuple[int, ...],
+    records: int,
+    most_steps: int,
+    tmp_path: Path,
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    job = {"records": records, "epochs": EPOCHS, "accumulate": accumulate, "num_workers": num_workers}
+    with jobs(tmp_path, **job, interval=2, step_s=0.05) as titan:
+        for world in worlds[:-1]:
+            titan.kill_after(chance.randint(1, most_steps), chance.uniform(0, 0.2), world=world)
+        titan.start(world=worlds[-1], step_s=0.0)
+        assert titan.end() == 0, (tmp_path / "trainer.log").read_text()[-4000:]
+        status, verdict = titan.audit()
+    assert titan.counts(records) == [EPOCHS] * records
+    assert titan.saved_of_the_data == {"dataloader.token"}
+    assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_ranks_learn_nothing_from_what_stands_in_for_records(accumulate: int, tmp_path: Path) -> None:
+    """One shard in each epoch: while one rank reads it the other has nothing."""
+    with jobs(tmp_path, records=5, accumulate=accumulate, world=2) as titan:
+        titan.start()
+        assert titan.end() == 0, (tmp_path / "trainer.log").read_text()[-4000:]
+        status, verdict = titan.audit()
+    assert titan.counts(5) == [EPOCHS] * 5
+    assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict

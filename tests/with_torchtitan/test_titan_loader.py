@@ -1,0 +1,110 @@
+"""`ElasticLoader` by itself: whole batches, whole steps, and what counts when."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import cpu_device  # noqa: F401  first: torchtitan looks for a device when it is imported
+import pytest
+import torch
+import torch.distributed as dist
+from processes import quiet_port
+
+from edl_torch.errors import InvalidArgument, Unsupported
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torchtitan's imports are deprecated in many ways
+    from edl_torch.integrations.torchtitan import ElasticLoader, next_tokens
+
+IGNORED = -100
+
+
+@pytest.fixture(autouse=True)
+def only_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
+    where = f"tcp://127.0.0.1:{quiet_port()}"
+    dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def loader_of(rows: Any, dp_world_size: int = 1, **config: Any) -> ElasticLoader:
+    made = ElasticLoader.Config(data=rows, shuffle=False, **config)
+    return made.build(
+        dp_world_size=dp_world_size,
+        dp_rank=0,
+        tokenizer=None,
+        seq_len=4,
+        local_batch_size=4,
+        snapshot_every_n_steps=None,
+    )
+
+
+ROWS = torch.arange(50).reshape(10, 5)  # two whole batches of four rows, and one of two
+
+
+def test_a_record_is_a_row_of_tokens_each_labelled_with_the_next() -> None:
+    inputs, labels = next_tokens([5, 6, 7], tokenizer=None, seq_len=4)
+    assert inputs["input"].tolist() == [5, 6, 0, 0]
+    assert inputs["positions"].tolist() == [0, 1, 2, 3]
+    assert labels.tolist() == [6, 7, IGNORED, IGNORED]
+    assert next_tokens({"tokens": [1, 2, 3, 4, 5]}, tokenizer=None, seq_len=4)[1].tolist() == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("record", [[1], [1, 2, 3, 4, 5, 6], [[1, 2], [3, 4]], {"a": [1, 2], "b": [3, 4]}])
+def test_what_is_no_row_is_refused(record: Any) -> None:
+    with pytest.raises(InvalidArgument, match="row="):
+        next_tokens(record, tokenizer=None, seq_len=4)
+
+
+def test_a_loader_that_knows_no_optimizer_is_refused() -> None:
+    dataloader = loader_of(ROWS)
+    with dataloader.loader, pytest.raises(InvalidArgument, match=r"ElasticTrainer\.Config"):
+        next(iter(dataloader))
+
+
+def test_ranks_that_share_rows_are_refused() -> None:
+    with pytest.raises(Unsupported, match="data-parallel"):
+        loader_of(ROWS, dp_world_size=2)
+
+
+def test_every_batch_is_whole_and_every_epoch_ends_with_a_step(optimizer: torch.optim.Optimizer) -> None:
+    dataloader = loader_of(ROWS, num_epochs=2)
+    dataloader.attach(optimizer)
+    real = []
+    for number, (inputs, labels) in enumerate(dataloader, 1):
+        assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (4, 4)
+        real.append(int((labels != IGNORED).any(dim=1).sum()))
+        if number % 2 == 0:
+            optimizer.step()
+    assert real == [4, 4, 2, 0, 4, 4, 2, 0]
+    assert dataloader.loader.service.finished
+    assert dataloader.loader.progress().acknowledged == 20
+    dataloader.loader.close()
+
+
+def test_a_position_counts_whole_steps_alone(optimizer: torch.optim.Optimizer) -> None:
+    dataloader = loader_of(ROWS)
+    dataloader.attach(optimizer)
+    batches = iter(dataloader)
+    beginning = dataloader.state_dict()
+    next(batches)
+    assert dataloader.loader.progress().acknowledged == 0
+    next(batches)
+    optimizer.step()
+    dataloader.state_dict()
+    assert dataloader.loader.progress().acknowledged == 8
+    next(batches)
+    dataloader.state_dict()
+    assert dataloader.loader.progress().acknowledged == 8
+    batches.close()
+    dataloader.load_state_dict(beginning)
+    assert next(iter(dataloader))[0]["input"][0].tolist() == [0, 1, 2, 3]
+    dataloader.loader.close()
