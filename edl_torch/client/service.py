@@ -34,7 +34,7 @@ log = logging.getLogger("edl_torch.client")
 class KeepsWorkers(Protocol):
     """A loader as its service sees it."""
 
-    def _end_workers(self) -> None:
+    def end_workers(self) -> None:
         """Let go of processes that wait for another pass."""
         ...
 
@@ -359,7 +359,7 @@ class DataShardService:
             if self._owns_master:
                 self._session.master.close()
             for loader in list(self._loaders):
-                loader._end_workers()
+                loader.end_workers()
 
     def __enter__(self) -> Self:
         return self

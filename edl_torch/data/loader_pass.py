@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
+from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.tickets import Ticket
@@ -22,20 +23,6 @@ _AT_NO_RECORD = (
     "It held no record; what it printed before says why (where workers are spawned, a program that does not "
     'begin under `if __name__ == "__main__":` is such a reason)'
 )
-
-
-class Source(Protocol):
-    """What a pass needs of its loader."""
-
-    persistent_workers: bool
-
-    def _read(self) -> Iterator[Envelope]:
-        """Begin to read what the session has leases for."""
-        ...
-
-    def _end_workers(self) -> None:
-        """End persistent workers; the next one to read starts others."""
-        ...
 
 
 class LoaderPass(Iterator[Any]):
@@ -48,7 +35,7 @@ class LoaderPass(Iterator[Any]):
 
     def __init__(
         self,
-        loader: Source,
+        loader: InnerLoader,
         session: Session,
         whole_batch: int | None,
         weights: Weights,
@@ -111,7 +98,7 @@ class LoaderPass(Iterator[Any]):
                 if self._inner is None:
                     if not more():
                         return None
-                    self._inner = self._loader._read()
+                    self._inner = self._loader.read()
                 for envelope in self._inner:
                     if self._whole_batch is not None and envelope.size < self._whole_batch:
                         self._passes.return_remainder(envelope.ticket)
@@ -122,7 +109,7 @@ class LoaderPass(Iterator[Any]):
             if str(exc).startswith(WORKER_DIED):
                 self._worker_died = True
                 named = self._name_records(exc)
-                self._loader._end_workers()  # torch would wait for the dead one in each pass to come
+                self._loader.end_workers()  # torch would wait for the dead one in each pass to come
                 raise named from exc
             if (own := in_own_words(exc)) is not None:
                 raise own from exc

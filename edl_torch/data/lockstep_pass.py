@@ -14,7 +14,8 @@ from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
-from edl_torch.data.loader_pass import LoaderPass, Source
+from edl_torch.data.inner_loader import InnerLoader
+from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
@@ -28,7 +29,7 @@ class LockstepPass(LoaderPass):
 
     def __init__(
         self,
-        loader: Source,
+        loader: InnerLoader,
         session: Session,
         whole_batch: int | None,
         weights: Weights,
