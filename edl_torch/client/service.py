@@ -35,7 +35,7 @@ class KeepsWorkers(Protocol):
     """A loader as its service sees it."""
 
     def end_workers(self) -> None:
-        """Let go of processes that wait for another pass."""
+        """End the processes that read for it."""
         ...
 
 
@@ -331,7 +331,7 @@ class DataShardService:
     # The end --------------------------------------------------------------------------------------------
 
     def _take_along(self, loader: KeepsWorkers) -> None:
-        """`loader` keeps processes between its passes: they go when this service is closed."""
+        """`loader` has processes, or keeps them between its passes: they go when this service is closed."""
         self._loaders.add(loader)
 
     def _check_open(self) -> None:

@@ -5,6 +5,7 @@ It is made when it first reads. It does not know when a batch has been trained o
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.dataset import Feed, ShardedDataset
+from edl_torch.data.worker_start import WorkerStart, end_by_kill, starting_workers
 
 
 class InnerLoader:
@@ -27,6 +29,7 @@ class InnerLoader:
         self._arguments = arguments
         self._feed: Feed | None = None
         self.loader: DataLoader[Any] | None = None
+        self._working: weakref.ref[Any] | None = None  # torch's newest iterator with workers
         self.persistent_workers = bool(arguments.get("persistent_workers"))
 
     @property
@@ -40,9 +43,18 @@ class InnerLoader:
             self.loader = self._make()
         self._dataset._bind(self._feed)
         try:
-            return iter(self.loader)
+            return self._start(self.loader)
         finally:
             self._dataset._bind(None)  # the iterator has it: the dataset may serve a plain DataLoader again
+
+    def _start(self, loader: DataLoader[Any]) -> Iterator[Envelope]:
+        if not loader.num_workers:
+            return iter(loader)
+        with starting_workers(loader.multiprocessing_context):
+            iterator = iter(loader)
+        end_by_kill(iterator)
+        self._working = weakref.ref(iterator)
+        return iterator
 
     def _make(self) -> DataLoader[Any]:
         size = self._batch_size
@@ -52,7 +64,8 @@ class InnerLoader:
             self._user_collate(), self._feed.tally, self._feed.generators, batched=size is not None
         )
         arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
-        if self.persistent_workers:
+        if self._arguments.get("num_workers"):
+            arguments["worker_init_fn"] = WorkerStart(self._arguments.get("worker_init_fn"))
             self._dataset.service._take_along(self)
         return DataLoader(self._dataset, batch_size=None if list_size else size, **arguments)
 
@@ -63,10 +76,9 @@ class InnerLoader:
         return to_tensors if self._batch_size is None else to_batch
 
     def end_workers(self) -> None:
-        """End persistent workers; torch complains of those that are left when the program exits."""
-        if self.loader is None:
-            return
-        iterator: Any
-        iterator, self.loader._iterator = self.loader._iterator, None
+        """End all workers: as the program exits torch would wait for those that are left, or complain."""
+        iterator = None if self._working is None else self._working()
+        if self.loader is not None:
+            self.loader._iterator = None
         if iterator is not None:
             iterator._shutdown_workers()

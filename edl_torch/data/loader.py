@@ -24,6 +24,7 @@ from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
+from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.parts_pass import PartsPass
@@ -175,6 +176,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._peers = peers
         self._padding = PaddingBatch()
         self._statistics = Statistics()
+        self._notice = Notice(together=self._peers is not None)
         self._weights = Weights(
             self._peers,
             attached=lambda: service.optimizers,
@@ -196,6 +198,26 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def __repr__(self) -> str:
         name, batches = self.service.dataset_name, self.batch_size or "the reader's"
         return f"<ElasticDataLoader {name!r} batch_size={batches} num_workers={self.num_workers}>"
+
+    @property
+    def preempted(self) -> bool:
+        """Whether this job is to end soon: save, and leave the loop. Look after each batch, on every rank.
+
+        SIGTERM is such a notice from the first look on, which belongs in the main thread: the first one is
+        noted, and a handler that the program had is still called; the second one ends the process as ever.
+        `close()` puts things back. `preempt()` is a notice too. On synchronous ranks one rank's notice is
+        seen by all at the same batch, at most two after it came.
+        """
+        return self._notice.look()
+
+    def preempt(self) -> None:
+        """Make `preempted` true, here and on all synchronous ranks; from any thread or signal handler.
+
+        For notices that come in other ways (a cloud's, Ray's, another signal), and for what one rank alone
+        decides (a limit of time). Iteration goes on until the loop is left; `epochs()` ends once the program
+        has seen `preempted`.
+        """
+        self._notice.give()
 
     def through(self, epoch: int) -> Iterator[Any]:
         """Iterate over every epoch up to `epoch` that is not over, and over none after it.
@@ -245,7 +267,11 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             return LoaderPass(self._inner, session, whole_batch, self._weights, epoch)
         kind = LockstepPass if self._peers.parts is None else PartsPass
         return kind(
-            *(self._inner, session, whole_batch, self._weights, self._padding, self._statistics, epoch)
+            *(self._inner, session, whole_batch, self._weights),
+            padding=self._padding,
+            statistics=self._statistics,
+            notice=self._notice,
+            epoch=epoch,
         )
 
     def __len__(self) -> int:
@@ -260,6 +286,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
         A service that the loader has made is closed too.
         """
+        self._notice.close()
         live = None if self._live is None else self._live()
         try:
             if live is not None:

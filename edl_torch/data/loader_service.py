@@ -9,6 +9,7 @@ from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
 from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.data.dataset import ShardedDataset
+from edl_torch.data.notice import Notice
 from edl_torch.shard import Indices
 
 
@@ -16,6 +17,7 @@ class ServiceMethods:
     """Hands each call on to the service of `dataset`."""
 
     dataset: Any  # torch's; a ShardedDataset
+    _notice: Notice
 
     @property
     def service(self) -> DataShardService:
@@ -44,9 +46,10 @@ class ServiceMethods:
         """Go through the epochs that are left: `for epoch in loader.epochs(): for batch in loader: …`.
 
         Yields the number of the epoch that the next pass reads, until every record of every epoch has its
-        outcome, here and at every other trainer. A loop that leaves an epoch early gets it again.
+        outcome, here and at every other trainer. A loop that leaves an epoch early gets it again, but not
+        once it has seen that it is `preempted`: then this ends too.
         """
-        while not self.service.finished:
+        while not (self._notice.seen or self.service.finished):
             yield self.service.epoch
 
     def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:

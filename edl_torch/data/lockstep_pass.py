@@ -15,6 +15,7 @@ from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_pass import LoaderPass
+from edl_torch.data.notice import Notice
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
@@ -43,7 +44,7 @@ class Pulled(Protocol):
 
 
 class LockstepPass(LoaderPass):
-    """The iterator. `padding`, `statistics` and `weights` are the loader's and outlive it."""
+    """The iterator. `padding`, `statistics`, `notice` and `weights` are the loader's and outlive it."""
 
     def __init__(
         self,
@@ -51,8 +52,10 @@ class LockstepPass(LoaderPass):
         session: Session,
         whole_batch: int | None,
         weights: Weights,
+        *,
         padding: PaddingBatch,
         statistics: Statistics,
+        notice: Notice,
         epoch: int = NEW_PASS,
     ) -> None:
         lockstep = session.position.lockstep
@@ -62,6 +65,7 @@ class LockstepPass(LoaderPass):
         self._peers: Peers = lockstep.peers
         self._padding = padding
         self._statistics = statistics
+        self._notice = notice
         self._pulled: Pulled | None = None
         self._error: Exception | None = None
         self._vote: Vote | None = None
@@ -109,6 +113,7 @@ class LockstepPass(LoaderPass):
                 bare=int(self._lockstep.holds_leases and mine is None and not self._padding.made),
                 failed=int(self._error is not None),
                 verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._passes.is_over)),
+                preempted=int(self._notice.came),
             )
         )
 
@@ -142,7 +147,10 @@ class LockstepPass(LoaderPass):
         vote, self._vote = self._vote, None
         if vote is None:
             raise InvalidArgument("no vote is under way")
-        return vote.wait()
+        count = vote.wait()
+        if count.preempted:
+            self._notice.agree()
+        return count
 
     def _end(self) -> None:
         if not self._steps:

@@ -365,6 +365,22 @@ def test_all_parts_may_break_at_one_step_and_go_on() -> None:
     fake.outcomes["training"].check_complete(1)
 
 
+@pytest.mark.filterwarnings("ignore:loader.preempted is read outside of the main thread:UserWarning")
+@pytest.mark.parametrize("told", range(4))
+def test_a_notice_to_one_part_is_seen_by_all_at_the_same_batch(told: int) -> None:
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if step == 1 and rank.peers.rank == told:
+                rank.loader.preempt()
+            if rank.loader.preempted:
+                break
+
+    ranks = run_ranks(FakeMaster(), 4, work, {"a": 64}, parts=2)
+    assert len({tuple(rank.seen.steps) for rank in ranks}) == 1
+    assert 2 <= ranks[0].seen.steps[0] <= 4
+
+
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize(("after", "parts"), [(2, 2), (6, 3), (2, 1)])
 def test_a_token_continues_exactly_on_other_shapes(after: int, parts: int, step: int) -> None:
