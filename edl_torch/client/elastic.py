@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import ConcurrentIteration
-from edl_torch.shard import Indices
+from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -146,6 +147,25 @@ class ElasticSession:
     def give_back(self, *, window: bool = False) -> None:
         """The batch in hand, or the window, was not trained on: it goes back to the master."""
         self._session.run(self._passes.give_back(window=window))
+
+    # Batches of another trainer ---------------------------------------------------------------------------
+
+    @property
+    def taken_out(self) -> int:
+        """How often a batch in hand has failed or gone back."""
+        return self._passes.taken_out
+
+    def shares(self, ticket: Ticket) -> tuple[Slice, ...]:
+        """The records of a batch that was promised, for trainers that follow this one."""
+        return self._session.do(self._passes.shares, ticket)
+
+    def follow(self, slices: Iterable[Slice]) -> Ticket:
+        """Take in a batch of the trainer that this one follows; `deliver` hands it over."""
+        return self._session.do(self._passes.follow, slices)
+
+    def follow_to_the_end(self) -> None:
+        """The trainer that this one follows has handed out every batch."""
+        self._session.do(self._passes.follow_to_the_end)
 
     # Optimizers -------------------------------------------------------------------------------------------
 

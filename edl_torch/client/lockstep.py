@@ -22,6 +22,11 @@ class Lockstep:
         return f"<Lockstep rank={self.peers.rank}/{self.peers.size} finished={self._finished}>"
 
     @property
+    def holds_leases(self) -> bool:
+        """Whether this rank takes part at the master: of ranks that hold one model in parts, one does."""
+        return self.peers.parts is None or self.peers.parts.holds
+
+    @property
     def begun(self) -> bool:
         """Whether the ranks have loaded a checkpoint or the beginning together, or found themselves there."""
         return self._finished is not None

@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any, Protocol, Self
 
 from edl_torch.errors import PeerFailed
+from edl_torch.shard import Slice
 
 _AGAIN = "Start all ranks again from the last checkpoint, as torchrun does by itself"
 _NAMED = 8  # ranks in a message
@@ -58,6 +59,7 @@ class _Numbers:
     preempted: int = 0
     by_records: int = 0
     by_count: int = 0
+    weighs: int = 0
     weight: float = 0.0
 
 
@@ -74,6 +76,7 @@ class Ballot(_Numbers):
         preempted: 1 for a rank that was told to end soon.
         by_records, by_count: 1 for a rank whose gradients hold batches weighed by their records, or by counts
             of the loop's own.
+        weighs: 1 for a rank that has ever weighed a loss: of a pipeline only the last stage does.
         weight: the sum of those.
     """
 
@@ -134,6 +137,55 @@ class Vote(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """What the lease holder of one model tells the ranks that hold other parts of it, once for each vote.
+
+    Attributes:
+        batch: what the loop gets; None where there is none.
+        size: its records; 0 where there is none.
+        slices: those records, in their order.
+        taken_out: how often a batch in hand has failed or gone back so far.
+    """
+
+    batch: Any = None
+    size: int = 0
+    slices: tuple[Slice, ...] = ()
+    taken_out: int = 0
+
+
+class Delivery(Protocol):
+    """A parcel on its way."""
+
+    @property
+    def parcel(self) -> Parcel:
+        """What is known of it at once: all but the batch."""
+        ...
+
+    def batch(self) -> Any:
+        """The batch, when it is here, or has left. Raises PeerFailed when a rank is gone."""
+        ...
+
+
+class Parts(Protocol):
+    """The ranks that hold one model in parts (tensor-, pipeline- or context-parallel), and so train on the
+    same batches. One of them, the holder, has leases and reads; the others follow it."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether this rank is the holder. Rank 0 of all ranks is one."""
+        ...
+
+    def send(self, parcel: Parcel) -> Delivery:
+        """Let the followers have a parcel, and go on. Raises InvalidArgument, with nothing sent, for a batch
+        that cannot travel."""
+        ...
+
+    def receive(self) -> Delivery:
+        """Wait for the holder's next parcel, but not for its batch."""
+        ...
+
+
 class Peers(Protocol):
     """All ranks that step together. Every rank makes the same calls in the same order; a vote tells when one
     does not, so one comes before all else."""
@@ -146,6 +198,16 @@ class Peers(Protocol):
     @property
     def size(self) -> int:
         """Number of ranks."""
+        ...
+
+    @property
+    def coordinates(self) -> int:
+        """Number of ranks that read different data: `size`, where each rank has the whole model."""
+        ...
+
+    @property
+    def parts(self) -> Parts | None:
+        """The ranks that train on the same batches as this one; None where each rank has the whole model."""
         ...
 
     def vote(self, ballot: Ballot) -> Vote:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from edl_torch.audit.lines import read_spec, write_spec
+from edl_torch.client.followed_master import FollowedMaster
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.core.calls import DatasetStatus
@@ -74,6 +78,8 @@ class Position:
             raise InvalidArgument(
                 "a DataShardService serves one synchronous loader: make one service for each"
             )
+        if self.lockstep is None and peers.parts is not None and not peers.parts.holds:
+            self._session.follow()
         self.lockstep = Lockstep(peers, self._session.description.name)
 
     def begin_together(self, lockstep: Lockstep) -> None:
@@ -85,10 +91,30 @@ class Position:
             return
 
         def ask() -> str:
-            return str(int(_is_untouched(self.progress(), lockstep.peers.size)))
+            return str(int(_is_untouched(self.progress(), lockstep.peers.coordinates)))
 
+        self._share_plan(lockstep, Doing.BEGIN, lambda: None)
         if together(lockstep.peers, Doing.BEGIN, self._session.plan, ask) == "1":
             lockstep.agreed(finished=False)
+
+    def _share_plan(self, lockstep: Lockstep, doing: Doing, prepare: Callable[[], object]) -> None:
+        """Let ranks without leases know what those with leases have registered."""
+        session = self._session
+        if lockstep.peers.parts is None:
+            return
+
+        def register() -> None:
+            prepare()
+            if lockstep.holds_leases:
+                session.plan()
+
+        def ask() -> str:
+            return json.dumps(write_spec(session.plan().spec))
+
+        spec = read_spec(json.loads(together(lockstep.peers, doing, register, ask)))
+        if isinstance(session.master, FollowedMaster):
+            session.master.spec = spec
+            session.do(session.trainer.registrar.heard, spec)
 
     def epoch_of_all(self, lockstep: Lockstep) -> int:
         """The epoch that the next pass of all ranks reads, as rank 0 sees it."""
@@ -138,6 +164,8 @@ class Position:
             self._follow(token)
             session.run(self._pure.prepare_restore())
 
+        self._share_plan(lockstep, Doing.RESTORE, lambda: self._follow(token))
+
         lineage = int(
             together(
                 lockstep.peers,
@@ -152,8 +180,8 @@ class Position:
         self.agree_on_end(lockstep)
 
 
-def _is_untouched(status: DatasetStatus, ranks: int) -> bool:
-    """Return whether the data are at their beginning, and only these ranks take part."""
+def _is_untouched(status: DatasetStatus, trainers: int) -> bool:
+    """Return whether the data are at their beginning, and only so many trainers take part."""
     outcomes = status.acknowledged + status.quarantined + status.dropped
     first = status.lineage == FIRST_LINEAGE and status.epoch == 0
-    return first and not outcomes and not status.leased and status.trainers == ranks
+    return first and not outcomes and not status.leased and status.trainers == trainers

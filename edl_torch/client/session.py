@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
 from edl_torch.client.elastic import ElasticSession
+from edl_torch.client.followed_master import FollowedMaster
 from edl_torch.client.iterations import Iterations, NoIterations
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.master_api import MasterApi
@@ -209,6 +210,16 @@ class Session:
     def plan(self) -> Plan:
         """The dataset as registered; registers it at first use."""
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
+
+    def follow(self) -> None:
+        """Take no part any more: another rank holds the leases of what this one trains on."""
+        if self.joined:
+            self.master.leave(self.id, self.trainer.state.fence.member)
+        if self._audit is not None:
+            self._audit.close()
+            self._audit = None
+        self.master = FollowedMaster(self.master)
+        self.do(self.trainer.follow)
 
     # What reading processes ask -----------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from torch.serialization import (
 from edl_torch.errors import InvalidArgument
 
 _BATCH, _REFUSED = b"b", b"r"
-_PLAIN: list[Any] = [
+PLAIN: list[Any] = [
     *(bytes, set, frozenset, range, slice, codecs.encode),  # torch allows some of these from 2.5 on
     np.ndarray,
     np.dtype,
@@ -74,7 +74,7 @@ def _loaded(batch: bytes, where: Any) -> Any:
 def _plain_allowed() -> Iterator[None]:
     """Let `weights_only` take plain values: torch's `safe_globals`, which came with 2.5."""
     before = get_safe_globals()
-    add_safe_globals(_PLAIN)
+    add_safe_globals(PLAIN)
     try:
         yield
     finally:

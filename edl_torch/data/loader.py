@@ -30,7 +30,8 @@ from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padded_pass import PaddedPass
 from edl_torch.data.padding import PaddingBatch, Statistics
-from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
+from edl_torch.data.parts_pass import PartsPass
+from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.data.read_ahead import ReadAhead
 from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.weights import Weights
@@ -39,6 +40,7 @@ from edl_torch.shard import TaskType
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class _FromService:
@@ -86,12 +88,16 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         synchronous: step together with the other ranks of the process group (or with these peers); False for
             ranks with models of their own. A process group of several ranks needs the one or the other.
         process_group: the ranks that train one model on different data; default: all.
+        mesh: a device mesh over all ranks, where some hold one model in parts (tensor, pipeline or context
+            parallelism): they get the same batches, which one of them reads. It implies `synchronous=True`.
+        dp: the dimension or dimensions of `mesh` over which ranks read different data.
         kwargs: those of `torch.utils.data.DataLoader`.
 
     Raises:
         InvalidArgument: data that nothing can read by index, an argument that decides the order, one that
-            belongs to the service of a `ShardedDataset`, or another `batch_size` than that service's. From
-            the first pass: several ranks, and no word on `synchronous`.
+            belongs to the service of a `ShardedDataset`, or another `batch_size` than that service's; a
+            `mesh` that is not over all ranks, or has no dimension `dp`. From the first pass: several ranks,
+            and no word on `synchronous`.
     """
 
     def __init__(
@@ -118,6 +124,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         audit_dir: str | Path | None = None,
         synchronous: bool | Peers | None = None,
         process_group: ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
+        dp: str | tuple[str, ...] = "dp",
         **kwargs: Any,
     ) -> None:
         _check_arguments(kwargs)
@@ -143,7 +151,10 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._owns_service = not isinstance(data, ShardedDataset)
         dataset = _dataset_of(data, batch_size, options)
         try:
-            self._set_up(dataset, batch_size, synchronous, process_group, kwargs)
+            pin_memory = bool(kwargs.get("pin_memory"))
+            peers = _peers_of(synchronous, process_group, mesh, dp, pin_memory=pin_memory)
+            self._undecided = synchronous is None and mesh is None
+            self._set_up(dataset, batch_size, peers, kwargs)
         except BaseException:
             if self._owns_service:
                 dataset.service.close()
@@ -153,8 +164,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self,
         dataset: ShardedDataset,
         batch_size: int | None,
-        synchronous: bool | Peers | None,
-        process_group: ProcessGroup | None,
+        peers: Peers | None,
         kwargs: dict[str, Any],
     ) -> None:
         service = dataset.service
@@ -167,9 +177,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         super().__init__(dataset, batch_size=batch_size, **kwargs)
         self._inner = InnerLoader(dataset, batch_size, kwargs)
         self._live: weakref.ref[LoaderPass] | None = None
-        self._peers = _peers_of(synchronous, process_group)
-        self._undecided = synchronous is None
-        self._ranks = 1 if self._peers is None else self._peers.size
+        self._peers = peers
         self._padding = PaddingBatch()
         self._statistics = Statistics()
         self._notice = Notice(together=self._peers is not None)
@@ -260,6 +268,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         if self._undecided:
             check_no_ranks()
         session = self.service._live_session
+        if session.position.lockstep is not None:
+            session.position.begin_together(session.position.lockstep)
         plan = session.plan()  # joins
         dataset: ShardedDataset = self.dataset
         if not self._told_of_order:
@@ -276,7 +286,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             weights, statistics = self._read_ahead, Statistics()  # it sees to them when a batch is passed on
         shared = (self._inner, session, whole_batch, weights)
         if self._peers is not None:
-            return LockstepPass(
+            kind = LockstepPass if self._peers.parts is None else PartsPass
+            return kind(
                 *shared, padding=self._padding, statistics=statistics, notice=self._notice, epoch=epoch
             )
         if self._keeps_stepping:
@@ -288,7 +299,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         size = self.service.size
         if self.batch_size is None and not self._inner.columnar:
             return size
-        batch = self.service.batch_size * self._ranks
+        batch = self.service.batch_size * (1 if self._peers is None else self._peers.coordinates)
         return size // batch if self.drop_last else -(-size // batch)
 
     def keep_stepping(self) -> None:
@@ -318,7 +329,22 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
                 self.service.close()
 
 
-def _peers_of(synchronous: bool | Peers | None, group: ProcessGroup | None) -> Peers | None:
+def _peers_of(
+    synchronous: bool | Peers | None,
+    group: ProcessGroup | None,
+    mesh: DeviceMesh | None,
+    dp: str | tuple[str, ...],
+    *,
+    pin_memory: bool,
+) -> Peers | None:
+    if mesh is not None:
+        if group is not None or synchronous not in (None, True):
+            raise InvalidArgument(
+                "mesh= says which ranks step together: leave out process_group=, and synchronous= too"
+            )
+        return peers_over(mesh, dp, pin_memory=pin_memory)
+    if dp != "dp":
+        raise InvalidArgument("dp= names dimensions of mesh=: give that too")
     if synchronous is not None and not isinstance(synchronous, bool):
         return synchronous
     if group is not None and not synchronous:

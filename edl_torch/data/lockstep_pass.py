@@ -7,13 +7,12 @@ waits for the master while any rank has a batch; it does not know how votes trav
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_pass import LoaderPass, Sizes
 from edl_torch.data.notice import Notice
@@ -22,6 +21,25 @@ from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.tickets import Ticket
 
 PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not over
+
+
+class Pulled(Protocol):
+    """A batch that a rank has for the next step."""
+
+    @property
+    def batch(self) -> Any:
+        """What the loop gets."""
+        ...
+
+    @property
+    def ticket(self) -> Ticket:
+        """The positions that it holds."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Its records."""
+        ...
 
 
 class LockstepPass(LoaderPass):
@@ -47,7 +65,7 @@ class LockstepPass(LoaderPass):
         self._padding = padding
         self._statistics = statistics
         self._notice = notice
-        self._pulled: Envelope | None = None
+        self._pulled: Pulled | None = None
         self._error: Exception | None = None
         self._vote: Vote | None = None
         self._steps = 0
@@ -82,8 +100,7 @@ class LockstepPass(LoaderPass):
         """Vote on the next step: has this rank a batch? Waits for its own decoding only."""
         self._pulled = self._error = None
         try:
-            if not self._lockstep.finished:
-                self._pulled = self._pull(self._look(wait_s), self._promise)
+            self._pulled = self._next_batch(wait_s)
             self._session.position.check()
         except Exception as exc:  # noqa: BLE001  raised in the next step, when all ranks know of it
             self._error = exc
@@ -91,13 +108,17 @@ class LockstepPass(LoaderPass):
         self._vote = self._peers.vote(
             Ballot(
                 doing=Doing.STEP,
-                batches=int(mine is not None),
-                bare=int(mine is None and not self._padding.made),
+                batches=int(self._lockstep.holds_leases and mine is not None),
+                bare=int(self._lockstep.holds_leases and mine is None and not self._padding.made),
                 failed=int(self._error is not None),
                 verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._passes.is_over)),
                 preempted=int(self._notice.came),
             )
         )
+
+    def _next_batch(self, wait_s: float) -> Pulled | None:
+        """This rank's batch for the next step; None where there is none now."""
+        return None if self._lockstep.finished else self._pull(self._look(wait_s), self._promise)
 
     def _promise(self, ticket: Ticket) -> bool:
         # The report of the step before travels while this one is computed: if it is refused, the job ends.
@@ -138,10 +159,11 @@ class LockstepPass(LoaderPass):
     def _take(self, count: Count) -> Any:
         """This rank's batch of the step, or what stands in for it."""
         mine = self._pulled
+        batch = None if mine is None else mine.batch
         if mine is not None:
-            self._padding.keep(mine.batch)
+            self._padding.keep(batch)
         if count.bare:
-            lent = self._peers.lend(None if mine is None else mine.batch)
+            lent = self._peers.lend(batch)
             self._padding.keep(lent)
         self._steps += 1
         self._weights.step(0 if mine is None else mine.size)
@@ -154,7 +176,7 @@ class LockstepPass(LoaderPass):
                 "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "
                 "cut off from the master. Start all ranks again from the last checkpoint"
             )
-        return mine.batch
+        return batch
 
     def close(self) -> None:
         """End the pass. The vote under way is counted first: the other ranks have cast theirs."""

@@ -55,6 +55,7 @@ class Weights:
         self._batch = 0
         self._own = 0
         self._weighed = False
+        self._weighs = False  # whether it ever has
         self._heeded = False  # whether the loop weighs its loss, or looks at the weight
         self._stood_in = False  # whether the batch in hand, or one before, stood in for none
         self._masks = Masks()
@@ -106,7 +107,7 @@ class Weights:
         """
         self._look()
         weight = float(self._own) if count is None else _checked(count)
-        self._weighed = self._heeded = True
+        self._weighed = self._heeded = self._weighs = True
         if not self._own:
             weight = 0.0
         # `where`, not a product: 0 times NaN is NaN. On the way back it is so again, and leaves are masked.
@@ -153,7 +154,8 @@ class Weights:
     def _found(
         self, optimizers: tuple[torch.optim.Optimizer, ...]
     ) -> list[tuple[Window, list[nn.Parameter]]]:
-        if self._own and not self._weighed:
+        in_parts = self._peers is not None and self._peers.parts is not None  # the last of a pipeline weighs
+        if self._own and not self._weighed and not in_parts:
             raise InvalidArgument(
                 "scale_gradients() needs weighed losses: backpropagate loader.weigh(loss), not the loss "
                 "itself"
@@ -171,12 +173,14 @@ class Weights:
                 doing=Doing.SCALE,
                 by_records=int("records" in window.kinds),
                 by_count=int("count" in window.kinds),
+                weighs=int(self._weighs),
                 weight=window.total,
             )
             count = peers.vote(ballot).wait()
             count.check()
             _check_kinds(bool(count.by_records) + bool(count.by_count))
-            _multiply(parameters, peers.size, count.weight)
+            # Ranks that hold one model in parts weigh its loss as often as there are such that have it.
+            _multiply(parameters, peers.size if peers.parts is None else count.weighs, count.weight)
 
 
 def _checked(count: float | torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from edl_torch.core.calls import NEW_PASS, PassState
@@ -223,6 +224,21 @@ class ElasticPasses:
         plan = self._state.registered.plan
         epochs = 0 if plan is None else plan.spec.num_epochs
         return current.epoch == NEW_PASS or 0 < epochs <= current.epoch
+
+    # Batches of another trainer ---------------------------------------------------------------------------
+
+    def shares(self, ticket: Ticket) -> tuple[Slice, ...]:
+        """Return the records of a batch that was promised, for trainers that follow this one."""
+        return self._state.inflight.slices(ticket)
+
+    def follow(self, slices: Iterable[Slice]) -> Ticket:
+        """Take in a batch of the trainer that this one follows; `deliver` hands it over."""
+        self._exhausted = False
+        return self._state.inflight.take_over(slices)
+
+    def follow_to_the_end(self) -> None:
+        """The trainer that this one follows has handed out every batch."""
+        self._exhausted = True
 
     # Batches ----------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class InFlight:
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
         self._batches: deque[Ticket] = deque()
+        self._taken_over = 0  # the last task of another trainer's batch
 
     @property
     def records(self) -> int:
@@ -70,6 +71,22 @@ class InFlight:
         self._held[grant.task] = Held(
             slice=cut, attempt=grant.attempt, done=cut.skip, handed=cut.skip, stop=cut.stop
         )
+
+    def slices(self, ticket: Ticket) -> tuple[Slice, ...]:
+        """Return the records of a batch."""
+        held = self._held
+        return tuple(
+            [replace(held[task].slice, skip=first, limit=after - first) for task, first, after in ticket]
+        )
+
+    def take_over(self, slices: Iterable[Slice]) -> Ticket:
+        """Hold a batch of another trainer, each run of it as a lease of its own. Returns its ticket here."""
+        ticket = []
+        for part in slices:
+            self._taken_over += 1
+            self.grant(Grant(task=self._taken_over, attempt=0, slice=part))
+            ticket.append((self._taken_over, part.skip, part.stop))
+        return tuple(ticket)
 
     def draw(self, task: int, stream: str) -> None:
         """Note that a stream begins to read a lease."""

@@ -8,6 +8,7 @@ from edl_torch.core.calls import Fence, FencedCall, RegisterAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.rollback import went_back
 from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
+from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.actions import Attend, Call, Procedure, Register, Wait
 from edl_torch.trainer.facts import Joined
 from edl_torch.trainer.phases import Member, moved
@@ -116,6 +117,11 @@ class Registrar:
         if plan is not None:
             batch_size = self._state.config.batch_size
             self._state.facts.append(Joined(spec=plan.spec, fence=fence, batch_size=batch_size))
+
+    def heard(self, spec: DatasetSpec) -> None:
+        """Another rank of this trainer's job, which takes part for it, registered the dataset so."""
+        if self._state.registered.plan is not None:
+            self._state.registered.plan = Plan(spec)
 
     def follow(self, lineage: int) -> None:
         """This trainer took the dataset back to a token, which opened `lineage`."""

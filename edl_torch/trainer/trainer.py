@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError
@@ -38,6 +40,12 @@ class Trainer:
 
     def __repr__(self) -> str:
         return f"<Trainer {self.state.config.session[:8]} {self.state}>"
+
+    def follow(self) -> None:
+        """Another trainer holds the leases of what this one's loop is given, and tells what becomes of it."""
+        self.state.config = replace(self.state.config, in_process=True, audited=False)
+        if self.state.registered.plan is not None:
+            self.state.liveness = None  # else nobody has asked yet whether it is ever in doubt
 
     # The loop -----------------------------------------------------------------------------------------------
 

@@ -48,11 +48,14 @@ class Rank:
     ) -> None:
         loader_arguments = arguments.pop("loader", {})
         dataset_arguments = arguments.pop("dataset", {})
+        joins_first = arguments.pop("joins_first", False)
         client = fake.connect(f"rank{peers.rank}", in_process=arguments.pop("in_process", True))
         self.peers = peers
         self.service = DataShardService(
             arguments.pop("batch_size", 4), client, reader=reader, **{"records_per_shard": 6, **arguments}
         )
+        if joins_first:
+            assert self.service.size
         dataset = ShardedDataset(self.service, reader, **dataset_arguments)
         self.loader = ElasticDataLoader(dataset, synchronous=peers, **loader_arguments)
         self.seen = Seen()
@@ -85,10 +88,14 @@ def run_ranks(
     size: int,
     work: Callable[[Rank], object],
     counts: Mapping[str, int] | AbstractDataReader,
+    *,
+    parts: int = 1,
     **arguments: Any,
 ) -> list[Rank]:
-    """Run `work` on each rank, each in a thread of its own. Raises Failed where a rank raised, and
-    AssertionError where one hangs."""
+    """Run `work` on each rank, each in a thread of its own; each run of `parts` ranks holds one model.
+
+    Raises Failed where a rank raised, and AssertionError where one hangs.
+    """
     ranks: dict[int, Rank] = {}
     errors: dict[int, Exception] = {}
 
@@ -103,9 +110,8 @@ def run_ranks(
         finally:
             peers.leave()
 
-    threads = [
-        threading.Thread(target=run, args=(peers,), daemon=True) for peers in ThreadPeers.group(size, 30.0)
-    ]
+    all_peers = ThreadPeers.group(size, 30.0, parts=parts)
+    threads = [threading.Thread(target=run, args=(peers,), daemon=True) for peers in all_peers]
     for thread in threads:
         thread.start()
     for thread in threads:

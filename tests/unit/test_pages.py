@@ -23,6 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from edl_torch import ElasticDataLoader
 from edl_torch.cli.main import build_parser
 from edl_torch.readers import ImageFolderReader
 from edl_torch.testing.images import encode, render, write_image_folder
@@ -149,10 +150,29 @@ def test_the_loop_of_synchronous_ranks_runs(
         "criterion": torch.nn.functional.cross_entropy,
         "reader": ImageFolderReader("photos"),
     }
-    (block,) = blocks("docs/synchronous.md")
-    exec(compile(block, "docs/synchronous.md", "exec"), given)
+    loop, _ = blocks("docs/synchronous.md")
+    exec(compile(loop, "docs/synchronous.md", "exec"), given)
     assert given["loader"].service.finished
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    given["loader"].close()
+
+
+def test_the_loader_of_a_mesh_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_rank: None) -> None:
+    write_image_folder(tmp_path / "photos", ("cat", "dog"), per_class=7)
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "device": "cpu",
+        "models": 1,
+        "parts": 1,
+        "parallelize": lambda model, mesh: None,
+        "ElasticDataLoader": ElasticDataLoader,
+        "model": Pixels(),
+        "reader": ImageFolderReader("photos"),
+    }
+    dist.init_process_group("gloo")
+    _, mesh = blocks("docs/synchronous.md")
+    exec(compile(mesh, "docs/synchronous.md", "exec"), given)
+    assert sum(len(images) for images, _ in given["loader"]) == 14
     given["loader"].close()
 
 

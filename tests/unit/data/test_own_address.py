@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch.distributed as dist
 
-from edl_torch.data.process_group import _own_address
+from edl_torch.data.gloo import _own_address
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,426 @@
+"""Ranks that hold one model in parts: all parts get the same batches, and one of them has leases."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loader_kit import UNEVEN, ColumnReader, NumberReader, PickingReader, all_records, numbers, trainer
+from lockstep_kit import Failed, Rank, run_ranks
+
+from edl_torch.errors import BadRecord, InvalidArgument, PeerFailed, StaleLease
+from edl_torch.testing import FakeMaster
+
+EPOCHS = 2
+
+
+def each(times: int) -> Counter[int]:
+    """Every record of UNEVEN so often."""
+    return Counter(dict.fromkeys(all_records(), times))
+
+
+def models(ranks: list[Rank], parts: int) -> list[list[Rank]]:
+    """The ranks of each model."""
+    return [ranks[first : first + parts] for first in range(0, len(ranks), parts)]
+
+
+def trained(ranks: list[Rank], parts: int) -> Counter[int]:
+    """How often each record was in a batch that counts: once for all parts of a model, which agree."""
+    for model in models(ranks, parts):
+        for rank in model:
+            assert rank.seen == model[0].seen
+    holders = [model[0] for model in models(ranks, parts)]
+    return Counter(number for rank in holders for number in rank.seen.trained)
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+@pytest.mark.parametrize(("size", "parts"), [(2, 2), (4, 2), (6, 3), (8, 2), (4, 4)])
+def test_all_parts_get_the_same_batches_and_each_record_counts_once(
+    size: int, parts: int, in_process: bool
+) -> None:
+    fake = FakeMaster()
+    ranks = run_ranks(
+        *(fake, size, Rank.train, UNEVEN),
+        parts=parts,
+        num_epochs=EPOCHS,
+        in_process=in_process,
+        shuffle_shards=True,
+    )
+    assert len({tuple(rank.seen.steps) for rank in ranks}) == 1
+    assert trained(ranks, parts) == each(EPOCHS)
+    fake.outcomes["training"].check_complete(EPOCHS)
+
+
+def test_parts_of_a_model_without_a_batch_get_the_same_one_to_stand_in() -> None:
+    ranks = run_ranks(FakeMaster(), 14, Rank.train, {"a": 9}, parts=2, num_epochs=EPOCHS)
+    assert sum(rank.seen.stand_ins for rank in ranks) > 0
+    assert sorted(trained(ranks, 2)) == list(range(9))
+
+
+def test_only_holders_take_part_at_the_master() -> None:
+    fake = FakeMaster()
+    counts: list[tuple[int, int]] = []
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for _ in rank.one_pass():
+            counts.append((rank.service.progress().trainers, len(fake.status().trainers)))
+
+    run_ranks(fake, 4, work, UNEVEN, parts=2)
+    assert set(counts) == {(2, 2)}
+
+
+def test_a_part_that_took_part_before_says_goodbye() -> None:
+    """Its loop asked the service for the number of records, before the loader was made."""
+    fake = FakeMaster()
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        assert fake.dataset_status("training").trainers == 1
+        list(rank.one_pass())
+
+    ranks = run_ranks(fake, 2, work, UNEVEN, parts=2, joins_first=True)
+    assert trained(ranks, 2) == each(1)
+
+
+def test_a_part_knows_the_dataset_as_it_is_registered() -> None:
+    fake = FakeMaster()
+    found: dict[int, Any] = {}
+
+    def work(rank: Rank) -> None:
+        assert len(rank.loader) == -(-len(all_records()) // (4 * 2))
+        rank.service.load_state_dict(None)
+        for epoch in rank.loader.epochs():
+            assert epoch == 0
+            list(rank.one_pass())
+        progress = rank.service.progress()
+        found[rank.peers.rank] = rank.service._live_session.plan().spec, progress.acknowledged
+
+    with trainer(fake, records_per_shard=5) as (service, _):
+        assert service.size == len(all_records())
+    run_ranks(fake, 4, work, UNEVEN, parts=2, records_per_shard=None)
+    assert found == dict.fromkeys(range(4), found[0])
+    assert found[3][0].records_per_shard == 5
+
+
+def test_records_are_known_on_every_part() -> None:
+    found: dict[int, list[list[tuple[str, int]]]] = {}
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        mine = found.setdefault(rank.peers.rank, [])
+        for batch in rank.one_pass():
+            mine.append(list(rank.loader.records) if rank.loader.weight else [])
+            reader = NumberReader(UNEVEN)
+            if rank.loader.weight:
+                assert [reader.number(*record) for record in rank.loader.records] == batch
+
+    run_ranks(FakeMaster(), 4, work, PickingReader(UNEVEN), parts=2, shuffle=True)
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+
+
+def test_random_transforms_are_the_same_on_all_parts() -> None:
+    dataset = {"transform": lambda number: number + 10_000 * random.randrange(100)}
+    ranks = run_ranks(FakeMaster(), 4, Rank.train, UNEVEN, parts=2, dataset=dataset)
+    assert Counter(number % 10_000 for number in trained(ranks, 2).elements()) == each(1)
+
+
+def test_a_loop_may_change_its_batches() -> None:
+    seen: dict[int, list[list[int]]] = {}
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for batch in rank.loader:
+            seen.setdefault(rank.peers.rank, []).append(numbers(batch))
+            batch.fill_(-1)
+
+    run_ranks(FakeMaster(), 2, work, UNEVEN, parts=2)
+    assert seen[0] == seen[1]
+    assert sorted(number for batch in seen[1] for number in batch) == sorted(all_records())
+
+
+def test_loader_workers_of_the_holder_read_for_all() -> None:
+    loader = {"num_workers": 2, "multiprocessing_context": "fork"}
+    fake = FakeMaster()
+    ranks = run_ranks(fake, 2, Rank.train, UNEVEN, parts=2, in_process=False, loader=loader)
+    assert trained(ranks, 2) == each(1)
+    assert ranks[1].loader._inner.loader is None
+
+
+def test_columnar_batches_and_drop_last() -> None:
+    ranks = run_ranks(FakeMaster(), 4, Rank.train, ColumnReader(UNEVEN), parts=2, loader={"batch_size": None})
+    assert trained(ranks, 2) == each(1)
+    ranks = run_ranks(FakeMaster(), 4, Rank.train, UNEVEN, parts=2, loader={"drop_last": True})
+    assert sum(trained(ranks, 2).values()) == len(all_records()) // 4 * 4
+
+
+def test_parts_write_no_audit_log(tmp_path: Path) -> None:
+    run_ranks(FakeMaster(), 4, Rank.train, UNEVEN, parts=2, audit_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# Gradients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [False, True])
+def test_gradients_are_divided_by_the_records_of_models_not_of_parts(count: bool) -> None:
+    """Batches of 4 and 2 records; by count, each part has a share of its model's tokens."""
+    gradients: dict[int, float] = {}
+
+    def work(rank: Rank) -> None:
+        weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        rank.service.load_state_dict(None)
+        for batch in rank.one_pass():
+            value = float(sum(batch))
+            tokens = 1 + rank.peers.rank
+            loss = weight * (value / tokens if count else value / len(batch))
+            rank.loader.weigh(loss, count=tokens if count else None).backward()
+            rank.loader.scale_gradients(optimizer)
+            assert weight.grad is not None
+            gradients[rank.peers.rank] = float(weight.grad)
+
+    ranks = run_ranks(FakeMaster(), 4, work, {"a": 6}, parts=2, records_per_shard=4)
+    assert [rank.seen.steps for rank in ranks] == [[1]] * 4
+    wanted = 2 * sum(range(6)) / (1 + 2 + 3 + 4) if count else sum(range(6)) / 6
+    assert sum(gradients.values()) / 4 == pytest.approx(wanted, rel=1e-15)
+
+
+def test_only_the_last_stage_of_a_pipeline_weighs() -> None:
+    gradients: dict[int, float] = {}
+
+    def work(rank: Rank) -> None:
+        weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        rank.service.load_state_dict(None)
+        for batch in rank.one_pass():
+            if rank.peers.rank % 2:
+                rank.loader.weigh(weight * (sum(batch) / len(batch))).backward()
+            else:  # what the stage after it sends back
+                (weight * sum(batch)).backward()
+            rank.loader.scale_gradients(optimizer)
+            assert weight.grad is not None
+            gradients[rank.peers.rank] = float(weight.grad)
+
+    run_ranks(FakeMaster(), 4, work, {"a": 6}, parts=2, records_per_shard=4)
+    for stage in (0, 1):
+        mean = (gradients[stage] + gradients[2 + stage]) / 2
+        assert mean == pytest.approx(sum(range(6)) / 6, rel=1e-15)
+
+
+# What goes wrong ----------------------------------------------------------------------------------------
+
+
+class BrokenReader(NumberReader):
+    """Record 7 cannot be read."""
+
+    def read_records(self, task: Any) -> Any:
+        for number in super().read_records(task):
+            if number == 7:
+                raise ValueError("no such record")
+            yield number
+
+
+def test_a_bad_record_ends_the_job_on_all_parts() -> None:
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 4, Rank.train, BrokenReader(UNEVEN), parts=2)
+    kinds = Counter(type(error) for error in failed.value.errors.values())
+    assert kinds == {BadRecord: 1, PeerFailed: 3}
+
+
+def test_a_bad_record_that_is_quarantined_does_not() -> None:
+    fake = FakeMaster()
+    ranks = run_ranks(
+        *(fake, 4, Rank.train, BrokenReader(UNEVEN)),
+        parts=2,
+        dataset={"on_bad_record": "quarantine"},
+        max_bad_records=1,
+    )
+    assert trained(ranks, 2) == each(1) - Counter([7])
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_rank_that_dies_leaves_nobody_waiting(victim: int) -> None:
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if rank.peers.rank == victim and step == 1:
+                raise KeyError("the model")
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 4, work, UNEVEN, parts=2)
+    kinds = {rank: type(error) for rank, error in failed.value.errors.items()}
+    assert kinds == {**dict.fromkeys(range(4), PeerFailed), victim: KeyError}
+
+
+def test_a_holder_that_was_cut_off_ends_the_job() -> None:
+    fake = FakeMaster()
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if rank.peers.rank == 2 and step == 1:
+                fake.break_stream(rank.service._live_session.id)
+                fake.clock.advance(2.0)
+                fake.expire()
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(fake, 4, work, UNEVEN, parts=2, in_process=False)
+    kinds = {rank: type(error) for rank, error in failed.value.errors.items()}
+    assert kinds == {**dict.fromkeys(range(4), PeerFailed), 2: StaleLease}
+
+
+def failing(ranks: set[int]) -> Any:
+    """Work that reports the second batch as failed on these ranks."""
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if rank.peers.rank in ranks and step == 1:
+                rank.service.report_batch_done(err_msg="NaN loss")
+                assert rank.loader.weight == 0
+
+    return work
+
+
+def test_a_batch_that_all_parts_report_as_failed_is_quarantined_once() -> None:
+    fake = FakeMaster()
+    run_ranks(fake, 4, failing({0, 1}), UNEVEN, parts=2, max_bad_records=9)
+    status = fake.dataset_status("training")
+    assert status.quarantined == 4
+    assert status.acknowledged == len(all_records()) - 4
+
+
+@pytest.mark.parametrize("alone", range(2))
+def test_a_batch_that_one_part_alone_reports_as_failed_ends_the_job(alone: int) -> None:
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 4, failing({alone}), UNEVEN, parts=2, max_bad_records=9)
+    assert len(failed.value.errors) == 4
+    assert "reported the batch in hand as failed, or gave it back" in str(failed.value.errors[1])
+
+
+def test_a_batch_that_all_parts_give_back_is_read_again() -> None:
+    fake = FakeMaster()
+    given: list[list[int]] = []
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        while not rank.service.finished:
+            for step, batch in enumerate(rank.one_pass()):
+                if step == 0 and len(rank.seen.passes) == 1 and rank.peers.rank < 2:
+                    rank.loader.give_back()
+                    given.append(batch)
+
+    ranks = run_ranks(fake, 4, work, UNEVEN, parts=2)
+    assert trained(ranks, 2) == each(1) + Counter(given[0])
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_what_one_part_does_alone_is_an_error_on_all_that_names_it() -> None:
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if rank.peers.rank == 3 and step == 1:
+                rank.service.state_dict()
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 4, work, UNEVEN, parts=2)
+    assert len(failed.value.errors) == 4
+    for error in failed.value.errors.values():
+        assert "each of ranks 0, 1, 2 asks for the next batch, rank 3 calls state_dict()" in str(error)
+
+
+def test_a_part_has_no_shards_to_fetch() -> None:
+    def work(rank: Rank) -> None:
+        if rank.peers.rank:
+            rank.service.fetch_shard()
+
+    with pytest.raises(Failed, match="this rank holds no leases") as failed:
+        run_ranks(FakeMaster(), 2, work, UNEVEN, parts=2)
+    assert isinstance(failed.value.errors[1], InvalidArgument)
+
+
+# Breaks and checkpoints ---------------------------------------------------------------------------------
+
+
+def test_all_parts_may_break_at_one_step_and_go_on() -> None:
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            rank.loader.stepped()
+            if step == 1:
+                break
+        while not rank.service.finished:
+            list(rank.one_pass())
+
+    fake = FakeMaster()
+    ranks = run_ranks(fake, 6, work, UNEVEN, parts=2)
+    assert trained(ranks, 2) == each(1)
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.filterwarnings("ignore:loader.preempted is read outside of the main thread:UserWarning")
+@pytest.mark.parametrize("told", range(4))
+def test_a_notice_to_one_part_is_seen_by_all_at_the_same_batch(told: int) -> None:
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for step, _ in enumerate(rank.one_pass()):
+            if step == 1 and rank.peers.rank == told:
+                rank.loader.preempt()
+            if rank.loader.preempted:
+                break
+
+    ranks = run_ranks(FakeMaster(), 4, work, {"a": 64}, parts=2)
+    assert len({tuple(rank.seen.steps) for rank in ranks}) == 1
+    assert 2 <= ranks[0].seen.steps[0] <= 4
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize(("after", "parts"), [(2, 2), (6, 3), (2, 1)])
+def test_a_token_continues_exactly_on_other_shapes(after: int, parts: int, step: int) -> None:
+    fake, tokens = FakeMaster(), list[dict[str, str]]()
+
+    def stop(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        for done, _ in enumerate(rank.one_pass(), 1):
+            if done == step:
+                tokens.append(rank.service.state_dict())
+                return
+
+    def resume(rank: Rank) -> None:
+        rank.service.load_state_dict(tokens[0])
+        while not rank.service.finished:
+            list(rank.one_pass())
+
+    before = run_ranks(fake, 4, stop, UNEVEN, parts=2, num_epochs=EPOCHS)
+    assert tokens == [tokens[0]] * 4
+    others = run_ranks(fake, after, resume, UNEVEN, parts=parts, num_epochs=EPOCHS)
+    assert trained(before, 2) + trained(others, parts) == each(EPOCHS)
+
+
+def test_optimizers_of_all_parts_decide_alike() -> None:
+    """Gradients gathered over three batches; the ends of epochs lie between."""
+
+    def work(rank: Rank) -> None:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.1)
+        rank.service.attach(optimizer)
+        rank.service.load_state_dict(None)
+        steps = 0
+        while not rank.service.finished:
+            for _ in rank.one_pass():
+                steps += 1
+                if steps % 3 == 0:
+                    optimizer.step()
+            if rank.service.epoch >= EPOCHS - 1 and len(rank.seen.passes) >= EPOCHS:
+                optimizer.step()
+
+    fake = FakeMaster()
+    ranks = run_ranks(fake, 4, work, UNEVEN, parts=2, num_epochs=EPOCHS)
+    assert trained(ranks, 2) == each(EPOCHS)
+    fake.outcomes["training"].check_complete(EPOCHS)

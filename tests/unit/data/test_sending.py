@@ -1,0 +1,93 @@
+"""Batches that are taken apart, and put together by another rank."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edl_torch.data.sending import IN_STRUCTURE_BYTES, Packed, Unpacking
+from edl_torch.errors import InvalidArgument
+
+Pair = namedtuple("Pair", "x y")
+
+
+def travelled(value: Any) -> Any:
+    packed = Packed(value)
+    unpacking = Unpacking(packed.structure)
+    assert [content.shape for content in unpacking.contents] == [content.shape for content in packed.contents]
+    for mine, theirs in zip(unpacking.contents, packed.contents, strict=True):
+        mine.copy_(theirs)
+    return unpacking.value()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(5),
+        torch.randn(64, 33),
+        torch.randn(64, 33).t(),
+        torch.zeros(0, 3),
+        torch.tensor(7.0),
+        torch.rand(3000) > 0.5,
+        torch.randn(4000).to(torch.bfloat16),
+        torch.randn(300, dtype=torch.complex64).conj(),
+        torch.randn(2, 3, 30, 30).to(memory_format=torch.channels_last),
+        torch.randn(900, requires_grad=True),
+    ],
+)
+def test_tensors_arrive_as_they_were(tensor: torch.Tensor) -> None:
+    found = travelled(tensor)
+    assert found.dtype is tensor.dtype
+    assert torch.equal(found, tensor)
+    assert not found.requires_grad
+
+
+def test_large_tensors_travel_apart() -> None:
+    small, large = torch.zeros(IN_STRUCTURE_BYTES // 8), torch.ones(IN_STRUCTURE_BYTES)
+    packed = Packed([small, large])
+    assert [content.nbytes for content in packed.contents] == [large.nbytes]
+    assert packed.contents[0].data_ptr() == large.data_ptr()
+
+
+def test_everything_else_arrives_too() -> None:
+    value = {
+        "ids": [1, 2.5, "three", b"4", None, True],
+        "array": np.arange(12.0).reshape(3, 4),
+        "scalar": np.int64(3),
+        "ordered": OrderedDict(a=1),
+        "shape": torch.Size([2, 3]),
+        "dtype": torch.float16,
+        ("a", "b"): {1, 2},
+    }
+    found = travelled(value)
+    assert np.array_equal(found.pop("array"), value.pop("array"))
+    assert found == value
+
+
+def test_a_tensor_that_is_there_twice_is_sent_once() -> None:
+    large = torch.ones(IN_STRUCTURE_BYTES)
+    first, second = travelled([large, large])
+    assert first is second
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Pair(1, 2), "test_sending.Pair"),
+        (print, "builtins.print"),
+        (torch.ones(3).to_sparse(), "no dense tensor"),
+        (torch.nn.Parameter(torch.ones(3)), "a Parameter that is no dense tensor"),
+    ],
+)
+def test_what_is_not_sent_is_refused_where_it_is_made(value: Any, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"cannot be sent: they hold .*{words}"):
+        Packed({"x": value})
+
+
+def test_classes_that_are_declared_to_be_safe_are_sent() -> None:
+    with torch.serialization.safe_globals([Pair]):
+        assert travelled(Pair(1, torch.ones(2))).x == 1
