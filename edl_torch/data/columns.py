@@ -6,7 +6,6 @@ When a batch cannot be read its records are tried one by one, so that only the b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -29,14 +28,13 @@ def read_columns(
 
     A batch never mixes sources; with a global shuffle over several sources batches are therefore smaller.
     """
-    cut = grant.slice
-    announce(reader, plan, cut)
-    for skip in range(cut.skip, cut.stop, batch_size):
-        part = replace(cut, skip=skip, limit=min(batch_size, cut.stop - skip))
-        indices = plan.indices(part)
-        for first, after in _same_source(indices):
-            name = indices[first][0]
-            yield from _read(reader, name, indices.numbers[first:after], skip + first, on_bad)
+    announce(reader, plan, grant.slice)
+    indices = plan.indices(grant.slice)
+    for skip in range(0, len(indices), batch_size):
+        part = indices[skip : skip + batch_size]
+        for first, after in _same_source(part):
+            name, position = part[first][0], grant.slice.skip + skip + first
+            yield from _read(reader, name, part.numbers[first:after], position, on_bad)
 
 
 def _same_source(indices: Indices) -> Iterator[tuple[int, int]]:
