@@ -9,7 +9,7 @@ FUZZ_S := 60
 WORKERS := 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ray test-tensorflow chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test test-ray test-tensorflow test-lightning test-accelerate chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -45,9 +45,28 @@ $(TF)/.installed: pyproject.toml constraints.txt
 test-tensorflow: $(TF)/.installed  ## TensorFlow's corner, in an environment of its own
 	$(TF)/bin/python -m pytest -q tests/with_tensorflow
 
-chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; jobs that restore (eight minutes)
+LIGHTNING := .venv-lightning
+$(LIGHTNING)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LIGHTNING)
+	$(LIGHTNING)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lightning]' pytest pytest-timeout
+	@touch $@
+
+test-lightning: $(LIGHTNING)/.installed  ## Lightning's corner: jobs that are killed; own environment
+	$(LIGHTNING)/bin/python -m pytest -q tests/with_lightning
+
+ACCELERATE := .venv-accelerate
+$(ACCELERATE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ACCELERATE)
+	$(ACCELERATE)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[accelerate]' pytest pytest-timeout
+	@touch $@
+
+test-accelerate: $(ACCELERATE)/.installed  ## Accelerate's corner: jobs that are killed; own environment
+	$(ACCELERATE)/bin/python -m pytest -q tests/with_accelerate
+
+chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; 200 notices; jobs that restore
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
-	$(BIN)/python -m pytest -q -m long tests/integration
+	$(BIN)/python tests/chaos/notices_run.py
+	$(BIN)/python -m pytest -q -m long tests/integration tests/chaos
 	$(BIN)/python -m pytest -q tests/unit/examples/test_coco_killed.py tests/integration/test_torchrun.py
 
 simulate: $(STAMP)  ## the same in simulated time: small jobs, a thousand trainers, then 10,000 with a million shards
@@ -93,4 +112,4 @@ stubs: $(STUBS)/.installed  ## generate the protobuf stubs again, with tools in 
 	$(STUBS)/bin/python -m edl_torch.rpc.generate
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) $(RAY) $(TF) $(STUBS) runs build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY) $(TF) $(LIGHTNING) $(ACCELERATE) $(STUBS) runs build dist .mypy_cache .ruff_cache .hypothesis

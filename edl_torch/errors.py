@@ -15,6 +15,13 @@ class InvalidArgument(EdlError, ValueError):
     """An argument, option or variable has a value that cannot be used."""
 
 
+class ForeignLoop(InvalidArgument):
+    """A framework iterates a loader in a way that would count wrongly. The message names what does it right.
+
+    Raised with the first batch, not with the iterator, where Lightning would hide it by an error of its own.
+    """
+
+
 class LimitExceeded(EdlError, ValueError):
     """More was asked of a master than it keeps or does for one caller."""
 

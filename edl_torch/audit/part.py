@@ -50,6 +50,7 @@ class Part:
     outcomes: Intervals
     quarantined: Intervals
     dropped: Intervals
+    perhaps_dropped: Intervals  # of the assumed: others may have had them last, as a remainder
     missing: Intervals
     doubled: Intervals
     unsettled: int
@@ -95,7 +96,10 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
     # Of two trainers that reported a record and were never answered, at most one was heard.
     assumed = (records_of(unsure) | records_of(unsure_bad)) - certain
     missing = required - (certain | assumed)
-    dropped = _dropped(line, missing & (lineage.remainders | question.remainders), lineage.batch_size)
+    remainders = lineage.remainders | question.remainders
+    dropped = _dropped(line, missing & remainders, lineage.batch_size)
+    untold = (missing | assumed) & required
+    perhaps_dropped = _dropped(line, untold & remainders, lineage.batch_size) - dropped
     quarantined = ((bad - begun) | (records_of(unsure_bad) & assumed)) & required
     trained = ((certain | assumed) - begun - quarantined) & required
     repeated, reported = lineage.repeated.until(question.left), lineage.acknowledged.until(question.left)
@@ -107,6 +111,7 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
         outcomes=certain | assumed,
         quarantined=quarantined,
         dropped=dropped,
+        perhaps_dropped=perhaps_dropped,
         missing=missing - dropped,
         doubled=covered(starts, ends, 2) & required,
         unsettled=unsure.records + unsure_bad.records,

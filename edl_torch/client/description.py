@@ -37,7 +37,6 @@ class Description:
     task_type: TaskType = TaskType.TRAINING
     num_epochs: int | None = 1
     records_per_shard: int | None = None
-    num_minibatches_per_shard: int | None = None
     shuffle: bool = False
     shuffle_shards: bool = False
     seed: int = 0
@@ -49,7 +48,7 @@ class Description:
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
-        for name in ("dataset_size", "records_per_shard", "num_minibatches_per_shard"):
+        for name in ("dataset_size", "records_per_shard"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         for name in _OPTIONS:
@@ -60,8 +59,6 @@ class Description:
             check_is_reader(self.reader, "create_shards")
         if self.reader is not None and self.dataset_size is not None:
             raise InvalidArgument("give reader or dataset_size, not both: a reader says its size itself")
-        if self.records_per_shard is not None and self.num_minibatches_per_shard is not None:
-            raise InvalidArgument("give records_per_shard or num_minibatches_per_shard, not both")
 
     def check_on_bad_record(self, on_bad_record: str) -> None:
         """Raise InvalidArgument unless it is "raise", or "quarantine" where some records may be bad.
@@ -78,16 +75,9 @@ class Description:
                 "on_bad_record out"
             )
 
-    @property
-    def shard_size(self) -> int | None:
-        """Records in a shard, where the user fixed them."""
-        if self.num_minibatches_per_shard is not None:
-            return self.num_minibatches_per_shard * self.batch_size
-        return self.records_per_shard
-
     def follow(self, token: Token) -> None:
         """What nobody has said yet is as a checkpoint's token says it."""
-        if self.shard_size is None:
+        if self.records_per_shard is None:
             self.records_per_shard = token.records_per_shard
         if self.in_shard is None:
             self.in_shard = token.shuffle_in_shard
@@ -130,7 +120,7 @@ class Description:
         defaults = {f.name: f.default for f in fields(self)}
         chosen = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) != defaults[name]}
         return Registration(
-            name=self.name, records_per_shard=self.shard_size, shuffle_in_shard=self.in_shard, **chosen
+            name=self.name, records_per_shard=self.records_per_shard, shuffle_in_shard=self.in_shard, **chosen
         )
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
@@ -139,7 +129,7 @@ class Description:
         return Registration(
             name=self.name,
             sources=sources,
-            records_per_shard=self.shard_size,
+            records_per_shard=self.records_per_shard,
             seed=self.seed,
             shuffle=self.shuffle,
             shuffle_shards=self.shuffle_shards,

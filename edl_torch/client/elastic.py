@@ -139,9 +139,9 @@ class ElasticSession:
         """Name and number of each record of the batch that was handed out last."""
         return self._passes.records_in_hand()
 
-    def passed_on(self) -> None:
-        """A wrapper passes on the oldest batch that it has read ahead."""
-        self._session.run(self._passes.passed_on())
+    def passed_on(self, *, stands_in: bool = False) -> None:
+        """A wrapper passes on the oldest batch that it has read ahead, or one that stands in."""
+        self._session.run(self._passes.passed_on(stands_in=stands_in))
 
     def give_back(self) -> None:
         """The batch in hand was not trained on: it goes back to the master."""

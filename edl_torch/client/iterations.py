@@ -30,6 +30,10 @@ class Iterations(Protocol):
         """What the iteration delivers; None where it cannot be seen."""
         ...
 
+    def check(self, run: str) -> None:
+        """Raise ForeignLoop for an iteration of a framework that does not go through it in order."""
+        ...
+
     def worker_died(self, run: str) -> None:
         """A worker of the iteration was killed."""
         ...
@@ -48,6 +52,9 @@ class NoIterations:
 
     def deliveries(self, run: str) -> Deliveries | None:
         return None
+
+    def check(self, run: str) -> None:
+        return
 
     def worker_died(self, run: str) -> None:
         return

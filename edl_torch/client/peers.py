@@ -55,6 +55,7 @@ class _Numbers:
     bare: int = 0
     failed: int = 0
     verdict: int = 0
+    preempted: int = 0
     by_records: int = 0
     by_count: int = 0
     weight: float = 0.0
@@ -70,6 +71,7 @@ class Ballot(_Numbers):
         bare: 1 for a rank that never had a batch, and so nothing to stand in for one.
         failed: 1 for a rank that cannot go on.
         verdict: what rank 0 knows of the master: 1 for yes. Other ranks leave it out.
+        preempted: 1 for a rank that was told to end soon.
         by_records, by_count: 1 for a rank whose gradients hold batches weighed by their records, or by counts
             of the loop's own.
         weight: the sum of those.

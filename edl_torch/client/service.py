@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import warnings
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -26,6 +25,7 @@ from edl_torch.core.calls import DatasetStatus
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
+from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.supply import Mode
 
 log = logging.getLogger("edl_torch.client")
@@ -34,8 +34,8 @@ log = logging.getLogger("edl_torch.client")
 class KeepsWorkers(Protocol):
     """A loader as its service sees it."""
 
-    def _end_workers(self) -> None:
-        """Let go of processes that wait for another pass."""
+    def end_workers(self) -> None:
+        """End the processes that read for it."""
         ...
 
 
@@ -105,8 +105,7 @@ class DataShardService:
             dataset_size=dataset_size,
             task_type=TaskType(task_type),
             num_epochs=num_epochs,
-            records_per_shard=records_per_shard,
-            num_minibatches_per_shard=num_minibatches_per_shard,
+            records_per_shard=_shard_size(records_per_shard, num_minibatches_per_shard, batch_size),
             shuffle=shuffle,
             shuffle_shards=shuffle_shards,
             seed=seed,
@@ -118,6 +117,7 @@ class DataShardService:
         self._session = Session(
             master, self._description, None if lookahead == "told" else lookahead, audit_dir
         )
+        self._lookahead = lookahead
         self._links: LinkServer | None = None
         self._raw = DirectLink(self._session)
         self._raw_open = False
@@ -139,6 +139,12 @@ class DataShardService:
     def dataset_name(self) -> str:
         """The dataset's name in the master."""
         return self._description.name
+
+    @property
+    def lookahead(self) -> int | Literal["told"]:
+        """How many batches a wrapper around the loader reads ahead; "told" where it says when it passes one
+        on."""
+        return self._lookahead
 
     @property
     def task_type(self) -> TaskType:
@@ -288,10 +294,9 @@ class DataShardService:
         """
         session = self._live_session
         if not session.exact:
-            warnings.warn(
+            warn_user(
                 "a plain DataLoader with several workers does not say which records were trained on, so this "
-                "token is not exact: use ElasticDataLoader",
-                stacklevel=2,
+                "token is not exact: use ElasticDataLoader"
             )
         return {"token": session.position.snapshot()}
 
@@ -333,7 +338,7 @@ class DataShardService:
     # The end --------------------------------------------------------------------------------------------
 
     def _take_along(self, loader: KeepsWorkers) -> None:
-        """`loader` keeps processes between its passes: they go when this service is closed."""
+        """`loader` has processes, or keeps them between its passes: they go when this service is closed."""
         self._loaders.add(loader)
 
     def _check_open(self) -> None:
@@ -361,7 +366,7 @@ class DataShardService:
             if self._owns_master:
                 self._session.master.close()
             for loader in list(self._loaders):
-                loader._end_workers()
+                loader.end_workers()
 
     def __enter__(self) -> Self:
         return self
@@ -370,6 +375,17 @@ class DataShardService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _shard_size(records: int | None, minibatches: int | None, batch_size: int) -> int | None:
+    """Records in a shard, where the user fixed them. Raises InvalidArgument."""
+    if minibatches is None:
+        return records
+    check_count("num_minibatches_per_shard", minibatches)
+    check_count("batch_size", batch_size)
+    if records is not None:
+        raise InvalidArgument("give records_per_shard or num_minibatches_per_shard, not both")
+    return minibatches * batch_size
 
 
 def _choose_master(given: MasterApi | None, master_timeout_s: float | None, *, audited: bool) -> MasterApi:

@@ -9,8 +9,8 @@ import logging
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,7 +24,8 @@ from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.trainer.actions import Action, Attend, Call, Deed, Describe, Procedure, Register, Wait
+from edl_torch.system.user_warnings import warn_user
+from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.facts import Logged
 from edl_torch.trainer.liveness import Liveness
@@ -34,6 +35,8 @@ from edl_torch.trainer.supply import Mode
 from edl_torch.trainer.trainer import Trainer
 
 CLOSE_TIMEOUT_S = 5.0
+
+_NO_LOCK = nullcontext()
 
 log = logging.getLogger("edl_torch.client")
 
@@ -86,15 +89,17 @@ class Session:
 
     def run(self, procedure: Procedure[T]) -> T:
         """Run a procedure of the trainer in the calling thread. Returns, or raises, what it does."""
-        resume: Callable[[Any], Action] = procedure.send
-        answer: Any = None
         try:
+            action = self.do(procedure.send, None)
             while True:
-                action = self._until_act(procedure, resume, answer)
-                try:
-                    resume, answer = procedure.send, self._act(action)
-                except Exception as exc:  # noqa: BLE001  the procedure decides what becomes of it
-                    resume, answer = procedure.throw, exc
+                # What it has waited for still holds when it goes on.
+                with self._changed if isinstance(action, Wait) else _NO_LOCK:
+                    resume: Callable[[Any], Action]
+                    try:
+                        resume, answer = procedure.send, self._act(action)
+                    except Exception as exc:  # noqa: BLE001  the procedure decides what becomes of it
+                        resume, answer = procedure.throw, exc
+                    action = self.do(resume, answer)
         except StopIteration as end:
             result: T = end.value
             return result
@@ -102,37 +107,15 @@ class Session:
             self.do(procedure.close)  # what it had begun is undone
             raise
 
-    def _until_act(self, procedure: Procedure[Any], resume: Callable[[Any], Action], answer: Any) -> Deed:
-        """Resume a procedure until it does something. What it waits for still holds when it goes on."""
-        with self._changed:
-            while True:
-                action = self._decide(resume, answer)
-                if not isinstance(action, Wait):
-                    return action
-                try:
-                    resume, answer = procedure.send, self._wait(action)
-                except Exception as exc:  # noqa: BLE001  raised by a signal's handler
-                    resume, answer = procedure.throw, exc
-
     def do(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
         with self._changed:
-            return self._decide(decide, *args, **kwargs)
-
-    def _decide(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        self.trainer.state.now = self._clock()
-        try:
-            return decide(*args, **kwargs)
-        finally:
-            if self.trainer.state.facts or self._waiting or self._may_need_worker:
-                self._decided()
-
-    def _wait(self, wait: Wait) -> Any:
-        self._waiting.append(wait)
-        try:
-            return self._changed.wait_for(wait.ready, wait.timeout_s)
-        finally:
-            self._waiting.remove(wait)
+            self.trainer.state.now = self._clock()
+            try:
+                return decide(*args, **kwargs)
+            finally:
+                if self.trainer.state.facts or self._waiting or self._may_need_worker:
+                    self._decided()
 
     def _decided(self) -> None:
         """Write down what has happened, and wake whoever waits for it. The lock is held."""
@@ -157,7 +140,7 @@ class Session:
 
     # Actions ------------------------------------------------------------------------------------------------
 
-    def _act(self, action: Deed) -> Any:
+    def _act(self, action: Action) -> Any:
         if isinstance(action, Call):
             call = getattr(self.master, action.method)
             if action.request is None:
@@ -170,8 +153,17 @@ class Session:
         if isinstance(action, Describe):
             beginning = self.description.beginning()
             return "" if beginning is None else beginning.encode()
-        warnings.warn(action.text, stacklevel=2)
+        if isinstance(action, Wait):
+            return self._wait(action)
+        warn_user(action.text)
         return None
+
+    def _wait(self, wait: Wait) -> Any:
+        self._waiting.append(wait)
+        try:
+            return self._changed.wait_for(wait.ready, wait.timeout_s)
+        finally:
+            self._waiting.remove(wait)
 
     def _attend(self, member: int) -> bool:
         liveness = self.trainer.state.liveness
@@ -235,6 +227,7 @@ class Session:
     def _reading(self, stream: str, run: str, deliveries: Deliveries | None) -> Reading:
         key = run.rpartition(" ")[0]
         known = self._iterations
+        known.check(key)
         return Reading(
             stream=stream,
             run=run,
@@ -246,7 +239,7 @@ class Session:
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """The next lease of a stream."""
-        return self.run(self.trainer.next_grant(stream, number))
+        return self.run(self.trainer.leasing.next(stream, number))
 
     def fail_record(self, task: int, position: int, reason: str) -> None:
         """A record cannot be read."""

@@ -1,7 +1,7 @@
 """Calls of trainers to the master and its answers: plain values, the same for every transport.
 
-`rpc.convert` turns them into protobuf messages and back. Calls are not frozen, though nobody changes one:
-making a frozen value costs three times as much, which was a tenth of the master's cost of a batch's call.
+`rpc.convert` turns them into protobuf messages and back. What each batch needs is not frozen, though nobody
+changes it: making a frozen value costs three times as much, which was a tenth of the master's cost of a call.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ class Fence:
     ledger: str = ""
     lineage: int = 0
     member: int = 0
+
+
+UNREGISTERED = Fence()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +188,7 @@ class ReportCall(FencedCall):
     give_backs: tuple[GiveBack, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ReportAnswer:
     """Answer to a report.
 

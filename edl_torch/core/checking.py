@@ -7,33 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
+from edl_torch.core.calls import Failure, ReportCall
 from edl_torch.core.lease import Lease
 from edl_torch.core.leases import Leases
 from edl_torch.core.span import pass_over
 
 
-def check_report(
-    leases: Leases,
-    session: str,
-    failures: Iterable[Failure],
-    acknowledgements: Iterable[Acknowledgement],
-    give_backs: Iterable[GiveBack],
-) -> None:
-    """Raise InvalidArgument if one of these, applied in this order, would."""
+def check_report(leases: Leases, call: ReportCall) -> None:
+    """Raise InvalidArgument if a part of it, applied in the order of the call, would."""
+    session = call.session
     ahead: dict[int, int] = {}  # task -> where the acknowledged prefix will end
     bad: dict[int, set[int]] = {}
-    for failure in failures:
+    for failure in call.failures:
         lease = leases.live(session, failure.task, failure.attempt)
         if lease is not None:
             lease.check_failure(failure.position)
             bad.setdefault(failure.task, set()).add(failure.position)
-    for done in acknowledgements:
+    for done in call.acknowledgements:
         lease = leases.live(session, done.task, done.attempt)
         if lease is not None:
             lease.check_acknowledgement(done.upto)
             ahead[done.task] = max(done.upto, ahead.get(done.task, lease.done))
-    for back in give_backs:
+    for back in call.give_backs:
         lease = leases.live(session, back.task, back.attempt)
         if lease is not None:
             holes = lease.holes | bad.get(back.task, set())

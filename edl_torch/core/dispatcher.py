@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from edl_torch.core.calls import (
     ConfirmAnswer,
@@ -29,6 +30,7 @@ from edl_torch.core.calls import (
     TrainerStatus,
 )
 from edl_torch.core.changes import Changes, Version, unrecorded
+from edl_torch.core.checking import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member, Members
@@ -52,6 +54,13 @@ class Released:
     dataset: str
     slices: tuple[Slice, ...]
     stalled: bool = False
+
+
+class _Ledgers(dict[str, ShardLedger]):
+    """Ledgers by the names of their datasets. Raises UnknownDataset for another name."""
+
+    def __missing__(self, dataset: str) -> NoReturn:
+        raise UnknownDataset(f"the master has no dataset {dataset!r}: register it with a reader or a size")
 
 
 class Dispatcher:
@@ -79,7 +88,7 @@ class Dispatcher:
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
         self._version = Version()
-        self._ledgers: dict[str, ShardLedger] = {}
+        self._ledgers = _Ledgers()
         self._waiters: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
         self.suspended: dict[str, str] = {}  # dataset -> why nothing of it is lent before it is restored
         self.rollback = Rollback(self, self._mark)
@@ -315,7 +324,7 @@ class Dispatcher:
 
     def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
         """Return the sessions that hold leases while another trainer waits: they may give some back."""
-        ledger = self._ledger(dataset)
+        ledger = self._ledgers[dataset]
         holders = (member.session for member in self.members if ledger.holds(member.session))
         return tuple(session for session in holders if self.wanted(dataset, session, now))
 
@@ -327,7 +336,8 @@ class Dispatcher:
         """
         member = self.heard(call, now)
         ledger = self._fenced(call)
-        if 0 < call.request == member.reports.get(call.dataset):
+        reported = member.reports.get(call.dataset, 0)
+        if 0 < call.request == reported:
             stale = member.refused.get(call.dataset, ())
             wanted = self.wanted(call.dataset, call.session, now)
             return ReportAnswer(request=call.request, stale=stale, wanted=wanted)
@@ -339,16 +349,17 @@ class Dispatcher:
                 self.limits.check_quarantine(
                     call.dataset, records=len(there) + len(new), size=there.bytes + token_bytes(new)
                 )
-        ledger.check(call.session, call.failures, call.acknowledgements, call.give_backs)
+        check_report(ledger.leases, call)
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
-        if takes_part and call.request > member.reports.get(call.dataset, 0):
-            ledger.forget_ended(call.session)
+        is_newest = takes_part and call.request > reported
+        if is_newest:
+            ledger.leases.forget_ended(call.session)
             member.reports[call.dataset] = call.request
             self._mark("report", call.dataset, call.session)
         if call.acknowledgements or call.failures:
             member.progressed = now
         stale = tuple(self._apply(ledger, call))
-        if takes_part and call.request == member.reports.get(call.dataset):
+        if is_newest:
             member.refused[call.dataset] = stale
         return ReportAnswer(
             request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now)
@@ -382,17 +393,19 @@ class Dispatcher:
 
     def heard(self, call: FencedCall, now: float) -> Member:
         """Note that a session called. Raises JournalWentBack, and SessionLost like `Members.find`."""
-        self.rollback.check(call)
+        if self.durable:
+            self.rollback.check(call)
         return self.members.heard(call.session, call.fence.member, now)
 
     def _known(self, call: FencedCall) -> Member:
         """Return the member that calls, as `heard` does; a call that waits is not heard again."""
-        self.rollback.check(call)
+        if self.durable:
+            self.rollback.check(call)
         return self.members.find(call.session, call.fence.member)
 
     def _fenced(self, call: FencedCall) -> ShardLedger:
         """Return the ledger of a call of a living member. Raises StaleLease for another history."""
-        ledger = self._ledger(call.dataset)
+        ledger = self._ledgers[call.dataset]
         if call.fence.ledger != self.ledger_id:
             raise StaleLease(
                 f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.fence.ledger}"
@@ -405,14 +418,6 @@ class Dispatcher:
             )
         return ledger
 
-    def _ledger(self, dataset: str) -> ShardLedger:
-        ledger = self._ledgers.get(dataset)
-        if ledger is None:
-            raise UnknownDataset(
-                f"the master has no dataset {dataset!r}: register it with a reader or a size"
-            )
-        return ledger
-
     # Tokens and status ----------------------------------------------------------------------------------
 
     def snapshot(self, call: FencedCall, now: float) -> str:
@@ -422,7 +427,7 @@ class Dispatcher:
 
     def token(self, dataset: str) -> str:
         """Return the dataset's position as a token, for observers: it is no trainer's checkpoint."""
-        return self._token_of(self._ledger(dataset))
+        return self._token_of(self._ledgers[dataset])
 
     def _token_of(self, ledger: ShardLedger) -> str:
         token = ledger.snapshot().encode()
@@ -435,7 +440,7 @@ class Dispatcher:
         Returns the new lineage. A restore that was carried out and is repeated gets the same answer.
         """
         self.heard(call, now)
-        ledger = self._ledger(call.dataset)
+        ledger = self._ledgers[call.dataset]
         opening = (call.fence.member, call.request)
         if call.fence.ledger == self.ledger_id and opening == ledger.opened_by:
             return ledger.lineage
@@ -447,7 +452,7 @@ class Dispatcher:
 
         `opened_by` is the member that asked and the number of its request; (0, 0) for the master itself.
         """
-        ledger = self._ledger(dataset)
+        ledger = self._ledgers[dataset]
         position = None if token is None else self._position(dataset, token)
         self.open_lineage(ledger, position, opened_by)
         return ledger.lineage
@@ -495,7 +500,7 @@ class Dispatcher:
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
         """Return the dataset's progress, for observers."""
-        return self._status_of(self._ledger(dataset))
+        return self._status_of(self._ledgers[dataset])
 
     def _status_of(self, ledger: ShardLedger) -> DatasetStatus:
         """Return the status with the first few records of the quarantine only: trainers ask often."""

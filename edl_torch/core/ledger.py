@@ -8,21 +8,19 @@ keep. It does not know which sessions are alive; the dispatcher tells it which j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from edl_torch.core.calls import (
     NEW_PASS,
-    Acknowledgement,
     DatasetStatus,
     Failure,
-    GiveBack,
     Grant,
     LeaseId,
     PassState,
     QuarantinedRecord,
 )
 from edl_torch.core.changes import Mark, Version, unrecorded
-from edl_torch.core.checking import check_report, new_failures
-from edl_torch.core.head import Head
+from edl_torch.core.checking import new_failures
 from edl_torch.core.identity import identity
 from edl_torch.core.in_progress import ShardsInProgress
 from edl_torch.core.lease import Lease
@@ -37,10 +35,23 @@ from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooMa
 from edl_torch.shard import DatasetSpec, Slice
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What the journal keeps of a ledger: its cursor, counts of outcomes, and the ids that come next."""
+
+    lineage: int
+    opened_by: tuple[int, int]  # the member that opened the lineage by a restore, and its request's number
+    cursor: tuple[int, int, int]  # epoch, position of the next shard in its order, next record in that shard
+    acknowledged: int
+    dropped: int
+    next_task: int
+    next_bundle: int
+
+
 class ShardLedger:
     """Records of one dataset: those that wait, those that are lent, and counts of the rest.
 
-    Others may look at `leases` and `participants`. `mark` is called with the key of each part that changes,
+    Others may use `leases` and `participants`. `mark` is called with the key of each part that changes,
     for the journal. `version` grows when a trainer that waits may find something: records that came back, or
     a pass that may be over.
     """
@@ -179,10 +190,6 @@ class ShardLedger:
         live = self.leases.live(session, task, attempt) is not None
         return live or self.leases.has_ended(session, task, attempt)
 
-    def forget_ended(self, session: str) -> None:
-        """Forget which leases a session has ended: a newer report shows that it knows."""
-        self.leases.forget_ended(session)
-
     # Lending --------------------------------------------------------------------------------------------
 
     def lease(
@@ -209,7 +216,7 @@ class ShardLedger:
         if epoch == NEW_PASS:
             return epoch, PassState.FINISHED if self.finished else PassState.OPEN, ()
         request = LeaseRequest(session, epoch, count, batch_size, ahead and not drained)
-        grants = tuple(self._lending.grants(request, self.leased_records))
+        grants = tuple(self._lending.grants(request, lambda: self.leased_records))
         if grants:
             self.leases.lent(session, grants[0].task)
             self._mark("head")
@@ -233,16 +240,6 @@ class ShardLedger:
         return PassState.EPOCH_OVER if self._is_over(epoch) else PassState.OPEN
 
     # Outcomes -------------------------------------------------------------------------------------------
-
-    def check(
-        self,
-        session: str,
-        failures: Iterable[Failure],
-        acknowledgements: Iterable[Acknowledgement],
-        give_backs: Iterable[GiveBack],
-    ) -> None:
-        """Raise InvalidArgument if one of these, applied in this order, would; nothing is changed."""
-        check_report(self.leases, session, failures, acknowledgements, give_backs)
 
     def acknowledge(self, session: str, task: int, attempt: int, upto: int) -> None:
         """Count the records of the lease below position `upto` as trained on. Monotone; may be repeated.

@@ -6,7 +6,7 @@ Only sizes and order are decided here; the ledger decides whether a session may 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from edl_torch.core.calls import NEW_PASS, Grant
@@ -71,8 +71,8 @@ class Lending:
         epochs += [epoch for epoch in todo.remainder_epochs if todo.remainder_records(epoch) >= batch_size]
         return min(epochs, default=NEW_PASS)
 
-    def grants(self, request: LeaseRequest, leased: int) -> Iterator[Grant]:
-        """Lend what is asked for; where slices run out, a bundle of remainders. `leased` records are lent."""
+    def grants(self, request: LeaseRequest, leased: Callable[[], int]) -> Iterator[Grant]:
+        """Lend what is asked for; where slices run out, a bundle of remainders. `leased` counts lent ones."""
         session, epoch, batch_size = request.session, request.epoch, request.batch_size
         barrier = self._todo.plan.spec.epoch_barrier
         if not barrier:  # endless epochs would pile them up
@@ -91,12 +91,12 @@ class Lending:
                 quota.held += taken.slice.limit
             yield self._lend(session, taken, 0)
 
-    def _quota(self, request: LeaseRequest, leased: int) -> Quota | None:
+    def _quota(self, request: LeaseRequest, leased: Callable[[], int]) -> Quota | None:
         """Return None while the end is far off, and for the only trainer."""
         if not self._tail_applies or len(self._participants) == 1:
             return None
         throughput = self._participants.throughput
-        share = throughput.share(request.session, self._todo.waiting(request.epoch) + leased)
+        share = throughput.share(request.session, self._todo.waiting(request.epoch) + leased())
         if share > FAR * self._todo.plan.spec.records_per_shard:
             return None
         return Quota(

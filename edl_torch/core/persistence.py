@@ -31,9 +31,8 @@ from typing import Any
 from edl_torch.core.calls import Grant, LeaseAnswer, PassState, QuarantinedRecord
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.head import Head
 from edl_torch.core.lease import Lease
-from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.ledger import Head, ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.quarantine import row_of
 from edl_torch.core.registration import check_batch_size

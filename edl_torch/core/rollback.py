@@ -51,7 +51,7 @@ class Rollback:
         why = dispatcher.suspended.get(call.dataset)
         if why is not None and not (isinstance(call, RestoreCall) and own):
             raise JournalWentBack(why)
-        if dispatcher.durable and own:
+        if own:
             found = evidence(call, dispatcher.members, dispatcher.find_ledger(call.dataset))
             if found:
                 raise JournalWentBack(self.suspend(f"a call of session {call.session!r} names {found}"))

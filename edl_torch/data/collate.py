@@ -6,6 +6,7 @@ The envelope carries any batch type unchanged; it never looks inside.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -16,15 +17,13 @@ from edl_torch.errors import AccountingError
 from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
 
 
+@dataclass(slots=True, eq=False)
 class Envelope:
     """A user's batch, the positions that it holds, and how many these are."""
 
-    __slots__ = ("batch", "size", "ticket")
-
-    def __init__(self, batch: Any, ticket: Ticket, size: int) -> None:
-        self.batch = batch
-        self.ticket = ticket
-        self.size = size
+    batch: Any
+    ticket: Ticket
+    size: int
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (packed(self.batch), self.ticket, self.size)

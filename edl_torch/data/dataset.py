@@ -7,7 +7,9 @@ know when a record has been trained on.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, NoReturn
 
@@ -18,10 +20,11 @@ from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
+from edl_torch.data.frameworks import check_asked_by
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
-from edl_torch.errors import BadRecord, EdlError, InvalidArgument, ReaderError, ServiceClosed
+from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
@@ -104,12 +107,16 @@ class ShardedDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         try:
+            if self._feed is None:
+                check_asked_by(sys._getframe(1), "a ShardedDataset")
             return self._begin()
+        except ForeignLoop as error:
+            return map(raise_error, [error])
         except EdlError as error:
             if get_worker_info() is None:
                 raise
             # torch brings the trainer what a worker raises as it reads, not as a persistent one begins again.
-            return map(_raise, [error])
+            return map(raise_error, [error])
 
     def _begin(self) -> Iterator[Any]:
         feed = self._feed
@@ -131,6 +138,8 @@ class ShardedDataset(IterableDataset[Any]):
         if not isinstance(link, DirectLink):
             return None  # the trainer sees it
         loader = iterations.beginning()
+        if loader is not None:
+            iterations.check(loader.run)
         return loader if loader is not None and loader.counts_records else drawn
 
     def _connect(self) -> Link:
@@ -147,29 +156,24 @@ class ShardedDataset(IterableDataset[Any]):
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
-        reader = SampleReader(self.reader, self._to_samples)
-
-        def read(grant: Grant) -> Iterator[Any]:
-            run = tally.start(grant.task, grant.slice.skip)
-            return reader.samples(plan, grant, run, self._on_bad(link, grant, tally))
-
-        return chain.from_iterable(map(read, iter(link.next, None)))
+        return self._read(link, tally, partial(SampleReader(self.reader, self._to_samples).samples, plan))
 
     def _lists(self, link: Link, plan: Plan, tally: Tally, size: int) -> Iterator[list[Any]]:
-        reader = SampleReader(self.reader, self._to_samples)
         samples = SampleList(size)
-        for grant in iter(link.next, None):
-            run = tally.start(grant.task, grant.slice.skip)
-            yield from reader.lists(samples, plan, grant, run, self._on_bad(link, grant, tally))
-        if samples.missing < size:
-            yield samples.take()
+        read = partial(SampleReader(self.reader, self._to_samples).lists, samples, plan)
+        return chain(self._read(link, tally, read), samples.rest())
 
-    def _on_bad(self, link: Link, grant: Grant, tally: Tally | DrawnSamples) -> OnBadInRun:
-        def on_bad(position: int, error: ReaderError) -> Run:
-            self._bad(link, grant, position, error)
-            return tally.start(grant.task, position + 1)
+    def _read(
+        self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBadInRun], Iterator[Any]]
+    ) -> Iterator[Any]:
+        def read_lease(grant: Grant) -> Iterator[Any]:
+            def on_bad(position: int, error: ReaderError) -> Run:
+                self._bad(link, grant, position, error)
+                return tally.start(grant.task, position + 1)
 
-        return on_bad
+            return read(grant, tally.start(grant.task, grant.slice.skip), on_bad)
+
+        return chain.from_iterable(map(read_lease, iter(link.next, None)))
 
     def _batches(self, link: Link, plan: Plan, tally: Tally) -> Iterator[Any]:
         for grant in iter(link.next, None):
@@ -219,7 +223,7 @@ class ShardedDataset(IterableDataset[Any]):
         return type(self).__iter__ is ShardedDataset.__iter__
 
 
-def _raise(error: EdlError) -> NoReturn:
+def raise_error(error: EdlError) -> NoReturn:
     raise error
 
 

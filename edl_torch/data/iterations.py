@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import weakref
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -21,6 +22,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from edl_torch.data.frameworks import check_module
 from edl_torch.trainer.deliveries import DeliveredBatches, Deliveries
 
 _OF_TORCH = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
@@ -29,12 +31,15 @@ _OF_TORCH = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 class Iteration(DeliveredBatches):
     """One iterator of a DataLoader. It does not keep the iterator alive, but remembers its last count."""
 
-    def __init__(self, iterator: _BaseDataLoaderIter, loader: DataLoader[Any] | None, number: int) -> None:
+    def __init__(
+        self, iterator: _BaseDataLoaderIter, loader: DataLoader[Any] | None, number: int, asked_by: str
+    ) -> None:
         state = vars(iterator)
         known = type(iterator) in _OF_TORCH
         super().__init__(_batch_size(state) if known else 0, drop_last=known and state["_drop_last"])
         self.number = number
         self.run = f"{os.getpid()}:{number}"
+        self.asked_by = asked_by  # the module that iterates the DataLoader
         self.counts_records = self.batch_size > 0 and _yields_records(state["_dataset"])
         self._loader = None if loader is None else weakref.ref(loader)
         self._state: dict[str, Any] = state
@@ -113,6 +118,12 @@ class Iterations:
         iteration = self._by_run.get(run)
         return iteration if iteration is not None and iteration.counts_records else None
 
+    def check(self, run: str) -> None:
+        """Raise ForeignLoop for an iteration of a framework that does not go through it in order."""
+        iteration = self._by_run.get(run)
+        if iteration is not None:
+            check_module(iteration.asked_by, "a DataLoader over a ShardedDataset")
+
     def worker_died(self, run: str) -> None:
         """A worker of the iteration was killed."""
         iteration = self._by_run.get(run)
@@ -127,13 +138,13 @@ class Iterations:
             if frame.f_code.co_name == "__init__":
                 iterator = frame.f_locals.get("self")
                 if isinstance(iterator, _BaseDataLoaderIter):
-                    return self._of.get(iterator) or self._add(iterator, _persistent_loader(above))
+                    return self._of.get(iterator) or self._add(iterator, above)
             frame = above
         return None
 
-    def _add(self, iterator: _BaseDataLoaderIter, loader: DataLoader[Any] | None) -> Iteration:
+    def _add(self, iterator: _BaseDataLoaderIter, above: FrameType) -> Iteration:
         self._newest = next(self._numbers)
-        iteration = Iteration(iterator, loader, self._newest)
+        iteration = Iteration(iterator, _persistent_loader(above), self._newest, _asked_by(above))
         self._of[iterator] = iteration
         self._by_run[iteration.run] = iteration
         return iteration
@@ -162,6 +173,16 @@ class Iterations:
     def served(self) -> str:
         """The run that this loader worker serves; empty in a process that is none."""
         return self._served
+
+
+def _asked_by(frame: FrameType | None) -> str:
+    """The module that asks torch for an iterator."""
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        if not name.startswith("torch.utils.data."):
+            return name
+        frame = frame.f_back
+    return ""
 
 
 def _persistent_loader(frame: Any) -> DataLoader[Any] | None:

@@ -6,32 +6,35 @@ records and does not speak to the master; the session does.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import torch
 from torch.utils.data import DataLoader
 
 from edl_torch.client.master_api import MasterApi
-from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
 from edl_torch.client.peers import Peers
-from edl_torch.client.service import DataShardService
-from edl_torch.core.calls import NEW_PASS, DatasetStatus
-from edl_torch.data.collate import Envelope, TicketedCollate
-from edl_torch.data.convert import to_batch, to_tensors
-from edl_torch.data.dataset import Feed, OnBadRecord, ShardedDataset
-from edl_torch.data.loader_pass import LoaderPass
+from edl_torch.core.calls import NEW_PASS
+from edl_torch.data.dataset import OnBadRecord, ShardedDataset, raise_error
+from edl_torch.data.frameworks import check_asked_by
+from edl_torch.data.inner_loader import InnerLoader
+from edl_torch.data.loader_gradients import GradientMethods
+from edl_torch.data.loader_pass import LoaderPass, Sizes
+from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
+from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks
+from edl_torch.data.read_ahead import ReadAhead
+from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.weights import Weights
-from edl_torch.errors import InvalidArgument, ServiceClosed
-from edl_torch.shard import Indices, TaskType
+from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
+from edl_torch.shard import TaskType
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -49,7 +52,7 @@ _ELSEWHERE = {
 }
 
 
-class ElasticDataLoader(DataLoader[Any]):
+class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     """A `DataLoader` whose consumption tells the master what was trained on, in one line:
 
     `ElasticDataLoader(reader, batch_size=32, num_epochs=3, shuffle=True, transform=shrink, num_workers=2)`.
@@ -161,21 +164,23 @@ class ElasticDataLoader(DataLoader[Any]):
         if batch_size is None and kwargs.get("drop_last"):
             raise InvalidArgument("drop_last needs batches made by the loader: leave out batch_size=None")
         super().__init__(dataset, batch_size=batch_size, **kwargs)
-        self._arguments = kwargs
-        self._inner: DataLoader[Any] | None = None
-        self._feed: Feed | None = None
+        self._inner = InnerLoader(dataset, batch_size, kwargs)
         self._live: weakref.ref[LoaderPass] | None = None
         self._peers = _peers_of(synchronous, process_group)
         self._undecided = synchronous is None
         self._ranks = 1 if self._peers is None else self._peers.size
         self._padding = PaddingBatch()
         self._statistics = Statistics()
+        self._notice = Notice(together=self._peers is not None)
         self._weights = Weights(
             self._peers,
             attached=lambda: service.optimizers,
             batches=service._live_session.trainer.elastic,
         )
+        told = service.lookahead == "told"
+        self._read_ahead = ReadAhead(self._weights, self._statistics) if told else None
         self._lineage = 0
+        self._told_of_order = False
         if self._peers is not None:
             service._live_session.position.synchronise(self._peers)
 
@@ -192,27 +197,29 @@ class ElasticDataLoader(DataLoader[Any]):
         return f"<ElasticDataLoader {name!r} batch_size={batches} num_workers={self.num_workers}>"
 
     @property
-    def service(self) -> DataShardService:
-        """Where the shards come from."""
-        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        return dataset.service
+    def synchronous(self) -> bool:
+        """Whether it steps together with other ranks."""
+        return self._peers is not None
 
     @property
-    def epoch(self) -> int:
-        """The epoch of the pass under way, or of the last one; without barrier the one it began in.
+    def preempted(self) -> bool:
+        """Whether this job is to end soon: save, and leave the loop. Look after each batch, on every rank.
 
-        Other than `service.epoch` it cannot move on between a look at it and the batch that it is about.
+        SIGTERM is such a notice from the first look on, which belongs in the main thread: the first one is
+        noted, and a handler that the program had is still called; the second one ends the process as ever.
+        `close()` puts things back. `preempt()` is a notice too. On synchronous ranks one rank's notice is
+        seen by all at the same batch, at most two after it came.
         """
-        return self.service._live_session.elastic.epoch
+        return self._notice.look()
 
-    @property
-    def records(self) -> Indices:
-        """Name and record number of each sample of the batch in hand, in its order.
+    def preempt(self) -> None:
+        """Make `preempted` true, here and on all synchronous ranks; from any thread or signal handler.
 
-        A lazy sequence of `(name, index)`, computed when it is asked for; empty for a batch that stands in.
-        With wrappers that ask for batches ahead it is the batch handed out last.
+        For notices that come in other ways (a cloud's, Ray's, another signal), and for what one rank alone
+        decides (a limit of time). Iteration goes on until the loop is left; `epochs()` ends once the program
+        has seen `preempted`.
         """
-        return self.service._live_session.elastic.records_in_hand()
+        self._notice.give()
 
     def through(self, epoch: int) -> Iterator[Any]:
         """Iterate over every epoch up to `epoch` that is not over, and over none after it.
@@ -236,6 +243,10 @@ class ElasticDataLoader(DataLoader[Any]):
         return self.service.epoch if position.lockstep is None else position.epoch_of_all(position.lockstep)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        try:
+            check_asked_by(sys._getframe(1), repr(self))
+        except ForeignLoop as error:
+            return map(raise_error, [error])
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
@@ -247,134 +258,43 @@ class ElasticDataLoader(DataLoader[Any]):
         if self._undecided:
             check_no_ranks()
         session = self.service._live_session
-        session.plan()  # joins
+        plan = session.plan()  # joins
+        dataset: ShardedDataset = self.dataset
+        if not self._told_of_order:
+            self._told_of_order = True
+            warn_of_sorted_labels(dataset.reader, plan)
         whole_batch = self.batch_size if self.drop_last else None
         if session.lineage != self._lineage:
             self._lineage = session.lineage
             self._weights.restart()
+        weights: Sizes = self._weights
+        statistics = self._statistics
+        if self._read_ahead is not None:
+            self._read_ahead.clear()
+            weights, statistics = self._read_ahead, Statistics()  # it sees to them when a batch is passed on
         if self._peers is None:
-            return LoaderPass(self, session, whole_batch, self._weights, epoch)
+            return LoaderPass(self._inner, session, whole_batch, weights, epoch)
         return LockstepPass(
-            *(self, session, whole_batch, self._weights, self._padding, self._statistics, epoch)
+            *(self._inner, session, whole_batch, weights),
+            padding=self._padding,
+            statistics=statistics,
+            notice=self._notice,
+            epoch=epoch,
         )
 
     def __len__(self) -> int:
         size = self.service.size
-        if self.batch_size is None and not self._columnar:
+        if self.batch_size is None and not self._inner.columnar:
             return size
         batch = self.service.batch_size * self._ranks
         return size // batch if self.drop_last else -(-size // batch)
-
-    @property
-    def weight(self) -> int:
-        """Records in the batch in hand; 0 for one that stands in, or that was reported as failed."""
-        return self._weights.own
-
-    def weigh(self, loss: torch.Tensor, count: float | torch.Tensor | None = None) -> torch.Tensor:
-        """What to backpropagate: the batch's mean loss times its records, which is the sum over them.
-
-        Where the loss is a mean over something else, `count` is how much that is: what the loss was divided
-        by, as a number or a tensor of one (read at once: from an accelerator that waits for it). Tokens that
-        are not ignored, the class weights' sum, boxes. Give it always or never.
-
-        Of a batch that stands in or has failed, and where `count` is 0, it is 0 and gives every parameter a
-        gradient of exactly 0, whatever the loss was. Any shape; dtype and shape are kept. The batch counts
-        for `scale_gradients` when the result is backpropagated, once for each batch, before the next one is
-        asked for.
-        """
-        self._statistics.put_back()
-        return self._weights.weigh(loss, count)
-
-    def scale_gradients(self, *optimizers: torch.optim.Optimizer) -> None:
-        """Make gradients the mean over all records (or `count`s) of all ranks that were weighed since the
-        last call.
-
-        Call it once before each `step()`, for the optimizers that step: before clipping, and with a
-        `GradScaler` after `unscale_(optimizer)`. Each optimizer has a window of its own: the batches
-        backpropagated since its gradients were last scaled, or since `zero_grad()` made them None (zeros of
-        `set_to_none=False` are not seen: what they threw away counts on). A second call for a window does
-        nothing; a parameter of two optimizers is scaled once. With several optimizers, `service.attach` each
-        before the loop: the first window of one that nobody knew of may be refused.
-
-        On synchronous ranks all call it at the same point. Needs weighed losses, and a wrapper that averages
-        over the ranks, as DDP does. Raises InvalidArgument where some batches were weighed with `count` and
-        others without.
-        """
-        self._statistics.put_back()
-        self._weights.scale(*optimizers)
-
-    def freeze_statistics(self, model: torch.nn.Module) -> None:
-        """Let batches that stand in leave running statistics (batch norms) as they were.
-
-        They are put back by `weigh`, `scale_gradients` and the next batch; the model may be compiled. Call it
-        before the loop. Raises InvalidArgument for a model with SyncBatchNorm, which takes stand-ins into all
-        ranks' statistics.
-        """
-        self._statistics.watch(model)
-
-    @property
-    def _columnar(self) -> bool:
-        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        return self.batch_size is None and dataset._makes_batches
-
-    # The service's, for who has only the loader ------------------------------------------------------------
-
-    def epochs(self) -> Iterator[int]:
-        """Go through the epochs that are left: `for epoch in loader.epochs(): for batch in loader: …`.
-
-        Yields the number of the epoch that the next pass reads, until every record of every epoch has its
-        outcome, here and at every other trainer. A loop that leaves an epoch early gets it again.
-        """
-        while not self.service.finished:
-            yield self.service.epoch
-
-    def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:
-        """Acknowledge batches after each `optimizer.step()`; see `DataShardService.attach`."""
-        self.service.attach(optimizer, scaler=scaler)
-
-    def detach(self, optimizer: SteppingOptimizer) -> None:
-        """Let an attached optimizer decide no more; see `DataShardService.detach`."""
-        self.service.detach(optimizer)
-
-    def stepped(self) -> None:
-        """Say that the batches in hand were trained on, without an attached optimizer that steps on them."""
-        self.service.report_batch_done()
-
-    def passed_on(self) -> None:
-        """Say, in a wrapper that reads ahead, that the oldest batch which it has read goes to its loop.
-
-        For `lookahead="told"`. Call it for each batch when the loop asks for it, and once more when it asks
-        and none is left. What was read and not passed on is neither acknowledged nor lost.
-        """
-        self.service._live_session.elastic.passed_on()
-
-    def give_back(self) -> None:
-        """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.
-
-        With several attached optimizers some may have stepped on it. Raises AccountingError where it was
-        acknowledged already: call it before the last optimizer steps.
-        """
-        self.service._live_session.elastic.give_back()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The data position, to be saved with the model; see `DataShardService.state_dict`."""
-        return self.service.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any] | str | None) -> None:
-        """Make the master go back to `state`; see `DataShardService.load_state_dict`."""
-        self.service.load_state_dict(state)
-
-    def progress(self) -> DatasetStatus:
-        """Counts of the dataset over all trainers; see `DataShardService.progress`."""
-        return self.service.progress()
-
-    # The end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End an iteration that is under way, or was left: what the loop has not finished with goes back.
 
         A service that the loader has made is closed too.
         """
+        self._notice.close()
         live = None if self._live is None else self._live()
         try:
             if live is not None:
@@ -384,41 +304,6 @@ class ElasticDataLoader(DataLoader[Any]):
         finally:
             if self._owns_service:
                 self.service.close()
-
-    def _end_workers(self) -> None:
-        """End persistent workers; torch complains of those that are left when the program exits."""
-        if self._inner is None:
-            return
-        iterator: Any
-        iterator, self._inner._iterator = self._inner._iterator, None
-        if iterator is not None:
-            iterator._shutdown_workers()
-
-    def _read(self) -> Iterator[Envelope]:
-        """Begin to read what the session has leases for; the inner loader never drops a partial batch."""
-        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        if self._inner is None:
-            size = self.batch_size
-            list_size = 0 if size is None or not dataset._makes_lists else size
-            self._feed = Feed(columnar=self._columnar, list_size=list_size)
-            collate = TicketedCollate(
-                self._user_collate(), self._feed.tally, self._feed.generators, batched=size is not None
-            )
-            arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
-            self._inner = DataLoader(dataset, batch_size=None if list_size else size, **arguments)
-            if self.persistent_workers:
-                dataset.service._take_along(self)
-        dataset._bind(self._feed)
-        try:
-            return iter(self._inner)
-        finally:
-            dataset._bind(None)  # the iterator has it: the dataset may serve a plain DataLoader again
-
-    def _user_collate(self) -> Callable[[Any], Any]:
-        given: Callable[[Any], Any] | None = self._arguments.get("collate_fn")
-        if given is not None:
-            return given
-        return to_tensors if self.batch_size is None else to_batch
 
 
 def _peers_of(synchronous: bool | Peers | None, group: ProcessGroup | None) -> Peers | None:

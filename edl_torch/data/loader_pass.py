@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
-from edl_torch.data.weights import Weights
+from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.tickets import Ticket
 
@@ -24,18 +24,14 @@ _AT_NO_RECORD = (
 )
 
 
-class Source(Protocol):
-    """What a pass needs of its loader."""
+class Sizes(Protocol):
+    """Who needs to know how many records each batch has that goes to the loop."""
 
-    persistent_workers: bool
+    def step(self, own: int) -> None:
+        """A batch of `own` records goes to the loop; 0 for one that stands in."""
 
-    def _read(self) -> Iterator[Envelope]:
-        """Begin to read what the session has leases for."""
-        ...
-
-    def _end_workers(self) -> None:
-        """End persistent workers; the next one to read starts others."""
-        ...
+    def warn_of_padding(self) -> None:
+        """Warn, once, a loop that has trained on a batch which stands in."""
 
 
 class LoaderPass(Iterator[Any]):
@@ -48,10 +44,10 @@ class LoaderPass(Iterator[Any]):
 
     def __init__(
         self,
-        loader: Source,
+        loader: InnerLoader,
         session: Session,
         whole_batch: int | None,
-        weights: Weights,
+        weights: Sizes,
         epoch: int = NEW_PASS,
     ) -> None:
         self._loader = loader
@@ -111,7 +107,7 @@ class LoaderPass(Iterator[Any]):
                 if self._inner is None:
                     if not more():
                         return None
-                    self._inner = self._loader._read()
+                    self._inner = self._loader.read()
                 for envelope in self._inner:
                     if self._whole_batch is not None and envelope.size < self._whole_batch:
                         self._passes.return_remainder(envelope.ticket)
@@ -122,7 +118,7 @@ class LoaderPass(Iterator[Any]):
             if str(exc).startswith(WORKER_DIED):
                 self._worker_died = True
                 named = self._name_records(exc)
-                self._loader._end_workers()  # torch would wait for the dead one in each pass to come
+                self._loader.end_workers()  # torch would wait for the dead one in each pass to come
                 raise named from exc
             if (own := in_own_words(exc)) is not None:
                 raise own from exc

@@ -14,9 +14,10 @@ from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
-from edl_torch.data.loader_pass import LoaderPass, Source
+from edl_torch.data.inner_loader import InnerLoader
+from edl_torch.data.loader_pass import LoaderPass, Sizes
+from edl_torch.data.notice import Notice
 from edl_torch.data.padding import PaddingBatch, Statistics
-from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.tickets import Ticket
 
@@ -24,16 +25,18 @@ PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not ove
 
 
 class LockstepPass(LoaderPass):
-    """The iterator. `padding`, `statistics` and `weights` are the loader's and outlive it."""
+    """The iterator. `padding`, `statistics`, `notice` and `weights` are the loader's and outlive it."""
 
     def __init__(
         self,
-        loader: Source,
+        loader: InnerLoader,
         session: Session,
         whole_batch: int | None,
-        weights: Weights,
+        weights: Sizes,
+        *,
         padding: PaddingBatch,
         statistics: Statistics,
+        notice: Notice,
         epoch: int = NEW_PASS,
     ) -> None:
         lockstep = session.position.lockstep
@@ -43,6 +46,7 @@ class LockstepPass(LoaderPass):
         self._peers: Peers = lockstep.peers
         self._padding = padding
         self._statistics = statistics
+        self._notice = notice
         self._pulled: Envelope | None = None
         self._error: Exception | None = None
         self._vote: Vote | None = None
@@ -91,6 +95,7 @@ class LockstepPass(LoaderPass):
                 bare=int(mine is None and not self._padding.made),
                 failed=int(self._error is not None),
                 verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._passes.is_over)),
+                preempted=int(self._notice.came),
             )
         )
 
@@ -120,7 +125,10 @@ class LockstepPass(LoaderPass):
         vote, self._vote = self._vote, None
         if vote is None:
             raise InvalidArgument("no vote is under way")
-        return vote.wait()
+        count = vote.wait()
+        if count.preempted:
+            self._notice.agree()
+        return count
 
     def _end(self) -> None:
         if not self._steps:

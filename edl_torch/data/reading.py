@@ -44,23 +44,25 @@ class SampleList:
         self._size = size
         self._samples: list[Any] = []
 
-    @property
-    def missing(self) -> int:
-        """How many it has room for."""
-        return self._size - len(self._samples)
-
-    def draw(self, samples: Iterator[Any], run: Run, stop: int) -> None:
-        """Add samples up to position `stop`, or as many as come; `run` is kept at the next one."""
-        before = run[2] - len(self._samples)
-        try:
-            self._samples.extend(islice(samples, stop - run[2]))  # an error leaves what came before it
+    def draw(self, samples: Iterator[Any], run: Run, stop: int) -> bool:
+        """Add samples up to position `stop`, or as many as come, and keep `run` at the next one. Returns
+        whether the list is whole."""
+        before, position = len(self._samples), run[2]
+        try:  # an error leaves what came before it
+            self._samples.extend(islice(samples, min(self._size - before, stop - position)))
         finally:
-            run[2] = before + len(self._samples)
+            run[2] = position + len(self._samples) - before
+        return len(self._samples) == self._size
 
     def take(self) -> list[Any]:
         """The samples; the next list begins. They are kept nowhere else: they would outlive their batch."""
         samples, self._samples = self._samples, []
         return samples
+
+    def rest(self) -> Iterator[list[Any]]:
+        """Yield what is left in the end."""
+        if self._samples:
+            yield self.take()
 
 
 class SampleReader:
@@ -95,27 +97,24 @@ class SampleReader:
         """As `samples`, but add to a list and yield it when it is full. For a record no Python runs but the
         reader's and the transform's."""
         source = self._source(plan, grant)
-        cut = grant.slice
-        while run[2] < cut.stop:
+        cut, stop = grant.slice, grant.slice.stop
+        while run[2] < stop:
             try:
                 rest = self._rest(plan, cut, run[2], source)
-                while run[2] < cut.stop:
-                    wanted = run[2] + min(samples.missing, cut.stop - run[2])
-                    samples.draw(rest, run, wanted)
-                    if run[2] < wanted:
-                        raise StopIteration  # as `next` would have
-                    if not samples.missing:
-                        yield samples.take()
-                return
+                while samples.draw(rest, run, stop):
+                    yield samples.take()
+                if run[2] == stop:
+                    return
+                raise StopIteration  # as `next` would have
             except StopIteration:
-                error: Exception = too_few(self._reader, cut.stop - run[2])
+                error: Exception = too_few(self._reader, stop - run[2])
             except Exception as exc:  # noqa: BLE001  as above
                 error = exc
             run = on_bad(run[2], self._named(error, plan, cut, run[2]))
 
     def _rest(self, plan: Plan, cut: Slice, position: int, source: Source) -> Iterator[Any]:
         """The samples of a slice from `position` on."""
-        rest = replace(cut, skip=position, limit=cut.stop - position)
+        rest = cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
         return iter(self._to_samples(plan, rest, source(rest)))
 
     def _named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
@@ -132,8 +131,7 @@ class SampleReader:
         return self._range(plan, plan.shard(rest), task)
 
     def _range(self, plan: Plan, shard: Shard, task: int) -> Iterable[Any]:
-        part = Shard(name=shard.name, start=shard.start, end=shard.end, epoch=shard.epoch)
-        return self._reader.read_records(Task(shard=part, type=plan.spec.task_type, task_id=task))
+        return self._reader.read_records(Task(shard=shard, type=plan.spec.task_type, task_id=task))
 
     def _picked(self, plan: Plan, rest: Slice) -> Iterable[Any]:
         announce(self._reader, plan, rest)
@@ -159,6 +157,7 @@ class SampleReader:
     def _whole_shard(self, plan: Plan, grant: Grant) -> dict[int, Any]:
         shard = plan.shard(grant.slice)
         wanted = set(shard.indices().numbers.tolist())
+        shard = Shard(name=shard.name, start=shard.start, end=shard.end, epoch=shard.epoch)
         kept: dict[int, Any] = {}
         index = shard.start
         while index < shard.end:

@@ -7,7 +7,6 @@ divided by what all denominators add up to. It does not know where batches come 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -18,6 +17,7 @@ from edl_torch.client.peers import Ballot, Doing, Peers
 from edl_torch.data.masks import Masks
 from edl_torch.data.windows import Window, Windows
 from edl_torch.errors import InvalidArgument
+from edl_torch.system.user_warnings import warn_user
 
 
 class Batches(Protocol):
@@ -81,11 +81,10 @@ class Weights:
         """Warn, once, a loop that has had a batch which stands in, and has never asked what one weighs."""
         if self._stood_in and not self._heeded:
             self._heeded = True
-            warnings.warn(
+            warn_user(
                 "this rank had no batch for a step that others took, and got one that stands in, which the "
                 "loop has trained on like any other. Backpropagate loader.weigh(loss), which is 0 for it, "
-                "and call loader.scale_gradients(optimizer) before each optimizer.step()",
-                stacklevel=3,
+                "and call loader.scale_gradients(optimizer) before each optimizer.step()"
             )
 
     def restart(self) -> None:

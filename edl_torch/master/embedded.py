@@ -12,13 +12,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import ServiceClosed
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 LOOK_AGAIN_S = 1.0  # a waiting call looks at least so often, and so stays known as waiting
 
@@ -56,7 +57,7 @@ class LocalMaster:
         self._closed = False
         self._pid = os.getpid()
 
-    def apply(self, action: Callable[[Dispatcher, float], T]) -> T:
+    def apply(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
         """Let the dispatcher act at the present time, and wake the calls that wait. Raises ServiceClosed."""
         if os.getpid() != self._pid:
             raise ServiceClosed(
@@ -67,7 +68,7 @@ class LocalMaster:
             if self._closed:
                 raise ServiceClosed("the embedded master was closed: make another LocalMaster")
             try:
-                return action(self._dispatcher, self._clock())
+                return action(self._dispatcher, *arguments, self._clock())
             finally:
                 version = self._dispatcher.version
                 if version != self._version:
@@ -75,7 +76,7 @@ class LocalMaster:
                     self._changed.notify_all()
 
     def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
-        return self.apply(lambda dispatcher, now: dispatcher.register(call, now))
+        return self.apply(Dispatcher.register, call)
 
     def attend(self, session: str, member: int, listener: Wanted) -> None:
         """Remember whom to call back. That happens in the thread of the session that waits.
@@ -84,23 +85,28 @@ class LocalMaster:
         """
         with self._changed:
             self._listeners[session] = listener
-        self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
+        self.apply(Dispatcher.stream_opened, session)
 
     def lease(self, call: calls.LeaseCall, wait_s: float = 0.0) -> calls.LeaseAnswer:
         """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
+        answer = self._wait_for_lease(call, wait_s) if wait_s else None
+        if answer is None:
+            answer = self.apply(Dispatcher.lease, call)
+        if answer.nothing_yet:
+            self._call_back(call)
+        return answer
+
+    def _wait_for_lease(self, call: calls.LeaseCall, wait_s: float) -> calls.LeaseAnswer | None:
         deadline = time.monotonic() + wait_s
-        self.apply(lambda dispatcher, now: dispatcher.heard(call, now))
+        self.apply(Dispatcher.heard, call)
         while (left := deadline - time.monotonic()) > 0:
             version = self._version
-            answer = self.apply(lambda dispatcher, now: dispatcher.poll(call, now))
+            answer = self.apply(Dispatcher.poll, call)
             if answer is not None:
                 return answer
             self._call_back(call)
             self._wait_for_change(version, min(left, LOOK_AGAIN_S))
-        answer = self.apply(lambda dispatcher, now: dispatcher.answer(call, now))
-        if answer.nothing_yet:
-            self._call_back(call)
-        return answer
+        return None
 
     def _wait_for_change(self, version: int, timeout_s: float) -> None:
         with self._changed:
@@ -118,25 +124,25 @@ class LocalMaster:
             listener.wanted(call.dataset)
 
     def report(self, call: calls.ReportCall) -> calls.ReportAnswer:
-        return self.apply(lambda dispatcher, now: dispatcher.report(call, now))
+        return self.apply(Dispatcher.report, call)
 
     def confirm(self, call: calls.ConfirmCall) -> calls.ConfirmAnswer:
-        return self.apply(lambda dispatcher, now: dispatcher.confirm(call, now))
+        return self.apply(Dispatcher.confirm, call)
 
     def snapshot(self, call: calls.FencedCall) -> str:
-        return self.apply(lambda dispatcher, now: dispatcher.snapshot(call, now))
+        return self.apply(Dispatcher.snapshot, call)
 
     def restore(self, call: calls.RestoreCall) -> int:
-        return self.apply(lambda dispatcher, now: dispatcher.restore(call, now))
+        return self.apply(Dispatcher.restore, call)
 
     def progress(self, call: calls.FencedCall) -> calls.DatasetStatus:
-        return self.apply(lambda dispatcher, now: dispatcher.progress(call, now))
+        return self.apply(Dispatcher.progress, call)
 
     def dataset_status(self, dataset: str) -> calls.DatasetStatus:
         return self.apply(lambda dispatcher, _: dispatcher.dataset_status(dataset))
 
     def status(self) -> calls.MasterStatus:
-        return self.apply(lambda dispatcher, now: dispatcher.status(now))
+        return self.apply(Dispatcher.status)
 
     def leave(self, session: str, member: int) -> None:
         """End the session. After `close` this does nothing."""

@@ -17,6 +17,7 @@ from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, JournalError
 from edl_torch.master.durable import GroupCommit
+from edl_torch.master.epoch_log import EpochLog
 
 T = TypeVar("T")
 
@@ -71,6 +72,7 @@ class MasterHost:
         self._commits = commits
         self._clock = clock
         self._version = dispatcher.version
+        self._epochs = EpochLog()
         self._ledger_id = dispatcher.ledger_id
         self._changed = asyncio.Event()
         self._streams: dict[str, SessionStream] = {}
@@ -83,6 +85,7 @@ class MasterHost:
     def start(self) -> None:
         """Begin to expire sessions; those known from before get their full time to come back."""
         self.dispatcher.resume(self._clock())
+        self._epochs.look(self.dispatcher, self._clock())
         self._reaper = asyncio.create_task(self._reap(), name="edl-reaper")
 
     def drain(self) -> None:
@@ -136,6 +139,7 @@ class MasterHost:
             version = self.dispatcher.version
             if version != self._version:
                 self._version = version
+                self._epochs.look(self.dispatcher, self._clock())
                 self.wake()
             if self._commits is not None:
                 self._commits.changed()

@@ -180,13 +180,17 @@ class IndexedReader(AbstractDataReader):
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the records one by one. Raises ReaderError for another source or a range outside of it."""
-        self._check(task.shard_name, task.start, task.end)
-        return (self.load(index) for index in range(task.start, task.end))
+        return map(self.load, self._range(task))
 
     def read_record(self, name: str, index: int) -> Any:
         """Record `index`. Raises ReaderError for another source or a number outside of it."""
         self._check(name, index, index + 1)
         return self.load(int(index))
+
+    def _range(self, task: Task) -> range:
+        shard = task.shard
+        self._check(shard.name, shard.start, shard.end)
+        return range(shard.start, shard.end)
 
     def _check(self, name: str, start: int, end: int) -> None:
         check_source(name, self.name, type(self).__name__)

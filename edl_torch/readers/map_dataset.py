@@ -6,6 +6,8 @@ It must not import torch: a `torch.utils.data.Dataset` is used through these met
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
+from itertools import repeat
+from operator import getitem
 from typing import Any
 
 from edl_torch.errors import InvalidArgument, ReaderError
@@ -42,20 +44,25 @@ class MapDatasetReader(IndexedReader):
         self.dataset: Any = dataset
         self.count = len(dataset)
 
+    @property
+    def targets(self) -> Any:
+        """The dataset's `targets`, the class of each record, where it has them, as torchvision's have."""
+        return getattr(self.dataset, "targets", None)
+
     def load(self, index: int) -> Any:
         """`dataset[index]`."""
         return self.dataset[index]
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield `dataset[task.start] … dataset[task.end - 1]`; see the class."""
-        if not hasattr(self.dataset, "__getitems__"):
-            return super().read_records(task)
-        self._check(task.shard_name, task.start, task.end)
-        return self._read_ahead(task.start, task.end)
+        indices = self._range(task)
+        if hasattr(self.dataset, "__getitems__"):
+            return self._read_ahead(indices)
+        return map(getitem, repeat(self.dataset), indices)  # not `load`: no Python runs but the dataset's
 
-    def _read_ahead(self, start: int, end: int) -> Iterator[Any]:
-        for first in range(start, end, _READ_AHEAD):
-            numbers = list(range(first, min(first + _READ_AHEAD, end)))
+    def _read_ahead(self, indices: range) -> Iterator[Any]:
+        for first in range(0, len(indices), _READ_AHEAD):
+            numbers = list(indices[first : first + _READ_AHEAD])
             try:
                 records = self.dataset.__getitems__(numbers)
             except Exception:  # noqa: BLE001  # it does not say which record is bad: reading one by one does

@@ -265,13 +265,13 @@ class FakeMaster(FakeConnection):
 
     def break_stream(self, session: str) -> None:
         """The session's stream breaks, as when its process dies or is cut off."""
-        self._local.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
+        self._local.apply(Dispatcher.stream_broke, session)
         if session in self.listeners:
             self.listeners[session].broke()
 
     def open_stream(self, session: str) -> None:
         """The session's stream stands (again)."""
-        self._local.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
+        self._local.apply(Dispatcher.stream_opened, session)
         members = self._dispatcher.members
         self.listeners[session].stood(
             self.clock(),
@@ -281,7 +281,7 @@ class FakeMaster(FakeConnection):
 
     def expire(self) -> tuple[Released, ...]:
         """Take back what dead sessions hold, as a server's timer would. Returns what was released."""
-        return self._local.apply(lambda dispatcher, now: dispatcher.expire(now))
+        return self._local.apply(Dispatcher.expire)
 
     def __repr__(self) -> str:
         return f"<FakeMaster {self._dispatcher!r} {self.faults!r}>"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as the calls themselves
 class Call:
     """A call to the master: a method of `MasterApi` and its argument, if any. The answer is the master's."""
 
@@ -58,6 +58,5 @@ class Wait:
     timeout_s: float | None = None
 
 
-Deed = Call | Register | Attend | Describe | Warn  # done without the shell's lock
-Action = Deed | Wait
+Action = Call | Register | Attend | Describe | Warn | Wait  # the shell holds its lock for the last one alone
 Procedure = Generator[Action, Any, T]

@@ -283,7 +283,8 @@ class ElasticPasses:
     def pad(self) -> None:
         """The loop gets a padding batch, which holds no record of its own."""
         self.phase = moved(self.phase, Loop.TRAINING)
-        self._in_hand = None
+        if not self._state.steps.is_told:  # there, those read before it may still be in hand
+            self._in_hand = None
 
     def records_in_hand(self) -> Indices:
         """Return name and number of each record of the batch that was handed out last."""
@@ -326,10 +327,11 @@ class ElasticPasses:
         if not state.steps.attached and not state.steps.is_told:
             self._settle(state.steps.ahead, Way.NEXT)
 
-    def passed_on(self) -> Procedure[None]:
+    def passed_on(self, *, stands_in: bool = False) -> Procedure[None]:
         """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
 
-        The loop has asked for it, and so is done with those before.
+        The loop has asked for it, and so is done with those before. One that `stands_in` holds no record and
+        is not counted as read ahead.
         """
         steps = self._state.steps
         if not steps.is_told:
@@ -338,7 +340,8 @@ class ElasticPasses:
             )
         if not steps.attached:
             self._settle(steps.ahead, Way.NEXT)
-        steps.passed_on()
+        if not stands_in:
+            steps.passed_on()
         yield from self._reporter.send()
 
     def stepped(self, optimizer: int) -> Procedure[None]:

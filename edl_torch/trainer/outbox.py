@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack
+from edl_torch.core.calls import UNREGISTERED, Acknowledgement, Failure, Fence, GiveBack
 from edl_torch.errors import EdlError, MasterUnavailable
 from edl_torch.trainer.facts import Run, Way
 from edl_torch.trainer.phases import Telling, moved
 
 
+@dataclass(slots=True, repr=False)
 class Report:
     """Outcomes for one call. Several notes become one: failures, acknowledgements, then give-backs."""
 
-    __slots__ = ("acknowledgements", "failures", "fence", "give_backs", "notes", "returned", "way")
-
-    def __init__(self) -> None:
-        self.failures: list[Failure] = []
-        self.acknowledgements: dict[int, Acknowledgement] = {}  # by task: the later one says it all
-        self.give_backs: list[GiveBack] = []
-        self.returned: tuple[Run, ...] = ()  # of what is given back, the records that the loop had
-        self.way = 0  # of the acknowledgements: the `Way` that proves the least
-        self.notes = 0  # how many notes it is made of
-        self.fence = Fence()  # of the member that sends it, once it is sent
+    failures: list[Failure] = field(default_factory=list)
+    acknowledgements: dict[int, Acknowledgement] = field(
+        default_factory=dict
+    )  # by task: the later says it all
+    give_backs: list[GiveBack] = field(default_factory=list)
+    returned: tuple[Run, ...] = ()  # of what is given back, the records that the loop had
+    way: int = 0  # of the acknowledgements: the `Way` that proves the least
+    notes: int = 0  # how many notes it is made of
+    fence: Fence = UNREGISTERED  # of the member that sends it, once it is sent
 
     def __repr__(self) -> str:
         return f"<Report {len(self.failures)} {len(self.acknowledgements)} {len(self.give_backs)}>"

@@ -12,7 +12,13 @@ from typing import TypeVar
 from edl_torch.errors import AccountingError
 
 
-class Member(Enum):
+class Phase(Enum):
+    """What one part of a trainer is at."""
+
+    __hash__ = object.__hash__  # Enum's own runs Python, at each change
+
+
+class Member(Phase):
     """How the session takes part in its dataset."""
 
     NEW = "not registered"
@@ -21,7 +27,7 @@ class Member(Enum):
     REJOINING = "registering anew, after the master gave it up"
 
 
-class Loop(Enum):
+class Loop(Phase):
     """What the training loop of an `ElasticDataLoader` is at."""
 
     IDLE = "not iterating"
@@ -29,14 +35,14 @@ class Loop(Enum):
     TRAINING = "has a batch"
 
 
-class Asking(Enum):
+class Asking(Phase):
     """The call for leases."""
 
     IDLE = "none is under way"
     ASKING = "one is under way"
 
 
-class Telling(Enum):
+class Telling(Phase):
     """The report to the master."""
 
     IDLE = "none is under way"
@@ -44,9 +50,7 @@ class Telling(Enum):
     STALLED = "the last one was not answered"
 
 
-Phase = Member | Loop | Asking | Telling
-
-P = TypeVar("P", Member, Loop, Asking, Telling)
+P = TypeVar("P", bound=Phase)
 
 TABLE: dict[Phase, frozenset[Phase]] = {
     Member.NEW: frozenset({Member.REGISTERING}),

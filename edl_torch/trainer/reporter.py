@@ -7,7 +7,6 @@ from edl_torch.errors import EdlError, MasterUnavailable, SessionLost
 from edl_torch.trainer.actions import Call, Procedure, Wait
 from edl_torch.trainer.facts import Answered, Refused, Reporting, Unanswered
 from edl_torch.trainer.outbox import Report
-from edl_torch.trainer.phases import Telling
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.state import State
 
@@ -22,21 +21,15 @@ class Reporter:
     def __repr__(self) -> str:
         return f"<Reporter {self._state.outbox}>"
 
-    def is_due(self) -> bool:
-        """Whether the caller is to send a report now. Where calls take time another thread does.
-
-        Raises what an earlier report led to. What was not answered may be sent again.
-        """
-        outbox = self._state.outbox
-        if outbox.error is not None:
-            outbox.raise_error()
-        if outbox.phase is Telling.STALLED:
-            outbox.retry()
-        return outbox.sendable and self._state.config.in_process
-
     def send(self) -> Procedure[None]:
-        """Send what was noted, or see that it will be sent. Raises what a report led to."""
-        while self.is_due():
+        """Send what was noted, or, where calls take time, leave it to another thread. Raises what a report
+        led to; what was not answered may be sent again."""
+        outbox = self._state.outbox
+        while not outbox.is_settled:
+            outbox.raise_error()
+            outbox.retry()
+            if not (outbox.sendable and self._state.config.in_process):
+                return
             yield from self.send_one()
 
     def post(self) -> Procedure[None]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from edl_torch.core.calls import Fence, FencedCall, Grant
+from edl_torch.core.calls import UNREGISTERED, Fence, FencedCall, Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import StaleLease
 from edl_torch.trainer.counting import PlainPass
@@ -20,7 +20,6 @@ from edl_torch.trainer.supply import Mode, Supply
 
 C = TypeVar("C", bound=FencedCall)
 
-UNREGISTERED = Fence()
 REMEMBERED = 1000  # members of before, some of whose calls may still be answered late
 
 

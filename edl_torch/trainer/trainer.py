@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl_torch.core.calls import NEW_PASS, Grant
+from edl_torch.core.calls import NEW_PASS
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError
 from edl_torch.shard import Shard
@@ -94,10 +94,6 @@ class Trainer:
         if not self.plain.is_late(reading):
             yield from self.elastic.supersede()
         return (yield from self.plain.begin(reading)), plan
-
-    def next_grant(self, stream: str, number: int) -> Procedure[Grant | None]:
-        """Return the next lease for a stream of pass `number`; None when it has nothing more to fetch now."""
-        return self.leasing.next(stream, number)
 
     def fail_record(self, task: int, position: int, reason: str) -> Procedure[None]:
         """Put a record into quarantine that cannot be read."""

@@ -231,7 +231,7 @@ def test_a_persistent_worker_killed_between_passes_is_replaced(kind: str) -> Non
         loader = make(dataset, num_workers=2, persistent_workers=True, **size)
         for _ in loader:
             service.report_batch_done()
-        kept = loader._inner if kind == "elastic" else loader
+        kept = loader._inner.loader if kind == "elastic" else loader
         before = kept._iterator
         assert before is not None
         kill_one_worker()

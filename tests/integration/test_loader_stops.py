@@ -184,8 +184,8 @@ def test_pinned_loops_stop_exactly_too(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeMaster()
     with trainer(fake) as (service, dataset):
         loader = elastic(dataset, num_workers=2, pin_memory=True)
-        unpinned = loader._read
-        monkeypatch.setattr(loader, "_read", lambda: iter(SimulatedPinning(unpinned())))
+        unpinned = loader._inner.read
+        monkeypatch.setattr(loader._inner, "read", lambda: iter(SimulatedPinning(unpinned())))
         seen = take(iter(loader), 3)
         assert acknowledged(fake, service) == once(flat(seen[:2]))
         rest = take(iter(loader), 100)

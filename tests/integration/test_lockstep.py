@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from loader_kit import UNEVEN, ColumnReader, NumberReader, PickingReader, all_records, take, trainer
+from loader_kit import (
+    UNEVEN,
+    ColumnReader,
+    NumberReader,
+    PickingReader,
+    all_records,
+    numbers,
+    take,
+    trainer,
+)
 from lockstep_kit import Failed, Rank, run_ranks
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -512,4 +521,47 @@ def test_unstepped_batches_at_the_end_of_an_epoch_are_stepped_in_the_next() -> N
     ranks = run_ranks(fake, 2, work, UNEVEN, num_epochs=EPOCHS)
     same_steps(ranks)
     assert trained(ranks) == each(EPOCHS)
+    fake.outcomes["training"].check_complete(EPOCHS)
+
+
+def one_ahead(loader: ElasticDataLoader) -> Iterator[Any]:
+    """Hand on each batch when the next one is there, as wrappers do that look for the last one."""
+    waiting: list[Any] = []
+    for batch in loader:
+        waiting.append(batch)
+        if len(waiting) > 1:
+            loader.passed_on()
+            yield waiting.pop(0)
+    for batch in waiting:
+        loader.passed_on()
+        yield batch
+    loader.passed_on()
+
+
+@pytest.mark.parametrize("attached", [True, False])
+@pytest.mark.parametrize(("size", "counts"), [(2, UNEVEN), (3, UNEVEN), (7, {"a": 9})])
+def test_a_wrapper_that_reads_ahead_weighs_the_batch_that_it_has_passed_on(
+    size: int, counts: dict[str, int], attached: bool
+) -> None:
+    fake = FakeMaster()
+    reader = NumberReader(counts)
+
+    def work(rank: Rank) -> None:
+        rank.service.load_state_dict(None)
+        sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        if attached:
+            rank.loader.attach(sgd)
+        while not rank.service.finished:
+            rank.seen.passes.append([])
+            for batch in one_ahead(rank.loader):
+                weight = rank.loader.weight
+                assert weight in (0, len(batch))
+                rank.seen.passes[-1].append((numbers(batch), weight))
+                sgd.step()
+
+    ranks = run_ranks(fake, size, work, reader, num_epochs=EPOCHS, lookahead="told")
+    records = [number for rank in ranks for number in rank.seen.trained]
+    assert Counter(records) == Counter(dict.fromkeys(records, EPOCHS))
+    assert len(records) == EPOCHS * sum(counts.values())
+    same_steps(ranks)
     fake.outcomes["training"].check_complete(EPOCHS)

@@ -306,7 +306,7 @@ class Reader:
     def _next_grant(self) -> Procedure[Grant | None]:
         if not self._number:
             self._number, _ = yield from self._trainer.begin_stream()
-        grant = self._grant = yield from self._trainer.next_grant(self._stream, self._number)
+        grant = self._grant = yield from self._trainer.leasing.next(self._stream, self._number)
         if grant is not None:
             self._reads_for.begun(self._stream, grant)
             self._run, self._stop = self._tally.start(grant.task, grant.slice.skip), grant.slice.stop

@@ -57,6 +57,8 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "PIL": (),
     "ray": ("integrations.ray",),
     "tensorflow": ("integrations.tensorflow",),
+    "lightning": ("integrations.lightning",),
+    "accelerate": ("integrations.accelerate",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
     "odps": ("readers.odps.client", "readers.odps.retries"),
@@ -190,7 +192,7 @@ def test_the_trainer_knows_values_and_rules_alone() -> None:
         ("import edl_torch.integrations.records", ("torch", "cv2", "grpc", "tensorflow")),
         ("import edl_torch.client.torchrun", ("torch", "cv2", "grpc")),
         (
-            "from edl_torch.system import address, forks, fresh_names, processes",
+            "from edl_torch.system import address, forks, fresh_names, processes, termination",
             ("torch", "cv2", "grpc", "numpy"),
         ),
         ("import edl_torch.master.server", ("torch", "cv2", "pycocotools")),

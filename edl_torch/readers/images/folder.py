@@ -60,6 +60,11 @@ class ImageFolderReader(IndexedReader):
         self.count = len(self._files)
         self._refuse_empty([name for name in listed if not listed[name]], suffixes, allow_empty)
 
+    @property
+    def targets(self) -> IndexArray | None:
+        """Class index of each image, int64 [count]; None for a flat folder."""
+        return np.repeat(np.arange(len(self.classes)), np.diff(self._bounds)) if self.classes else None
+
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
         image = read_image_in(self.name, self._files[index])

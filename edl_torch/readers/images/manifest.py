@@ -81,6 +81,12 @@ class ImageManifestReader(IndexedReader):
         """Class index by name; empty where labels are integers."""
         return {name: number for number, name in enumerate(self.classes)}
 
+    @property
+    def targets(self) -> IndexArray | None:
+        """Label of each image, int64 [count]; None where there are no labels."""
+        labels = self._labels["labels"]
+        return labels if len(labels) else None
+
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
         image = read_image_in(self.root, self._files[index])

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from naive_audit import Naive
 
+from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.facts import Way
@@ -143,6 +144,10 @@ def agree(verdict: Verdict, naive: Naive) -> bool:
     spec_of(False, False, False, 1, False),
     [("train", 0), ("kill unheard", 0), ("fetch", 0), ("return_remainder", 0)],
 )
+@example(  # of records reported without an answer the token alone does not say that they were dropped
+    spec_of(False, False, False, 1, True),
+    [("fetch", 1), ("give up unheard", 1), ("fetch", 0), ("fetch", 0), ("return_remainder", 0), ("train", 0)],
+)
 def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, events):
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), spec)
@@ -160,6 +165,9 @@ def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, eve
         assert verdict.quarantined == len(job.ledger.quarantine)
         assert verdict.dropped - job.ledger.dropped == job.ledger.acknowledged - verdict.acknowledged
         assert verdict.acknowledged + verdict.quarantined + verdict.dropped == verdict.records
+        word = FinalWord(token=job.ledger.snapshot().encode())
+        (by_token,) = audit([folder], words={spec.name: word})
+        assert by_token.proven, by_token
 
 
 @settings(max_examples=300)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -59,20 +60,23 @@ def test_workers_of_an_iteration_that_is_gone_get_nothing(session: Session) -> N
 
 
 class GenerousLock:
-    """A lock whose holder, once it has let go, leaves others the time to take it."""
+    """A lock whose holder, each time it lets go, leaves others the time to take it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock: Any = threading.RLock()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        return self._lock.acquire(blocking, timeout)
+        return bool(self._lock.acquire(blocking, timeout))
 
     def release(self) -> None:
         self._lock.release()
         time.sleep(1e-3)
 
+    def _is_owned(self) -> bool:
+        return bool(self._lock._is_owned())
+
     def __enter__(self) -> bool:
-        return self._lock.__enter__()
+        return bool(self._lock.__enter__())
 
     def __exit__(self, *exc: object) -> None:
         self.release()

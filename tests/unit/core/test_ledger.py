@@ -295,7 +295,7 @@ def test_a_trillion_shuffled_records_cost_no_time_and_no_memory(capsys: pytest.C
     elapsed = time.process_time() - started
     for _ in range(500):
         acknowledge(ledger, "s", *lease_all(ledger, "s", count=1))
-        ledger.forget_ended("s")
+        ledger.leases.forget_ended("s")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     with capsys.disabled():

@@ -164,7 +164,7 @@ class LedgerMachine(LedgerBesideModel):
     @rule(data=st.data())
     def confirm(self, data: st.DataObject) -> None:
         name, _ = data.draw(st.sampled_from(self.closed), label="closed")
-        self.ledger.forget_ended(name)
+        self.ledger.leases.forget_ended(name)
         self.gone += [entry for entry in self.closed if entry[0] == name]
         self.closed = [entry for entry in self.closed if entry[0] != name]
 

@@ -60,7 +60,7 @@ def test_a_closed_lease_is_forgotten_with_the_next_report() -> None:
     (grant,) = lease_all(ledger, "s")
     acknowledge(ledger, "s", grant)
     acknowledge(ledger, "s", grant)  # the same report, its answer was lost
-    ledger.forget_ended("s")
+    ledger.leases.forget_ended("s")
     with pytest.raises(StaleLease):
         acknowledge(ledger, "s", grant)
 

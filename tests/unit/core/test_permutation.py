@@ -366,3 +366,15 @@ def _statistics(elements: np.ndarray) -> list[float]:
         float((np.sign(steps[1:]) != np.sign(steps[:-1])).sum()),
         float((np.abs(steps) == 1).sum()),
     ]
+
+
+@pytest.mark.parametrize("n", [5, 1000, 2**40])
+def test_a_number_of_numpy_is_the_number_that_it_is(n: int) -> None:
+    order = Permutation(n, 7)
+    for kind in (np.int8, np.uint8, np.int32, np.uint64):
+        assert order(kind(3)) == order(3)
+        assert type(order(kind(3))) is int
+        assert order.inverse(kind(3)) == order.inverse(3)
+    for other in (3.0, "3", None):
+        with pytest.raises(TypeError):
+            order(other)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def test_a_lease_whose_answer_was_on_its_way_when_others_were_presented_is_prese
     master: Master, shell: Shell
 ) -> None:
     first = shell.draw()
-    drawing = shell.start(shell.trainer.next_grant("main", 1)).to("lease")
+    drawing = shell.start(shell.trainer.leasing.next("main", 1)).to("lease")
     assert isinstance(drawing.action, Call)
     answer = master.answer(drawing.action)
     stall(master)

@@ -67,7 +67,7 @@ def test_an_elastic_stream_that_finds_nothing_ends_and_its_loop_asks_again(
     while other.next() is not None:
         pass
     number = shell.run(shell.trainer.open())
-    drawing = shell.start(shell.trainer.next_grant("worker 0", number))
+    drawing = shell.start(shell.trainer.leasing.next("worker 0", number))
     assert isinstance(drawing.action, Call)
     assert drawing.action.wait_s == 0.0
     assert drawing.finish() is None
@@ -81,7 +81,7 @@ def test_a_plain_stream_that_holds_nothing_waits_for_more(master: Master, shell:
     while other.next() is not None:
         pass
     shell.begin_plain()
-    drawing = shell.start(shell.trainer.next_grant("main", 1))
+    drawing = shell.start(shell.trainer.leasing.next("main", 1))
     for _ in range(3):
         assert isinstance(drawing.action, Call)
         assert drawing.action.wait_s == POLL_S
@@ -97,7 +97,7 @@ def test_a_plain_stream_that_holds_a_lease_does_not_wait(master: Master, shell: 
     other.begin_plain()
     while other.next() is not None:
         pass
-    drawing = shell.start(shell.trainer.next_grant("main", 1))
+    drawing = shell.start(shell.trainer.leasing.next("main", 1))
     assert isinstance(drawing.action, Call)
     assert drawing.action.wait_s == 0.0
     assert drawing.finish() is None
@@ -219,8 +219,8 @@ def test_an_error_of_fetching_ahead_ends_with_its_pass() -> None:
 
 def test_who_finds_a_call_under_way_waits_for_its_answer(master: Master, shell: Shell) -> None:
     number = shell.run(shell.trainer.open())
-    first = shell.start(shell.trainer.next_grant("worker 0", number))
-    second = shell.start(shell.trainer.next_grant("worker 1", number))
+    first = shell.start(shell.trainer.leasing.next("worker 0", number))
+    second = shell.start(shell.trainer.leasing.next("worker 1", number))
     assert isinstance(second.action, Wait)
     assert second.must_wait
     first.finish()
@@ -231,8 +231,8 @@ def test_who_finds_a_call_under_way_waits_for_its_answer(master: Master, shell: 
 
 def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
     number = shell.run(shell.trainer.open())
-    first = shell.start(shell.trainer.next_grant("worker 0", number))
-    second = shell.start(shell.trainer.next_grant("worker 1", number))
+    first = shell.start(shell.trainer.leasing.next("worker 0", number))
+    second = shell.start(shell.trainer.leasing.next("worker 1", number))
     third = shell.start(shell.trainer.leasing.wait_for_more())
     shell.state.close_pass()
     assert second.finish() is None
@@ -242,8 +242,8 @@ def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
 
 def test_who_waits_for_an_answer_ends_with_the_trainer(shell: Shell) -> None:
     number = shell.run(shell.trainer.open())
-    first = shell.start(shell.trainer.next_grant("worker 0", number))
-    second = shell.start(shell.trainer.next_grant("worker 1", number))
+    first = shell.start(shell.trainer.leasing.next("worker 0", number))
+    second = shell.start(shell.trainer.leasing.next("worker 1", number))
     shell.state.closed = True
     assert second.finish() is None
     first.interrupt()
@@ -251,7 +251,7 @@ def test_who_waits_for_an_answer_ends_with_the_trainer(shell: Shell) -> None:
 
 def test_an_interrupted_call_lets_others_ask(shell: Shell) -> None:
     number = shell.run(shell.trainer.open())
-    shell.start(shell.trainer.next_grant("worker 0", number)).to("lease").interrupt()
+    shell.start(shell.trainer.leasing.next("worker 0", number)).to("lease").interrupt()
     assert shell.state.supply.phase is Asking.IDLE
     assert shell.draw()
 
@@ -445,7 +445,7 @@ def test_a_lease_for_a_pass_that_has_ended_goes_back(master: Master, remote: She
 
 def test_what_is_not_wanted_goes_back_at_once_in_one_process(master: Master, shell: Shell) -> None:
     number = shell.run(shell.trainer.open())
-    drawing = shell.start(shell.trainer.next_grant("main", number)).to("lease")
+    drawing = shell.start(shell.trainer.leasing.next("main", number)).to("lease")
     shell.state.close_pass()
     drawing.finish()
     assert master.status.leases == 0

@@ -108,6 +108,37 @@ def test_a_wrapper_that_tells_acknowledges_with_what_it_passes_on(master: Master
     assert master.status.acknowledged == 16
 
 
+def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Master) -> None:
+    shell = Shell(master, attended=False)
+    shell.state.steps.__init__(None)  # type: ignore[misc]
+    optimizer = shell.state.steps.attach()
+    number = shell.begin_elastic()
+    assert shell.elastic.request_now(number) is True
+    shell.elastic.pad()
+    assert shell.elastic.request_now(number) is True
+    assert shell.hand(shell.draw())
+    shell.run(shell.elastic.passed_on(stands_in=True))
+    shell.run(shell.elastic.stepped(optimizer))
+    assert master.status.acknowledged == 0, "the loop steps on the batch that stands in"
+    shell.run(shell.elastic.passed_on())
+    shell.run(shell.elastic.stepped(optimizer))
+    assert master.status.acknowledged == 8
+
+
+def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(master: Master) -> None:
+    shell = Shell(master, attended=False)
+    shell.state.steps.__init__(None)  # type: ignore[misc]
+    shell.state.steps.attach()
+    number = shell.begin_elastic()
+    assert shell.elastic.request_now(number) is True
+    assert shell.hand(shell.draw())
+    assert shell.elastic.request_now(number) is True
+    shell.elastic.pad()
+    shell.run(shell.elastic.passed_on())
+    shell.run(shell.elastic.close(number))
+    assert master.status.leased == 0
+
+
 def test_a_wrapper_that_counts_does_not_tell(shell: Shell) -> None:
     shell.begin_elastic()
     with pytest.raises(InvalidArgument, match=r"passed_on\(\) is for lookahead='told'"):

@@ -108,7 +108,7 @@ def test_a_lease_call_between_a_registration_and_its_answer_is_lent_nothing(
 
 def test_leases_that_arrive_after_their_session_took_part_anew_are_void(master: Master, shell: Shell) -> None:
     begin(shell)
-    drawing = shell.start(shell.trainer.next_grant("main", 1)).to("lease")
+    drawing = shell.start(shell.trainer.leasing.next("main", 1)).to("lease")
     assert isinstance(drawing.action, Call)
     void = master.answer(drawing.action)
     assert void.grants
@@ -129,7 +129,7 @@ def test_leases_that_arrive_after_their_session_took_part_anew_are_void(master: 
 def test_the_late_answer_of_a_member_before_is_told_with_its_calls(master: Master, shell: Shell) -> None:
     """A master whose journal went back behind that answer is found out by it."""
     begin(shell)
-    drawing = shell.start(shell.trainer.next_grant("main", 1)).to("lease")
+    drawing = shell.start(shell.trainer.leasing.next("main", 1)).to("lease")
     assert isinstance(drawing.action, Call)
     late = master.answer(drawing.action)
     lost = shell.state.fence

@@ -227,7 +227,7 @@ class Loop:
                 self.drawn[stream] += positions_of(grant)
 
         self.begin(
-            stream, self.shell.trainer.next_grant(stream, number), on_done, lambda: self.ended.add(stream)
+            stream, self.shell.trainer.leasing.next(stream, number), on_done, lambda: self.ended.add(stream)
         )
 
     def fail_record(self, stream: str, draw: st.DataObject) -> None:
@@ -394,7 +394,7 @@ class Loop:
                     self.granted[grant.task] = grant
                     queue.extend(positions_of(grant))
 
-            self._loop(self.shell.trainer.next_grant(OWN_STREAM, number), on_grant)
+            self._loop(self.shell.trainer.leasing.next(OWN_STREAM, number), on_grant)
         elif what == "report" and self.at == "reading" and queue:
             count = draw.draw(st.integers(1, len(queue)))
             self.done.update(queue[:count])

@@ -367,7 +367,7 @@ class Shell:
     def next(self, stream: str = OWN_STREAM, number: int | None = None) -> Grant | None:
         """Return the next lease of a stream, of the pass that is open where no `number` is given."""
         number = self.state.supply.current.number if number is None else number
-        return self.run(self.trainer.next_grant(stream, number))
+        return self.run(self.trainer.leasing.next(stream, number))
 
     def draw(self, stream: str = OWN_STREAM, number: int | None = None) -> Grant:
         """Return the next lease of a stream: there is one."""

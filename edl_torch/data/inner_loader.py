@@ -1,0 +1,84 @@
+"""The `DataLoader` of torch inside an `ElasticDataLoader`, and its workers.
+
+It is made when it first reads. It does not know when a batch has been trained on, nor what an epoch is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from edl_torch.data.collate import Envelope, TicketedCollate
+from edl_torch.data.convert import to_batch, to_tensors
+from edl_torch.data.dataset import Feed, ShardedDataset
+from edl_torch.data.worker_start import WorkerStart, end_by_kill, starting_workers
+
+
+class InnerLoader:
+    """Reads what the session of `dataset` has leases for, in batches with their tickets.
+
+    `arguments` are torch's. A partial batch is never dropped here.
+    """
+
+    def __init__(self, dataset: ShardedDataset, batch_size: int | None, arguments: dict[str, Any]) -> None:
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._arguments = arguments
+        self._feed: Feed | None = None
+        self.loader: DataLoader[Any] | None = None
+        self._working: weakref.ref[Any] | None = None  # torch's newest iterator with workers
+        self.persistent_workers = bool(arguments.get("persistent_workers"))
+
+    @property
+    def columnar(self) -> bool:
+        """Whether the reader makes the batches."""
+        return self._batch_size is None and self._dataset._makes_batches
+
+    def read(self) -> Iterator[Envelope]:
+        """Begin to read."""
+        if self.loader is None:
+            self.loader = self._make()
+        self._dataset._bind(self._feed)
+        try:
+            return self._start(self.loader)
+        finally:
+            self._dataset._bind(None)  # the iterator has it: the dataset may serve a plain DataLoader again
+
+    def _start(self, loader: DataLoader[Any]) -> Iterator[Envelope]:
+        if not loader.num_workers:
+            return iter(loader)
+        with starting_workers(loader.multiprocessing_context):
+            iterator = iter(loader)
+        end_by_kill(iterator)
+        self._working = weakref.ref(iterator)
+        return iterator
+
+    def _make(self) -> DataLoader[Any]:
+        size = self._batch_size
+        list_size = 0 if size is None or not self._dataset._makes_lists else size
+        self._feed = Feed(columnar=self.columnar, list_size=list_size)
+        collate = TicketedCollate(
+            self._user_collate(), self._feed.tally, self._feed.generators, batched=size is not None
+        )
+        arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
+        if self._arguments.get("num_workers"):
+            arguments["worker_init_fn"] = WorkerStart(self._arguments.get("worker_init_fn"))
+            self._dataset.service._take_along(self)
+        return DataLoader(self._dataset, batch_size=None if list_size else size, **arguments)
+
+    def _user_collate(self) -> Callable[[Any], Any]:
+        given: Callable[[Any], Any] | None = self._arguments.get("collate_fn")
+        if given is not None:
+            return given
+        return to_tensors if self._batch_size is None else to_batch
+
+    def end_workers(self) -> None:
+        """End all workers: as the program exits torch would wait for those that are left, or complain."""
+        iterator = None if self._working is None else self._working()
+        if self.loader is not None:
+            self.loader._iterator = None
+        if iterator is not None:
+            iterator._shutdown_workers()

@@ -1,0 +1,96 @@
+"""The methods of an `ElasticDataLoader` that its service has too, for who has only the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
+from edl_torch.client.service import DataShardService
+from edl_torch.core.calls import DatasetStatus
+from edl_torch.data.dataset import ShardedDataset
+from edl_torch.data.notice import Notice
+from edl_torch.data.read_ahead import ReadAhead
+from edl_torch.shard import Indices
+
+
+class ServiceMethods:
+    """Hands each call on to the service of `dataset`."""
+
+    dataset: Any  # torch's; a ShardedDataset
+    _read_ahead: ReadAhead | None
+    _notice: Notice
+
+    @property
+    def service(self) -> DataShardService:
+        """Where the shards come from."""
+        dataset: ShardedDataset = self.dataset
+        return dataset.service
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass under way, or of the last one; without barrier the one it began in.
+
+        Other than `service.epoch` it cannot move on between a look at it and the batch that it is about.
+        """
+        return self.service._live_session.elastic.epoch
+
+    @property
+    def records(self) -> Indices:
+        """Name and record number of each sample of the batch in hand, in its order.
+
+        A lazy sequence of `(name, index)`, computed when it is asked for; empty for a batch that stands in.
+        With wrappers that ask for batches ahead it is the batch handed out last.
+        """
+        return self.service._live_session.elastic.records_in_hand()
+
+    def epochs(self) -> Iterator[int]:
+        """Go through the epochs that are left: `for epoch in loader.epochs(): for batch in loader: …`.
+
+        Yields the number of the epoch that the next pass reads, until every record of every epoch has its
+        outcome, here and at every other trainer. A loop that leaves an epoch early gets it again, but not
+        once it has seen that it is `preempted`: then this ends too.
+        """
+        while not (self._notice.seen or self.service.finished):
+            yield self.service.epoch
+
+    def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:
+        """Acknowledge batches after each `optimizer.step()`; see `DataShardService.attach`."""
+        self.service.attach(optimizer, scaler=scaler)
+
+    def detach(self, optimizer: SteppingOptimizer) -> None:
+        """Let an attached optimizer decide no more; see `DataShardService.detach`."""
+        self.service.detach(optimizer)
+
+    def stepped(self) -> None:
+        """Say that the batches in hand were trained on, without an attached optimizer that steps on them."""
+        self.service.report_batch_done()
+
+    def passed_on(self) -> None:
+        """Say, in a wrapper that reads ahead, that the oldest batch which it has read goes to its loop.
+
+        For `lookahead="told"`. Call it for each batch when the loop asks for it, and once more when it asks
+        and none is left. What was read and not passed on is neither acknowledged nor lost.
+        """
+        own = self._read_ahead is None or self._read_ahead.passed_on()
+        self.service._live_session.elastic.passed_on(stands_in=not own)
+
+    def give_back(self) -> None:
+        """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.
+
+        With several attached optimizers some may have stepped on it. Raises AccountingError where it was
+        acknowledged already: call it before the last optimizer steps.
+        """
+        self.service._live_session.elastic.give_back()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The data position, to be saved with the model; see `DataShardService.state_dict`."""
+        return self.service.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any] | str | None) -> None:
+        """Make the master go back to `state`; see `DataShardService.load_state_dict`."""
+        self.service.load_state_dict(state)
+
+    def progress(self) -> DatasetStatus:
+        """Counts of the dataset over all trainers; see `DataShardService.progress`."""
+        return self.service.progress()

@@ -1,0 +1,55 @@
+"""Loader workers leave SIGTERM to their trainer: whoever sends it to all processes means the job.
+
+A worker that it killed would end the trainer's loop before that can save. Workers go when their trainer ends
+them, or is gone.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_start_method, resource_tracker
+from types import FrameType
+from typing import Any
+
+
+class WorkerStart:
+    """A `worker_init_fn` that makes the worker deaf to SIGTERM, and then calls the user's."""
+
+    def __init__(self, user_init: Callable[[int], None] | None) -> None:
+        self._user_init = user_init
+
+    def __call__(self, worker_id: int) -> None:
+        # Not SIG_IGN, which programs that a transform runs would inherit.
+        signal.signal(signal.SIGTERM, _do_nothing)
+        signal.siginterrupt(signal.SIGTERM, False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        if self._user_init is not None:
+            self._user_init(worker_id)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    return
+
+
+@contextmanager
+def starting_workers(context: Any) -> Iterator[None]:
+    """Hold SIGTERM back from processes that this thread starts, until `WorkerStart` runs in them.
+
+    `context` is multiprocessing's; None for the default one.
+    """
+    method = get_start_method() if context is None else context.get_start_method()
+    if method != "fork":
+        resource_tracker.ensure_running()  # first: to start it lets the signal through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_by_kill(iterator: Any) -> None:
+    """Let `terminate`, torch's last resort for the workers of its `iterator`, reach those that are deaf."""
+    for worker in getattr(iterator, "_workers", ()):
+        worker._popen.terminate = worker._popen.kill

@@ -1,0 +1,221 @@
+"""An `ElasticDataLoader` in Lightning's Trainer, by a callback.
+
+Importing it imports Lightning. The callback tells the loader which batch the training step gets, and
+Lightning where epochs end; what counts as trained on is the loader's to say.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from edl_torch.data.loader import ElasticDataLoader
+from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument
+
+try:
+    from lightning.pytorch import callbacks
+except ModuleNotFoundError as exc:
+    raise IntegrationUnavailable(
+        "edl_torch.integrations.lightning needs Lightning: pip install 'edl-torch[lightning]'"
+    ) from exc
+
+__all__ = ["ElasticCallback"]
+
+Callback: Any = callbacks.Callback
+
+
+class ElasticCallback(Callback):  # type: ignore[misc]
+    """Lets `Trainer.fit` train on an `ElasticDataLoader`, and keeps the data position in its checkpoints.
+
+    `Trainer(callbacks=[ElasticCallback(loader)])`, and `fit` gets the same loader, by an argument or from
+    `train_dataloader()`. The loader is made with `lookahead="told"`: Lightning reads one batch ahead.
+
+    A batch counts once every optimizer of the model has stepped on it. Each `fit` begins where its model
+    does: at the position in the checkpoint that it loads, and without one at the beginning of the data; a
+    later `fit` with the same callback goes on where the one before has ended. It stops when the master says
+    that every epoch is over.
+
+    With a synchronous loader `training_step` returns `loader.weigh(loss)`; gradients are scaled here.
+
+    Raises:
+        InvalidArgument: a loader without `lookahead="told"`.
+    """
+
+    def __init__(self, loader: ElasticDataLoader) -> None:
+        if loader.service.lookahead != "told":
+            raise InvalidArgument(
+                "Lightning reads one batch ahead of its training step: make the ElasticDataLoader of "
+                "ElasticCallback(loader) with lookahead='told'"
+            )
+        self._loader = loader
+        self._fitting = False
+        self._has_position = False  # the model's: from a checkpoint, or the beginning
+        self._iterated = False  # in this fit
+        self._optimizers: list[Any] = []
+        self._pass: Any = None
+
+    def __repr__(self) -> str:
+        return f"<ElasticCallback {self._loader!r}>"
+
+    # The loader in Lightning's place ----------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Have the loader iterated as the master says, wherever Lightning gets it from."""
+        self._fitting = stage == "fit"
+        if not self._fitting:
+            return
+        _check_takes_batches(pl_module)
+        if trainer.world_size > 1 and not self._loader.synchronous:
+            raise InvalidArgument(
+                f"Lightning trains one model on {trainer.world_size} ranks: make the ElasticDataLoader with "
+                f"synchronous=True"
+            )
+        self._iterated = False
+        process = trainer.strategy.process_dataloader
+
+        def processed(dataloader: Any) -> Any:
+            return _Epochs(self) if dataloader is self._loader else process(dataloader)
+
+        trainer.strategy.process_dataloader = processed
+
+    def begin_epoch(self) -> Any:
+        """Return an iterator over the epoch that runs, and over nothing after the last one."""
+        self._iterated = True
+        if not self._has_position:
+            self.take_position(None)
+        self._pass = iter(()) if self._loader.service.finished else iter(self._loader)
+        return self._pass
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Raise InvalidArgument where `fit` trains on something else than the loader."""
+        if not self._iterated:
+            raise InvalidArgument(
+                f"Trainer.fit trains on something else than the loader of {self!r}: give it that one"
+            )
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The batch that was read ahead reaches the training step."""
+        self._loader.passed_on()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Stop where the master has the outcome of every record of every epoch."""
+        if self._is_finished(trainer):
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Warn of an end that is not that of the data."""
+        epochs = trainer.max_epochs
+        ended = epochs is not None and 0 <= epochs <= trainer.current_epoch
+        if ended and not self._is_finished(trainer):
+            warnings.warn(
+                f"Trainer.fit has ended with max_epochs={epochs}, and {self._loader!r} has more to train on: "
+                f"its num_epochs says how many epochs there are, so leave max_epochs=-1",
+                stacklevel=2,
+            )
+
+    def _is_finished(self, trainer: Any) -> bool:
+        """Ask the master when all ranks have reported; the same on all."""
+        self._loader.progress()
+        trainer.strategy.barrier("ElasticCallback")
+        finished: bool = trainer.strategy.broadcast(self._loader.progress().finished)
+        return finished
+
+    # Optimizers -------------------------------------------------------------------------------------------
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach the model's optimizers, as the precision plugin steps them."""
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        # A model without optimizers gets one that never steps.
+        self._optimizers = [one for one in trainer.optimizers if type(one).__name__ != "_MockOptimizer"]
+        for optimizer in self._optimizers:
+            self._loader.attach(optimizer, scaler=scaler)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Make gradients of synchronous ranks the mean over all records of all ranks, before clipping."""
+        if not self._loader.synchronous:
+            return
+        self._loader.scale_gradients(optimizer)
+        if pl_module.automatic_optimization and trainer.accumulate_grad_batches > 1:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:  # Lightning has divided every loss of the window by this
+                        parameter.grad.mul_(trainer.accumulate_grad_batches)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave optimizers and Trainer as they were."""
+        self._let_go(trainer)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave optimizers and Trainer as they were."""
+        self._let_go(trainer)
+
+    def _let_go(self, trainer: Any) -> None:
+        if self._fitting:
+            self._fitting = False
+            vars(trainer.strategy).pop("process_dataloader", None)
+        if hasattr(self._pass, "close"):
+            self._pass.close()  # before the optimizers go: what they have not stepped on goes back
+        self._pass = None
+        while self._optimizers:
+            self._loader.detach(self._optimizers.pop())
+
+    # Checkpoints ------------------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        """The name of the data position in a checkpoint."""
+        return f"{type(self).__qualname__} {self._loader.service.dataset_name!r}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The data position. Synchronous ranks take it together, as Lightning does."""
+        return self._loader.state_dict()
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Raise CheckpointError for a checkpoint whose model has learnt from nobody knows which records."""
+        if self._fitting and self.state_key not in checkpoint["callbacks"]:
+            raise CheckpointError(
+                f"the checkpoint has no position of dataset {self._loader.service.dataset_name!r}: it was "
+                f"saved without ElasticCallback(loader), so nobody knows which records its model has learnt"
+            )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go back to a checkpoint's position, where it is loaded to be trained on."""
+        if self._fitting:
+            self.take_position(state_dict)
+
+    def take_position(self, state: Mapping[str, Any] | None) -> None:
+        """Make the data begin at `state`, or at their beginning. Raises InvalidArgument where they are being
+        read already."""
+        if state is not None and self._iterated:
+            raise InvalidArgument(
+                "Lightning has begun to read before it loaded the checkpoint, as it does where "
+                "configure_optimizers asks for estimated_stepping_batches under a strategy that restores "
+                "late (FSDP, DeepSpeed): compute the number of steps from len(loader)"
+            )
+        self._loader.load_state_dict(state)
+        self._has_position = True
+
+
+class _Epochs:
+    """The loader without a length, by which Lightning would end epochs, and without a state of its own."""
+
+    def __init__(self, callback: ElasticCallback) -> None:
+        self._callback = callback
+
+    def __iter__(self) -> Iterator[Any]:
+        # Nothing is raised before the first batch is asked for: Lightning's own error would hide it.
+        yield from self._callback.begin_epoch()
+
+    def __repr__(self) -> str:
+        return f"<epochs of {self._callback!r}>"
+
+
+def _check_takes_batches(pl_module: Any) -> None:
+    import inspect
+
+    if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+        raise InvalidArgument(
+            "training_step(dataloader_iter) reads batches by itself, as many as it likes: with "
+            "ElasticCallback it takes a batch"
+        )

@@ -1,0 +1,92 @@
+"""The first SIGTERM to this process, noted while somebody listens.
+
+A handler that was there before is still called, and every later SIGTERM does what it did before. It must not
+know who listens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import weakref
+from types import FrameType
+from typing import Any
+
+
+class Termination:
+    """Notes one signal, in front of the handler that it finds.
+
+    The handler takes no lock, writes nothing and raises nothing of its own: it may run at any instruction of
+    the main thread.
+
+    Attributes:
+        came: whether the signal came while somebody listened, until nobody does.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        self.came = False
+        self._number = number
+        self._listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._in_place = False  # whether the process calls `_on_signal`, itself or through a later handler
+        self._before: Any = None
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<Termination {signal.Signals(self._number).name} came={self.came}>"
+
+    @property
+    def is_handled(self) -> bool:
+        """Whether the program has made the signal do something else than end it."""
+        return signal.getsignal(self._number) != signal.SIG_DFL
+
+    def listen(self, listener: object) -> bool:
+        """Note the next signal for `listener`, until it leaves or is no more.
+
+        False where no handler can be put in front: outside of the main thread, and where the one that is
+        there was not made in Python.
+        """
+        if self._pid != os.getpid():  # a forked child: who listens does so in its parent
+            self._listeners = weakref.WeakSet()
+            self._pid = os.getpid()
+        self.came &= len(self._listeners) > 0
+        if not (self._in_place or self.came or self._put_in_front()):
+            return False
+        self._listeners.add(listener)
+        return True
+
+    def _put_in_front(self) -> bool:
+        before = signal.getsignal(self._number)
+        if before is None or threading.current_thread() is not threading.main_thread():
+            return False
+        self._before = before
+        signal.signal(self._number, self._on_signal)
+        self._in_place = True
+        return True
+
+    def leave(self, listener: object) -> None:
+        """Listen no more for `listener`. After the last one the handler of before is put back."""
+        self._listeners.discard(listener)
+        if not self._listeners and threading.current_thread() is threading.main_thread():
+            self._put_back()
+
+    def _put_back(self) -> None:
+        # One that was put in front of ours later, and calls it, stays.
+        if self._in_place and signal.getsignal(self._number) == self._on_signal:
+            signal.signal(self._number, self._before)
+            self._in_place = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # In a forked child a program's own children end as before.
+        noted = not self.came and len(self._listeners) > 0 and self._pid == os.getpid()
+        self.came |= noted
+        self._put_back()
+        if callable(self._before):
+            self._before(number, frame)
+        elif self._before == signal.SIG_DFL and not noted:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+# Of the process, as signal handlers are.
+sigterm = Termination()

@@ -1,0 +1,53 @@
+"""A model that remembers what it has learnt: how often each record was in a step of its optimizer.
+
+The counts are the model's one parameter, moved by its gradient alone, so they lie in every checkpoint. They
+do not know the loader, nor how a job runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+RECORDS = 53  # no multiple of a batch, a window or the ranks
+BATCH = 3
+EPOCHS = 2
+
+
+class Tally(torch.optim.Optimizer):
+    """Adds to each record's count how often it is in the gradient, where the smallest share is once."""
+
+    def __init__(self, counts: torch.nn.Parameter) -> None:
+        super().__init__([counts], {})
+
+    def step(self, closure: Any = None) -> None:
+        (counts,) = self.param_groups[0]["params"]
+        if counts.grad is not None and counts.grad.any():
+            shares = -counts.grad
+            times = shares / shares[shares > 0].min()
+            assert torch.allclose(times, times.round(), atol=1e-6), times
+            with torch.no_grad():
+                counts += times.round()
+
+
+class Remembers(torch.nn.Module):
+    """Learns each record by heart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = torch.nn.Parameter(torch.zeros(RECORDS, dtype=torch.float64))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return -self.counts[batch]
+
+    @property
+    def learnt(self) -> Counter[int]:
+        """How often each record was learnt."""
+        return Counter({index: int(count) for index, count in enumerate(self.counts) if count})
+
+
+def each(times: int = EPOCHS) -> Counter[int]:
+    """Every record so often."""
+    return Counter(dict.fromkeys(range(RECORDS), times))

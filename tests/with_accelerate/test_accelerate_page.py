@@ -1,0 +1,67 @@
+"""docs/accelerate.md: its program runs before and after the change, and its table has tests."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from memory_model import EPOCHS, RECORDS, Remembers, Tally, each
+
+PAGE = (Path(__file__).parents[2] / "docs" / "accelerate.md").read_text("utf-8")
+(DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
+LINES = DIFF.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def program(sign: str) -> str:
+    """The program with, or without, the change."""
+    return "\n".join(line[1:] for line in LINES if not line or line[0] in (" ", sign))
+
+
+def test_five_lines_at_most_are_another() -> None:
+    assert 0 < sum(line.startswith("+") for line in LINES) <= 5
+    assert sum(line.startswith("-") for line in LINES) <= 5
+
+
+@pytest.mark.parametrize("sign", ["-", "+"])
+def test_the_program_runs(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[Remembers] = []
+
+    def make() -> Remembers:
+        models.append(Remembers())
+        return models[-1]
+
+    module = ModuleType("model")
+    module.photos = torch.arange(RECORDS)  # type: ignore[attr-defined]
+    module.loss_of = lambda model, batch: model(batch).sum()  # type: ignore[attr-defined]
+    module.Model = make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "model", module)
+    monkeypatch.setattr(torch.optim, "SGD", lambda parameters, lr: Tally(*parameters))
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, object] = {"__name__": "script"}
+    exec(compile(program(sign), f"the program, {sign}", "exec"), found)
+    assert models[0].learnt == each(EPOCHS + 1)
+    if sign == "+":
+        found["loader"].close()  # type: ignore[attr-defined]
+
+
+def test_what_the_page_says_of_plain_use_has_a_test() -> None:
+    table = PAGE[PAGE.index("## By plain use") :]
+    rows = re.findall(r"^\| (?!use|---)", table, re.M)
+    tests = Path(__file__).with_name("test_accelerate.py").read_text("utf-8")
+    assert len(rows) == tests[tests.index("# Plain use") :].count("\ndef test_")

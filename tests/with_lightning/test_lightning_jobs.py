@@ -1,0 +1,65 @@
+"""Jobs that are killed by SIGKILL and go on from Lightning's checkpoints, with as many ranks as there are.
+
+The model that comes out has learnt every record of every epoch once, and the audit proves it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from memory import each
+
+from edl_torch.master.threaded import ThreadedMaster
+
+JOB = Path(__file__).with_name("killed_job.py")
+ROOT = JOB.parents[2]
+# ranks, loader workers, accumulation, steps between checkpoints (0: at the end of an epoch), seed
+CASES = [
+    (1, 0, 1, 1, 11),
+    (1, 0, 4, 1, 12),
+    (1, 2, 1, 3, 13),
+    (1, 2, 4, 0, 14),
+    (1, 0, 1, 0, 15),
+    (2, 0, 1, 2, 21),
+    (2, 0, 4, 1, 22),
+    (2, 2, 1, 1, 23),
+    (2, 2, 4, 1, 24),
+    (2, 0, 4, 0, 25),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "workers", "accumulate", "every", "seed"), CASES)
+def test_a_job_that_is_killed_learns_each_record_of_each_epoch_once(
+    ranks: int, workers: int, accumulate: int, every: int, seed: int, tmp_path: Path
+) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "MASTER_"))}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(JOB.parent)])
+    command = [sys.executable, str(JOB), str(tmp_path), f"--ranks={ranks}", f"--workers={workers}"]
+    command += [f"--accumulate={accumulate}", f"--every={every}", f"--seed={seed}"]
+    master = ThreadedMaster("127.0.0.1:0", state=tmp_path / "master") if ranks > 1 else None
+    try:
+        if master is not None:
+            env["EDL_MASTER_ADDR"] = master.address
+        ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=220)
+    finally:
+        if master is not None:
+            master.stop()
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads((tmp_path / "learnt.json").read_text())
+    assert found["finished"]
+    assert Counter({int(index): count for index, count in found["learnt"].items()}) == each(), ran.stdout
+    audit = subprocess.run(
+        [sys.executable, "-m", "edl_torch", "audit", str(tmp_path / "audit")],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert (audit.returncode, ": PROVEN\n" in audit.stdout) == (0, True), audit.stdout + audit.stderr
+    assert "inexact" not in audit.stdout
