@@ -2,14 +2,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-RAY    := .venv-ray
 STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 FUZZ_S := 60
 WORKERS := 2
+FRAMEWORKS := ray tensorflow lightning accelerate transformers deepspeed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ray test-tensorflow test-lightning test-accelerate chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test $(FRAMEWORKS:%=test-%) chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -28,40 +28,29 @@ demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends wit
 test: $(STAMP)  ## all tests, but further cases of some that take long; WORKERS=2 at a time
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-ray: $(RAY)/.installed  ## jobs on a local Ray cluster whose workers and master are killed; own environment
-	$(RAY)/bin/python -m pytest -q tests/on_ray
-
-$(RAY)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+# Each framework has an environment of its own: they want other packages, and are large.
+.venv-%/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-$*
+	DS_BUILD_OPS=0 .venv-$*/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]' pytest pytest-timeout
 	@touch $@
 
-TF := .venv-tensorflow
-$(TF)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(TF)
-	$(TF)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorflow]' pytest pytest-timeout
-	@touch $@
+test-ray: .venv-ray/.installed  ## jobs on a local Ray cluster whose workers and master are killed
+	.venv-ray/bin/python -m pytest -q tests/on_ray
 
-test-tensorflow: $(TF)/.installed  ## TensorFlow's corner, in an environment of its own
-	$(TF)/bin/python -m pytest -q tests/with_tensorflow
+test-tensorflow: .venv-tensorflow/.installed  ## TensorFlow's corner
+	.venv-tensorflow/bin/python -m pytest -q tests/with_tensorflow
 
-LIGHTNING := .venv-lightning
-$(LIGHTNING)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(LIGHTNING)
-	$(LIGHTNING)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lightning]' pytest pytest-timeout
-	@touch $@
+test-lightning: .venv-lightning/.installed  ## jobs of Lightning's Trainer, killed and resumed
+	.venv-lightning/bin/python -m pytest -q tests/with_lightning
 
-test-lightning: $(LIGHTNING)/.installed  ## Lightning's corner: jobs that are killed; own environment
-	$(LIGHTNING)/bin/python -m pytest -q tests/with_lightning
+test-accelerate: .venv-accelerate/.installed  ## jobs with Accelerate, killed and resumed
+	.venv-accelerate/bin/python -m pytest -q tests/with_accelerate
 
-ACCELERATE := .venv-accelerate
-$(ACCELERATE)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(ACCELERATE)
-	$(ACCELERATE)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[accelerate]' pytest pytest-timeout
-	@touch $@
+test-transformers: .venv-transformers/.installed  ## jobs of a Transformers Trainer, killed and resumed
+	.venv-transformers/bin/python -m pytest -q tests/with_transformers
 
-test-accelerate: $(ACCELERATE)/.installed  ## Accelerate's corner: jobs that are killed; own environment
-	$(ACCELERATE)/bin/python -m pytest -q tests/with_accelerate
+test-deepspeed: .venv-deepspeed/.installed  ## jobs with a DeepSpeed engine, killed and resumed
+	.venv-deepspeed/bin/python -m pytest -q tests/with_deepspeed
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; 200 notices; jobs that restore
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
@@ -112,4 +101,4 @@ stubs: $(STUBS)/.installed  ## generate the protobuf stubs again, with tools in 
 	$(STUBS)/bin/python -m edl_torch.rpc.generate
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) $(RAY) $(TF) $(LIGHTNING) $(ACCELERATE) $(STUBS) runs build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* runs build dist .mypy_cache .ruff_cache .hypothesis

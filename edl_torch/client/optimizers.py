@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ _CHECKPOINT = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 
 
 class SteppingOptimizer(Protocol):
-    """What `attach` needs: torch.optim.Optimizer has it."""
+    """What `attach` needs: torch.optim.Optimizer has it. (An engine of DeepSpeed's has steps to watch.)"""
 
     def register_step_post_hook(self, hook: Any) -> Any:
         """Call `hook(optimizer, args, kwargs)` after each step."""
@@ -69,7 +70,9 @@ class Optimizers:
             self._watch(number, scaler)
 
     def _attach(self, optimizer: Any) -> int:
-        register = getattr(optimizer, "register_step_post_hook", None)
+        register: Any = getattr(optimizer, "register_step_post_hook", None)
+        if _is_engine(optimizer):
+            register = partial(_EngineSteps, optimizer)
         if register is None:
             raise InvalidArgument(
                 f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
@@ -147,9 +150,43 @@ class Optimizers:
                 self._passes.forget_optimizer(number)
 
 
+def _is_engine(optimizer: Any) -> bool:
+    return all(hasattr(optimizer, name) for name in ("step", "global_steps", "gradient_accumulation_steps"))
+
+
+class _EngineSteps:
+    """Calls a hook when a DeepSpeed engine is done with its micro-batches.
+
+    The engine counts that in `global_steps`: at the end of each accumulation, also where it skips the
+    optimizer's step for an overflow.
+    """
+
+    def __init__(self, engine: Any, hook: Callable[[Any, Any, Mapping[str, Any]], None]) -> None:
+        self._engine = weakref.ref(engine)
+        step = engine.step
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            before = engine.global_steps
+            result = step(*args, **kwargs)
+            if engine.global_steps != before:
+                hook(engine, args, {})
+            return result
+
+        engine.step = watched
+
+    def remove(self) -> None:
+        """Let the engine step unwatched."""
+        engine = self._engine()
+        if engine is not None:
+            del engine.step
+
+
 def _that_steps(optimizer: Any) -> Any:
-    """Return the optimizer inside of wrappers, as Accelerate's and DeepSpeed's, which name it `optimizer`."""
-    while hasattr(optimizer, "zero_grad"):
+    """Return the optimizer inside of wrappers, as Accelerate's and DeepSpeed's, which name it `optimizer`.
+
+    A whole engine of DeepSpeed's steps by itself: its optimizer steps once for each group of parameters.
+    """
+    while hasattr(optimizer, "zero_grad") and not _is_engine(optimizer):
         inner = getattr(optimizer, "optimizer", None)
         if not hasattr(inner, "zero_grad"):
             break

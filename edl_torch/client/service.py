@@ -260,7 +260,8 @@ class DataShardService:
         With several optimizers a batch counts once each of them has stepped. A step that a `GradScaler` skips
         counts nothing, fused or not: the batch waits for the next step, as does one whose gradients
         `zero_grad()` threw away. Given as `scaler`, a step that it skips counts as one: the loop is done with
-        the batch. Of a wrapper with the optimizer inside (Accelerate's, DeepSpeed's) that one is attached.
+        the batch. Of a wrapper with the optimizer inside (Accelerate's, DeepSpeed's) that one is attached. An
+        engine of DeepSpeed's counts at the end of each accumulation, overflows included.
         Attaching does not keep an optimizer alive, and attaching twice is attaching once.
         """
         self._check_open()
@@ -279,8 +280,8 @@ class DataShardService:
 
     @property
     def optimizers(self) -> list[Any]:
-        """The attached optimizers, for the loaders of this package."""
-        return self._optimizers.alive()
+        """The attached optimizers that have parameters, for the loaders of this package."""
+        return [optimizer for optimizer in self._optimizers.alive() if hasattr(optimizer, "param_groups")]
 
     # Checkpoints ----------------------------------------------------------------------------------------
 

@@ -109,12 +109,13 @@ class Session:
 
     def do(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
+        state = self.trainer.state
         with self._changed:
-            self.trainer.state.now = self._clock()
+            state.now = self._clock()
             try:
                 return decide(*args, **kwargs)
             finally:
-                if self.trainer.state.facts or self._waiting or self._may_need_worker:
+                if state.facts or self._waiting or self._may_need_worker:
                     self._decided()
 
     def _decided(self) -> None:

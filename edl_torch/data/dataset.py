@@ -20,7 +20,7 @@ from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.columns import read_columns
-from edl_torch.data.frameworks import check_asked_by
+from edl_torch.data.frameworks import check_asked_by, check_no_trainer
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
@@ -92,6 +92,7 @@ class ShardedDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Records in one epoch, over all trainers."""
+        check_no_trainer(sys._getframe(1))
         return self.service.size
 
     def __getstate__(self) -> dict[str, Any]:

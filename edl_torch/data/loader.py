@@ -20,7 +20,7 @@ from edl_torch.client.master_api import MasterApi
 from edl_torch.client.peers import Peers
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset, raise_error
-from edl_torch.data.frameworks import check_asked_by
+from edl_torch.data.frameworks import check_asked_by, check_no_trainer
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loader_pass import LoaderPass, Sizes
@@ -283,6 +283,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         )
 
     def __len__(self) -> int:
+        check_no_trainer(sys._getframe(1))
         size = self.service.size
         if self.batch_size is None and not self._inner.columnar:
             return size

@@ -1,1 +1,1 @@
-"""Where edl_torch meets other frameworks: Ray, TensorFlow, and whatever takes an iterable of records."""
+"""Where edl_torch meets other frameworks: Ray, TensorFlow, Transformers, whatever iterates over records."""

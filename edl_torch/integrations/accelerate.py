@@ -6,7 +6,7 @@ the last, and keeps the data position in its states; what counts as trained on i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
@@ -53,7 +53,7 @@ def prepare(accelerator: Any, loader: ElasticDataLoader, *optimizers: Any) -> Pr
         )
     for optimizer in optimizers:
         loader.attach(optimizer, scaler=accelerator.scaler)
-    prepared = PreparedLoader(accelerator, loader)
+    prepared = PreparedLoader(accelerator, loader, optimizers)
     accelerator.register_for_checkpointing(prepared)
     return prepared
 
@@ -65,9 +65,11 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
     none, at the beginning of the data. It may be given to `accelerator.prepare`, which leaves it as it is.
     """
 
-    def __init__(self, accelerator: Any, loader: ElasticDataLoader) -> None:
+    def __init__(self, accelerator: Any, loader: ElasticDataLoader, optimizers: Iterable[Any]) -> None:
         self._accelerator = accelerator
         self._loader = loader
+        self._optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+        self._left = False  # whether the last loop ended before its pass
         self.gradient_state = GradientState()
         self._drop_last = True  # no batch is filled up with records of others
         self._has_position = False  # the model's: a loaded one, or the beginning
@@ -99,13 +101,17 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
             yield found[0]
 
     def _begin(self) -> None:
+        """Go to the model's position: what a loop that was left had no step for comes again."""
         if not self._has_position:
             self.load_state_dict(None)
+        elif self._left:
+            self.load_state_dict(self.state_dict())
 
     def __iter__(self) -> Iterator[Any]:
         self._begin()
         self.begin()
         position = self._positions
+        self._left = True
         try:
             batches = iter(self._loader)
             waiting = [batch for batch in (next(batches, self),) if batch is not self]
@@ -119,6 +125,7 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
                 if following is not self:
                     waiting.append(following)
             self._loader.passed_on()
+            self._left = False
         finally:
             self.end()
 
@@ -151,7 +158,13 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go back to a position, or to the beginning. A loop that is under way ends with its batch."""
+        """Go back to a position, or to the beginning, where a window begins.
+
+        A loop that is under way ends with its batch. Gradients are thrown away: what had no step comes again.
+        """
         self._loader.load_state_dict(state)
-        self._has_position = True
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        self._accelerator.step = 0  # Accelerate keeps it by process, and another number of them may go on
+        self._has_position, self._left = True, False
         self._positions += 1

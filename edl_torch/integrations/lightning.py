@@ -51,7 +51,9 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         self._loader = loader
         self._fitting = False
         self._has_position = False  # the model's: from a checkpoint, or the beginning
-        self._iterated = False  # in this fit
+        self._at_position = False  # no batch waits for a step whose gradient Lightning has thrown away
+        self._is_in_use = False  # by this fit
+        self._has_read = False
         self._optimizers: list[Any] = []
         self._pass: Any = None
 
@@ -71,27 +73,38 @@ class ElasticCallback(Callback):  # type: ignore[misc]
                 f"Lightning trains one model on {trainer.world_size} ranks: make the ElasticDataLoader with "
                 f"synchronous=True"
             )
-        self._iterated = False
+        self._is_in_use = self._has_read = self._at_position = False
         process = trainer.strategy.process_dataloader
 
         def processed(dataloader: Any) -> Any:
-            return _Epochs(self) if dataloader is self._loader else process(dataloader)
+            if dataloader is not self._loader:
+                return process(dataloader)
+            self._is_in_use = True
+            return _Epochs(self)
 
         trainer.strategy.process_dataloader = processed
 
     def begin_epoch(self) -> Any:
         """Return an iterator over the epoch that runs, and over nothing after the last one."""
-        self._iterated = True
-        if not self._has_position:
-            self.take_position(None)
+        if not self._at_position:  # what had no step comes again
+            self.take_position(self._loader.state_dict() if self._has_position else None)
+        self._has_read = True
         self._pass = iter(()) if self._loader.service.finished else iter(self._loader)
         return self._pass
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Raise InvalidArgument where `fit` trains on something else than the loader."""
-        if not self._iterated:
+        """Raise InvalidArgument where `fit` trains on something else than the loader, or on windows that it
+        does not end."""
+        if not self._is_in_use:
             raise InvalidArgument(
                 f"Trainer.fit trains on something else than the loader of {self!r}: give it that one"
+            )
+        is_limited = trainer.num_training_batches != float("inf") and not trainer.fast_dev_run
+        if is_limited and trainer.accumulate_grad_batches > 1:
+            raise InvalidArgument(
+                "with limit_train_batches Lightning does not see the last batch of the data, and throws away "
+                "the gradients of a window that it makes no whole one of: leave out limit_train_batches, or "
+                "accumulate_grad_batches"
             )
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -100,8 +113,14 @@ class ElasticCallback(Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop where the master has the outcome of every record of every epoch."""
+        self._end_pass()
         if self._is_finished(trainer):
             trainer.should_stop = True
+        waiting = self._loader.service.record_count > 0  # in a window that was left
+        waiting = trainer.strategy.reduce_boolean_decision(waiting, all=False)
+        if waiting and pl_module.automatic_optimization:  # as Lightning does with the next batch
+            pl_module.zero_grad()
+            self._at_position = False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Warn of an end that is not that of the data."""
@@ -154,11 +173,14 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         if self._fitting:
             self._fitting = False
             vars(trainer.strategy).pop("process_dataloader", None)
-        if hasattr(self._pass, "close"):
-            self._pass.close()  # before the optimizers go: what they have not stepped on goes back
-        self._pass = None
+        self._end_pass()  # before the optimizers go: the batch that they have not stepped on goes back
         while self._optimizers:
             self._loader.detach(self._optimizers.pop())
+
+    def _end_pass(self) -> None:
+        if hasattr(self._pass, "close"):
+            self._pass.close()
+        self._pass = None
 
     # Checkpoints ------------------------------------------------------------------------------------------
 
@@ -180,21 +202,24 @@ class ElasticCallback(Callback):  # type: ignore[misc]
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go back to a checkpoint's position, where it is loaded to be trained on."""
-        if self._fitting:
-            self.take_position(state_dict)
+        """Go back to a checkpoint's position, where it is loaded to be trained on.
 
-    def take_position(self, state: Mapping[str, Any] | None) -> None:
-        """Make the data begin at `state`, or at their beginning. Raises InvalidArgument where they are being
-        read already."""
-        if state is not None and self._iterated:
+        Raises InvalidArgument where Lightning has read ahead already.
+        """
+        if not self._fitting:
+            return
+        if self._has_read:
             raise InvalidArgument(
                 "Lightning has begun to read before it loaded the checkpoint, as it does where "
                 "configure_optimizers asks for estimated_stepping_batches under a strategy that restores "
                 "late (FSDP, DeepSpeed): compute the number of steps from len(loader)"
             )
+        self.take_position(state_dict)
+
+    def take_position(self, state: Mapping[str, Any] | None) -> None:
+        """Make the data begin at `state`, or at their beginning."""
         self._loader.load_state_dict(state)
-        self._has_position = True
+        self._has_position = self._at_position = True
 
 
 class _Epochs:

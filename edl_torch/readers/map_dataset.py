@@ -6,8 +6,6 @@ It must not import torch: a `torch.utils.data.Dataset` is used through these met
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
-from itertools import repeat
-from operator import getitem
 from typing import Any
 
 from edl_torch.errors import InvalidArgument, ReaderError
@@ -58,7 +56,7 @@ class MapDatasetReader(IndexedReader):
         indices = self._range(task)
         if hasattr(self.dataset, "__getitems__"):
             return self._read_ahead(indices)
-        return map(getitem, repeat(self.dataset), indices)  # not `load`: no Python runs but the dataset's
+        return map(self.dataset.__getitem__, indices)  # not `load`: no Python runs but the dataset's
 
     def _read_ahead(self, indices: range) -> Iterator[Any]:
         for first in range(0, len(indices), _READ_AHEAD):

@@ -3,9 +3,9 @@
     python examples/ray/train.py --storage /shared/run
     python examples/ray/train.py --storage /tmp/run --kill-one    # a worker dies in mid-epoch
 
-Ranks step together (`synchronous=True`), and each checkpoint holds model, optimizer and data position. When a
-worker dies Ray Train starts all of them again, and they go on from the newest checkpoint: in the model that
-comes out each record of each epoch counts once, which the audit at the end proves.
+Ranks step together (`synchronous=True`), and each of Ray's checkpoints holds model, optimizer and data
+position. When a worker dies Ray Train starts all of them again, and they go on from the newest checkpoint: in
+the model that comes out each record of each epoch counts once, which the audit at the end proves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,15 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from edl_torch import ElasticDataLoader, load_checkpoint, save_checkpoint
+from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import audit
 from edl_torch.integrations.ray import master_client, start_master
 
 BATCH, EPOCHS, SIZE = 16, 3, 4000
-CHECKPOINT_EVERY = 40  # steps
+CHECKPOINT_EVERY = 60  # steps
 
 
 class Points:
@@ -47,8 +47,9 @@ class Points:
 def train(config: dict[str, Any]) -> None:
     """What each worker runs; after a worker's death all of them again."""
     storage = Path(config["storage"])
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    model = ray.train.torch.prepare_model(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.2)
     with (
         master_client() as client,
         ElasticDataLoader(
@@ -62,10 +63,9 @@ def train(config: dict[str, Any]) -> None:
         ) as loader,
     ):
         loader.attach(optimizer)
-        service = loader.service
-        load_checkpoint(storage / "checkpoints", model, optimizer, service)  # or begin, where there is none
+        loader.load_state_dict(load(network, optimizer))
         steps = 0
-        for _ in loader.epochs():
+        for epoch in loader.epochs():
             for points, sides in loader:
                 loss = nn.functional.binary_cross_entropy_with_logits(model(points)[:, 0], sides)
                 optimizer.zero_grad()
@@ -74,11 +74,37 @@ def train(config: dict[str, Any]) -> None:
                 optimizer.step()
                 steps += 1
                 if steps % CHECKPOINT_EVERY == 0:
-                    save_checkpoint(storage / "checkpoints", model, optimizer, service)
+                    save(network, optimizer, loader, {"epoch": epoch, "loss": loss.item()})
                 if config["kill_one"] and steps == CHECKPOINT_EVERY + CHECKPOINT_EVERY // 2:
                     die_once(storage / "killed")
-            save_checkpoint(storage / "checkpoints", model, optimizer, service)
-            ray.train.report({"epoch": service.epoch, "loss": loss.item()})
+            save(network, optimizer, loader, {"epoch": epoch, "loss": loss.item()})
+
+
+def load(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Load Ray's newest checkpoint, if there is one; returns its data position."""
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as folder:
+        saved = torch.load(Path(folder, "state.pt"))
+    network.load_state_dict(saved["network"])
+    optimizer.load_state_dict(saved["optimizer"])
+    data: dict[str, Any] = saved["data"]
+    return data
+
+
+def save(
+    network: nn.Module, optimizer: torch.optim.Optimizer, loader: ElasticDataLoader, metrics: dict[str, Any]
+) -> None:
+    """Report a checkpoint; every worker calls it at the same step."""
+    data = loader.state_dict()  # on every rank
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = None
+        if ray.train.get_context().get_world_rank() == 0:
+            state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "data": data}
+            torch.save(state, Path(folder, "state.pt"))
+            checkpoint = Checkpoint.from_directory(folder)
+        ray.train.report(metrics, checkpoint=checkpoint)
 
 
 def die_once(mark: Path) -> None:
@@ -107,7 +133,10 @@ def main(arguments: list[str] | None = None) -> int:
             torch_config=ray.train.torch.TorchConfig(backend="gloo"),
             scaling_config=ScalingConfig(num_workers=options.workers),
             run_config=RunConfig(
-                name="train", storage_path=str(storage / "ray"), failure_config=FailureConfig(max_failures=5)
+                name="train",
+                storage_path=str(storage / "ray"),
+                failure_config=FailureConfig(max_failures=5),
+                checkpoint_config=CheckpointConfig(num_to_keep=2),
             ),
         ).fit()
     (verdict,) = audit([storage / "audit"])

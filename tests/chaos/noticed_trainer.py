@@ -153,9 +153,10 @@ def train(settings: Settings, rank: int) -> int:
                     break
         if not loader.service.finished:
             return settings.status
-    notes.note("finished", step)
-    if rank == 0:
-        (settings.folder / "weights.json").write_text(json.dumps(counter.weights.tolist()))
+        # Still in the block: a signal that comes now is only noted.
+        if rank == 0:
+            (settings.folder / "weights.json").write_text(json.dumps(counter.weights.tolist()))
+        notes.note("finished", step)
     return 0
 
 

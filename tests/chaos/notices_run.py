@@ -110,7 +110,7 @@ class Job:
             event: [n for n in notes if n["event"] == event] for event in ("stepped", "saved", "finished")
         }
         if events["finished"]:
-            self._check(status == 0, f"a job that has finished ended with {status}")
+            self._check(status in (0, signal.SIGTERM, -signal.SIGTERM), f"finished, and ended with {status}")
             return
         if not events["saved"]:
             looked = {n["rank"] for n in events["stepped"] if n["at"] < told}

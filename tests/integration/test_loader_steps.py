@@ -502,6 +502,70 @@ def test_of_a_wrapper_the_optimizer_inside_is_attached() -> None:
             service.detach(inner)
 
 
+class Engine:
+    """As DeepSpeed's: its optimizer steps for each group of parameters, at the end of an accumulation."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, accumulation: int) -> None:
+        self.optimizer = Wrapping(optimizer)
+        self.global_steps = 0
+        self.overflows = False
+        self._micro_steps = 0
+        self._accumulation = accumulation
+
+    def gradient_accumulation_steps(self) -> int:
+        return self._accumulation
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        self._micro_steps += 1
+        if self._micro_steps % self._accumulation == 0:
+            for _ in range(0 if self.overflows else 2):
+                self.optimizer.step()
+            self.global_steps += 1
+
+
+def test_an_engine_counts_at_the_end_of_an_accumulation_and_once() -> None:
+    fake = FakeMaster()
+    engine: Any = Engine(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), accumulation=2)
+    with trainer(fake) as (service, dataset):
+        service.attach(engine)
+        service.attach(engine)
+        early: list[int] = []
+        engine.optimizer.optimizer.register_step_post_hook(
+            lambda *_: early.append(len(acknowledged(fake, service)))
+        )
+        loop = iter(elastic(dataset))
+        seen = take(loop, 1)
+        engine.step()
+        assert not acknowledged(fake, service)
+        seen += take(loop, 1)
+        engine.step()
+        assert early == [0, 0]
+        assert acknowledged(fake, service) == once(flat(seen))
+
+
+def test_a_step_that_an_engine_skips_for_an_overflow_counts() -> None:
+    fake = FakeMaster()
+    engine: Any = Engine(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), accumulation=1)
+    engine.overflows = True
+    with trainer(fake) as (service, dataset):
+        service.attach(engine)
+        loop = iter(elastic(dataset))
+        seen = take(loop, 1)
+        engine.step()
+        assert acknowledged(fake, service) == once(flat(seen))
+
+
+def test_an_engine_that_is_detached_is_as_it_was() -> None:
+    engine: Any = Engine(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), accumulation=1)
+    with trainer(FakeMaster()) as (service, _):
+        service.attach(engine)
+        service.detach(engine)
+        assert "step" not in vars(engine)
+
+
 def test_a_scheduler_is_no_optimizer() -> None:
     inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     scheduler: Any = torch.optim.lr_scheduler.StepLR(inner, 1)

@@ -290,5 +290,5 @@ def test_rays_wrapper_that_reads_ahead_without_a_word_is_refused() -> None:
     with ElasticDataLoader(SQUARES, batch_size=8, master_client=FakeMaster()) as loader:
         as_ray_does = {"__name__": "ray.train.torch.train_loop_utils", "loader": loader}
         with pytest.raises(InvalidArgument, match=r"reads one batch ahead.*give move_to_device=False"):
-            eval("iter(loader)", as_ray_does)
+            eval("next(iter(loader), None)", as_ray_does)
         assert seen(loader) == [[float(n) for n in range(40)]]

@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data", "client.torchrun"),
+    "torch": ("data", "client.torchrun", "integrations.transformers"),
     "grpc": (
         *(
             "rpc",
@@ -59,6 +59,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "tensorflow": ("integrations.tensorflow",),
     "lightning": ("integrations.lightning",),
     "accelerate": ("integrations.accelerate",),
+    "transformers": ("integrations.transformers",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
     "odps": ("readers.odps.client", "readers.odps.retries"),

@@ -27,15 +27,23 @@ from edl_torch import ElasticDataLoader
 from edl_torch.client.torchrun import init_process_group
 from edl_torch.integrations.accelerate import prepare
 
-PLACES = ("batch", "backward", "step", "batch over", "saving", "epoch over")
+PLACES = ("batch", "backward", "step", "batch over", "saving", "epoch over", "clock", "clock")
 
 
 class Death:
-    """Kills its process at the `count`-th time that it comes to `place`; never without one."""
+    """Kills its process at the `count`-th time that it comes to `place`; never without one.
+
+    By the clock it is after so many milliseconds, wherever that is.
+    """
 
     def __init__(self, place: str = "", count: int = -1) -> None:
         self.place = place
         self.count = count
+
+    def start(self) -> None:
+        if self.place == "clock":
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # nothing of Python's runs when it comes
+            signal.setitimer(signal.ITIMER_REAL, self.count / 1000)
 
     def at(self, place: str) -> None:
         self.count -= place == self.place
@@ -51,6 +59,7 @@ def newest(folder: Path) -> Path | None:
 
 def fit(options: argparse.Namespace, death: Death, folder: Path) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=options.accumulate)
+    death.start()
     with ElasticDataLoader(
         torch.arange(RECORDS),
         batch_size=BATCH,
@@ -63,7 +72,7 @@ def fit(options: argparse.Namespace, death: Death, folder: Path) -> None:
         audit_dir=folder / "audit",
     ) as loader:
         memory = Remembers()
-        model, optimizer = accelerator.prepare(memory, Tally(memory.counts))
+        model, optimizer = accelerator.prepare(memory, Tally(memory.counts, mean=options.ranks > 1))
         batches = prepare(accelerator, loader, optimizer)
         state = newest(folder)
         saved = 0 if state is None else int(state.name.partition("-")[2])
@@ -157,7 +166,7 @@ def main() -> None:
     died = 0
     while died < options.kills:
         place = chance.choice(PLACES)
-        most = {"epoch over": EPOCHS, "saving": EPOCHS + (options.every > 0) * 4}
+        most = {"epoch over": EPOCHS, "saving": EPOCHS + (options.every > 0) * 4, "clock": 1500}
         count = chance.randint(1, most.get(place, EPOCHS * RECORDS // BATCH // options.ranks))
         ranks = chance.randint(1, options.ranks)
         print(f"attempt of {ranks} rank(s), dies at {place} {count}", flush=True)

@@ -17,10 +17,14 @@ EPOCHS = 2
 
 
 class Tally(torch.optim.Optimizer):
-    """Adds to each record's count how often it is in the gradient, where the smallest share is once."""
+    """Adds to each record's count how often it is in the gradient, where the smallest share is once.
 
-    def __init__(self, counts: torch.nn.Parameter) -> None:
+    With `mean` the gradient must be that of the mean over all of them.
+    """
+
+    def __init__(self, counts: torch.nn.Parameter, *, mean: bool = False) -> None:
         super().__init__([counts], {})
+        self.mean = mean
 
     def step(self, closure: Any = None) -> None:
         (counts,) = self.param_groups[0]["params"]
@@ -28,6 +32,7 @@ class Tally(torch.optim.Optimizer):
             shares = -counts.grad
             times = shares / shares[shares > 0].min()
             assert torch.allclose(times, times.round(), atol=1e-6), times
+            assert not self.mean or abs(float(shares.sum()) - 1) < 1e-9, shares.sum()
             with torch.no_grad():
                 counts += times.round()
 

@@ -101,26 +101,29 @@ def _forget() -> None:
     GradientState._reset_state()
 
 
-def test_a_state_that_is_loaded_in_mid_epoch_ends_the_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_state_that_is_loaded_in_mid_epoch_ends_the_loop(accumulate: int, tmp_path: Path) -> None:
     with loader_of() as loader:
-        job = Job(loader)
+        job = Job(loader, accumulate)
         job.accelerator.save_state(str(tmp_path))
         for number in job.one_pass():
-            if number == 3:
+            if number == 5:
                 job.accelerator.load_state(str(tmp_path))
-        assert number == 3
+                assert job.accelerator.step == 0
+        assert number == 5
         job.train()
         assert loader.service.finished
     assert job.memory.learnt == each()
 
 
-def test_a_loop_that_is_left_after_a_step_gets_the_rest_of_its_epoch() -> None:
+@pytest.mark.parametrize("at", [5, 7])
+def test_a_loop_that_is_left_gets_again_what_had_no_step(at: int) -> None:
     with loader_of() as loader:
         job = Job(loader, 4)
         left = False
         for _ in job.batches.epochs():
             for number in job.one_pass():
-                if number == 7 and not left:
+                if number == at and not left:
                     left = True
                     break
         assert loader.service.finished
@@ -142,6 +145,23 @@ def test_windows_of_accelerate_end_with_the_epoch_and_others_do_not_see_them() -
         ends = [state.end_of_dataloader for _ in job.one_pass()]
         assert ends == [False] * (len(ends) - 1) + [True]
         assert not state.in_dataloader
+
+
+def test_a_step_that_a_scaler_skips_is_done_with_its_batch() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler = torch.amp.GradScaler("cpu")  # as Accelerate has it on a GPU with fp16
+    memory = Remembers()
+    model, optimizer = accelerator.prepare(memory, Tally(memory.counts))
+    with loader_of(num_epochs=1) as loader:
+        batches = prepare(accelerator, loader, optimizer)
+        for _ in batches.epochs():
+            for number, batch in enumerate(batches):
+                accelerator.backward(model(batch).sum() * (torch.inf if number == 4 else 1.0))
+                optimizer.step()
+                optimizer.zero_grad()
+                assert loader.progress().acknowledged == min(RECORDS, (number + 1) * BATCH)
+        assert loader.service.finished
+    assert sum(memory.learnt.values()) == RECORDS - BATCH
 
 
 # Plain use --------------------------------------------------------------------------------------------------

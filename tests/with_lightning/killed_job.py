@@ -28,11 +28,14 @@ from memory import BATCH, EPOCHS, RECORDS, Remembers
 from edl_torch import ElasticDataLoader
 from edl_torch.integrations.lightning import ElasticCallback
 
-PLACES = ("batch", "backward", "step", "batch over", "validation", "epoch over")
+PLACES = ("batch", "backward", "step", "batch over", "validation", "epoch over", "clock", "clock")
 
 
 class Dies(Callback):
-    """Kills its process at the `count`-th time that it comes to `place`."""
+    """Kills its process at the `count`-th time that it comes to `place`.
+
+    By the clock it is so many milliseconds after the start of `fit`, wherever that is.
+    """
 
     def __init__(self, place: str, count: int) -> None:
         self.place = place
@@ -42,6 +45,11 @@ class Dies(Callback):
         self.count -= place == self.place
         if not self.count:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def setup(self, *args: Any) -> None:
+        if self.place == "clock":
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # nothing of Python's runs when it comes
+            signal.setitimer(signal.ITIMER_REAL, self.count / 1000)
 
     def on_train_batch_start(self, *args: Any) -> None:
         self._at("batch")
@@ -156,7 +164,8 @@ def main() -> None:
     while died < options.kills:
         most = EPOCHS * RECORDS // BATCH // options.accumulate
         place = chance.choice(PLACES)
-        count = chance.randint(1, EPOCHS if place == "epoch over" else 4 if place == "validation" else most)
+        most = {"epoch over": EPOCHS, "validation": 4, "clock": 1500}.get(place, most)
+        count = chance.randint(1, most)
         ranks = chance.randint(1, options.ranks)
         print(f"attempt of {ranks} rank(s), dies at {place} {count}", flush=True)
         if run(options, ranks, Dies(place, count), options.folder):

@@ -241,17 +241,18 @@ def test_a_second_fit_goes_on_and_testing_a_checkpoint_takes_nothing_back(tmp_pa
     assert model.learnt == each()
 
 
-def test_a_fit_that_is_interrupted_leaves_all_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("accumulate", "at"), [(1, 4), (4, 6)])
+def test_a_fit_that_is_interrupted_leaves_all_as_it_was(accumulate: int, at: int, tmp_path: Path) -> None:
     class Breaks(Remembers):
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            if batch_idx == 4:
+            if batch_idx == at:
                 raise RuntimeError("on purpose")
             return super().training_step(batch, batch_idx)
 
     model = Breaks()
     with loader_of() as loader:
         callback = ElasticCallback(loader)
-        trainer = trainer_of(tmp_path, callback)
+        trainer = trainer_of(tmp_path, callback, accumulate_grad_batches=accumulate)
         with pytest.raises(RuntimeError, match="on purpose"):
             trainer.fit(model, loader)
         assert loader.service.optimizers == []
@@ -259,24 +260,50 @@ def test_a_fit_that_is_interrupted_leaves_all_as_it_was(tmp_path: Path) -> None:
         assert loader.progress().acknowledged == 4 * BATCH == sum(model.learnt.values())
         whole = Remembers()
         whole.load_state_dict(model.state_dict())
-        trainer_of(tmp_path, callback).fit(whole, loader)
+        trainer_of(tmp_path, callback, accumulate_grad_batches=accumulate).fit(whole, loader)
         assert loader.service.finished
     assert whole.learnt == each()
 
 
-def test_a_batch_that_a_hook_skips_comes_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("accumulate", "at"), [(1, 3), (4, 6)])
+def test_a_batch_that_a_hook_skips_comes_again_with_its_window(
+    accumulate: int, at: int, tmp_path: Path
+) -> None:
     class Skips(Remembers):
         skipped = False
 
         def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> int | None:
-            if batch_idx == 3 and not self.skipped:
+            if batch_idx == at and not self.skipped:
                 self.skipped = True
                 return -1  # Lightning leaves the epoch
             return None
 
     model = Skips()
     with loader_of() as loader:
-        trainer_of(tmp_path, ElasticCallback(loader)).fit(model, loader)
+        trainer_of(tmp_path, ElasticCallback(loader), accumulate_grad_batches=accumulate).fit(model, loader)
+        assert loader.service.finished
+    assert model.learnt == each()
+
+
+def test_a_fit_that_is_stopped_within_a_window_goes_on_in_the_next(tmp_path: Path) -> None:
+    class Stops(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, at: int) -> None:
+            trainer.should_stop = at == 5
+
+    model = Remembers()
+    with loader_of() as loader:
+        callback = ElasticCallback(loader)
+        trainer_of(tmp_path, callback, Stops(), accumulate_grad_batches=4).fit(model, loader)
+        assert sum(model.learnt.values()) == loader.progress().acknowledged == 4 * BATCH
+        trainer_of(tmp_path, callback, accumulate_grad_batches=4).fit(model, loader)
+        assert loader.service.finished
+    assert model.learnt == each()
+
+
+def test_epochs_of_a_limited_number_of_batches_are_parts_of_the_loaders(tmp_path: Path) -> None:
+    model = Remembers()
+    with loader_of(num_workers=2) as loader:
+        trainer_of(tmp_path, ElasticCallback(loader), limit_train_batches=5).fit(model, loader)
         assert loader.service.finished
     assert model.learnt == each()
 
@@ -307,6 +334,13 @@ def test_a_checkpoint_without_a_position_is_refused(tmp_path: Path) -> None:
     with loader_of() as loader, pytest.raises(CheckpointError, match="saved without ElasticCallback"):
         trainer_of(tmp_path, ElasticCallback(loader)).fit(
             Remembers(), loader, ckpt_path=tmp_path / "plain.ckpt"
+        )
+
+
+def test_windows_that_lightning_would_not_end_are_refused(tmp_path: Path) -> None:
+    with loader_of() as loader, pytest.raises(InvalidArgument, match="leave out limit_train_batches"):
+        trainer_of(tmp_path, ElasticCallback(loader), limit_train_batches=5, accumulate_grad_batches=4).fit(
+            Remembers(), loader
         )
 
 

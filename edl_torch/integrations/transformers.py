@@ -1,0 +1,392 @@
+"""A mixin that makes a `transformers.Trainer` train on an `ElasticDataLoader`, exactly.
+
+    class MyTrainer(ElasticTrainer, Trainer):
+        pass
+
+    trainer = MyTrainer(model=model, args=args, elastic_loader=loader)
+    trainer.train(resume_from_checkpoint=…)       # as ever
+
+Needs the package transformers, which is imported when a checkpoint is saved. It keeps no account of records:
+the loader does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from edl_torch.data.loader import ElasticDataLoader
+from edl_torch.data.padding import Statistics
+from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument
+
+log = logging.getLogger("edl_torch.client")
+
+POSITION = "elastic_loader.json"  # in a checkpoint's folder; `{}` while the checkpoint is being written
+_PRIVATE = ("_init_training_state", "_run_epoch", "_get_num_items_in_batch", "_save_checkpoint")
+_LABELS = ("labels", "shift_labels")  # what the Trainer counts
+_FOLDER = re.compile(r"checkpoint-(\d+)")
+
+
+class ElasticTrainer:
+    """A mixin for `transformers.Trainer` and its subclasses: `class MyTrainer(ElasticTrainer, Trainer)`.
+
+    Batches come from the loader as it is, records count when the optimizer has stepped, and an epoch ends
+    when the master says so. Checkpoints of the Trainer hold the data position, and `train()` goes on from
+    there, with any number of ranks; without a checkpoint it takes the data back to their beginning.
+
+    Args:
+        elastic_loader: what is trained on, in place of `train_dataset`. Its batch size, workers and collate
+            function are those of training; `TrainingArguments` decides how many epochs or steps. Ranks need
+            `synchronous=True`.
+        args, kwargs: those of the Trainer.
+
+    Raises:
+        InvalidArgument: no `ElasticDataLoader`, or arguments of the Trainer that cannot be kept with one.
+        IntegrationUnavailable: the Trainer of another version of transformers, without what this overrides.
+    """
+
+    # The Trainer's
+    args: Any
+    accelerator: Any
+    compute_loss_func: Any
+    control: Any
+    deepspeed: Any
+    is_deepspeed_enabled: bool
+    optimizer: Any
+    state: Any
+    training_step: Any
+    get_cp_size: Any
+    get_sp_size: Any
+    get_tp_size: Any
+    _get_num_items_in_batch: Any
+    _get_output_dir: Any
+
+    def __init__(self, *args: Any, elastic_loader: ElasticDataLoader, **kwargs: Any) -> None:
+        trainer: Any = super()
+        missing = [name for name in _PRIVATE if not hasattr(trainer, name)]
+        if missing:
+            raise IntegrationUnavailable(
+                f"ElasticTrainer needs a Trainer with {missing[0]}(), as transformers 5.23 has it: declare "
+                f"class MyTrainer(ElasticTrainer, Trainer), and pip install 'edl-torch[transformers]'"
+            )
+        trainer.__init__(*args, **kwargs)
+        self.elastic_loader = elastic_loader
+        self._epoch = _EpochSize(1)
+        self._before = 0.0  # share of the first epoch that the data position has behind it
+        self._is_last = False
+        self._shares: deque[float] = deque()  # of the micro-batches that were read, in the gradient
+        self._statistics = Statistics()
+        self._check_arguments()
+        if elastic_loader.synchronous:
+            self.training_step = self._weighed(self.training_step)  # outside of what subclasses make of it
+
+    def _check_arguments(self) -> None:
+        loader, args = self.elastic_loader, self.args
+        if not isinstance(loader, ElasticDataLoader):
+            raise InvalidArgument(f"elastic_loader must be an ElasticDataLoader, not {type(loader).__name__}")
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if ranks > 1 and self.accelerator.distributed_type == "NO":
+            raise InvalidArgument(
+                f"the process group has {ranks} ranks, and the Trainer would train a model on each: without "
+                f"accelerators, TrainingArguments need use_cpu=True and ddp_backend='gloo'"
+            )
+        if args.world_size > 1 and not loader.synchronous:
+            raise InvalidArgument(
+                f"{args.world_size} ranks average their gradients: make the ElasticDataLoader with "
+                f"synchronous=True"
+            )
+        if loader.synchronous and not args.average_tokens_across_devices:
+            raise InvalidArgument(
+                "ranks with unequal batches need one mean over all of them: leave out "
+                "average_tokens_across_devices=False"
+            )
+        if self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1:
+            raise InvalidArgument(
+                "with tensor, context or sequence parallelism ranks share batches, which an ElasticTrainer "
+                "does not do: use data parallelism"
+            )
+        if args.auto_find_batch_size:
+            raise InvalidArgument("auto_find_batch_size: the batch size is that of the elastic_loader")
+
+    # Where training begins ----------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, from the checkpoint's data position, or from the beginning of the data.
+
+        A checkpoint that was being written when its job died is passed over for the one before. Raises
+        CheckpointError for one without a data position.
+        """
+        trainer: Any = super()
+        self._check_epochs()  # the service registers here: what others restore from now on is seen
+        folder = _whole_checkpoint(_folder_of(resume_from_checkpoint, self.args.output_dir))
+        self.elastic_loader.load_state_dict(None if folder is None else _position(folder))
+        return trainer.train(folder, *args, **kwargs)
+
+    def _check_epochs(self) -> None:
+        has = self.elastic_loader.progress().num_epochs
+        wants = 0 if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs)
+        if has and wants and has != wants:
+            raise InvalidArgument(
+                f"the elastic_loader has num_epochs={has}, the TrainingArguments num_train_epochs={wants}: "
+                f"give both the same, or the loader num_epochs=0, which never ends"
+            )
+
+    def get_train_dataloader(self) -> ElasticDataLoader:
+        """Return the loader as it is: Accelerate does not rebuild it."""
+        return self.elastic_loader
+
+    def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the Trainer's numbers; with `max_steps` there are as many epochs as it takes."""
+        trainer: Any = super()
+        epochs, *others = trainer.set_initial_training_values(*args, **kwargs)
+        return (sys.maxsize if self.args.max_steps > 0 else epochs, *others)
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Begin in the epoch of the data position, and skip nothing: the loader is there."""
+        trainer: Any = super()
+        trainer._init_training_state(*args, **kwargs)
+        if self.elastic_loader.service.finished:  # there is no step, and no estimate of any
+            self.state.max_steps = self.state.global_step
+        status = self.elastic_loader.progress()
+        done = status.acknowledged + status.quarantined + status.dropped
+        self._before = done / status.size - status.epoch
+        return status.epoch, 0
+
+    # An epoch -----------------------------------------------------------------------------------------------
+
+    def _run_epoch(self, *, model: Any, epoch: int, **kwargs: Any) -> None:
+        """Train until the loader ends the epoch: how many batches it has is not known before."""
+        trainer: Any = super()
+        loader = self.elastic_loader
+        if self.is_deepspeed_enabled:
+            loader.attach(self.deepspeed)
+        else:
+            loader.attach(self.optimizer, scaler=getattr(self.accelerator, "scaler", None))
+        if loader.synchronous:
+            self._statistics.watch(model)
+        self._epoch = _EpochSize(max(1, len(loader)))
+        self._epoch.before, self._before = self._before, 0.0
+        self._is_last = self._by_epochs and epoch + 1 >= self.args.num_train_epochs
+        kwargs.update(steps_in_epoch=self._epoch, num_update_steps_per_epoch=sys.maxsize)
+        trainer._run_epoch(model=model, epoch=epoch, **kwargs)
+
+    @property
+    def _by_epochs(self) -> bool:
+        """Whether training ends with an epoch, and not after so many steps."""
+        return self.args.max_steps <= 0 and float(self.args.num_train_epochs).is_integer()
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+        """Read the micro-batches of one step: fewer at the end of the epoch, and then none."""
+        batches: list[Any] = []
+        weights: list[int] = []
+        while len(batches) < num_batches and self._epoch.last is None:
+            try:
+                batches.append(next(epoch_iterator))
+            except StopIteration:
+                self._epoch.last = self._epoch.read
+            else:
+                self._epoch.read += 1
+                weights.append(self.elastic_loader.weight)
+        if not batches:
+            self._end_epoch()
+            return batches, None
+        if self._by_epochs:  # the number of steps was an estimate
+            self.state.max_steps = max(self.state.max_steps, self.state.global_step + 2)
+        return batches, self._share(batches, weights, device)
+
+    def _end_epoch(self) -> None:
+        """Make the Trainer leave its loop over steps, and do what follows the last step of all."""
+        control, state, args = self.control, self.state, self.args
+        control.should_epoch_stop = True
+        if self._is_last:
+            state.max_steps = state.global_step
+            if args.save_strategy == "steps" and state.global_step % max(1, state.save_steps):
+                control.should_save = True
+            if args.eval_strategy == "steps" and state.global_step % max(1, state.eval_steps):
+                control.should_evaluate = args.eval_delay <= state.global_step
+        elif args.max_steps > 0 and self.elastic_loader.service.finished:
+            control.should_training_stop = True
+            warnings.warn(
+                f"the data ended after {state.global_step} of max_steps={args.max_steps}: give the "
+                f"elastic_loader more epochs, or num_epochs=0, with which it never ends",
+                stacklevel=2,
+            )
+
+    # Ranks that step together -------------------------------------------------------------------------------
+
+    def _share(self, batches: list[Any], weights: list[int], device: Any) -> Any:
+        """Note what each micro-batch is in the gradient. Returns the number of items that the Trainer divides
+        losses by, where it does."""
+        if not self.elastic_loader.synchronous:
+            return self._get_num_items_in_batch(batches, device)
+        items = self._get_num_items_in_batch(list(map(_without_labels, batches, weights)), device)
+        if items is not None or self.compute_loss_func is not None:
+            self._shares = deque(float(weight > 0) for weight in weights)
+            return items
+        # Losses are means over micro-batches, over the number of these, and gradients the mean over ranks.
+        records = torch.tensor(float(sum(weights)), device=device)
+        total = float(self.accelerator.reduce(records, "sum"))
+        scale = len(batches) * self.accelerator.num_processes / total
+        self._shares = deque(weight * scale for weight in weights)
+        return None
+
+    def _weighed(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a training step whose backward pass is of the micro-batch's share."""
+
+        def weighed(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            share, backward = self._shares.popleft(), self.accelerator.backward
+            passes = 0
+
+            def backward_share(loss: Any, **more: Any) -> None:
+                nonlocal passes
+                passes += 1
+                backward(loss * share if share else self.elastic_loader.weigh(loss, count=0), **more)
+
+            self.accelerator.backward = backward_share
+            if not share:
+                self._statistics.keep()
+            try:
+                loss = training_step(model, inputs, *args, **kwargs)
+            finally:
+                del self.accelerator.backward
+                self._statistics.let_go()
+            if not passes:
+                raise InvalidArgument(
+                    f"training_step() of {type(self).__name__} does not call "
+                    f"self.accelerator.backward(loss), by which losses of unequal ranks are weighed"
+                )
+            return loss * share
+
+        return weighed
+
+    # Checkpoints --------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save the Trainer's checkpoint, and the data position last: only then it is whole."""
+        from transformers.trainer_utils import rotate_checkpoints
+
+        trainer: Any = super()
+        args = self.args
+        run = self._get_output_dir(trial=trial)
+        folder = Path(run, f"checkpoint-{self.state.global_step}")
+        if args.should_save:
+            _write_position(folder, {})
+        self.accelerator.wait_for_everyone()
+        limit, args.save_total_limit = (
+            args.save_total_limit,
+            None,
+        )  # the one before goes when this one is whole
+        try:
+            trainer._save_checkpoint(model, trial)
+        finally:
+            args.save_total_limit = limit
+        position = self.elastic_loader.state_dict()
+        if args.should_save:
+            _write_position(folder, position)
+            rotate_checkpoints(
+                output_dir=run,
+                save_total_limit=limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+
+
+class _EpochSize(int):
+    """Micro-batches in an epoch: an estimate, until `last` is known.
+
+    The Trainer is given it as a number, before it reads, and asks two things of it: whether a micro-batch is
+    the last one (`step + 1 == size`), and the share of the epoch that is done (`(step + 1) / size`).
+    """
+
+    before = 0.0  # share of the epoch that was done when this pass began
+    read = 0
+    last: int | None = None
+
+    def __eq__(self, step: object) -> bool:
+        return step == self.last
+
+    def __ne__(self, step: object) -> bool:
+        return step != self.last
+
+    __hash__ = int.__hash__
+
+    def __rtruediv__(self, step: float) -> float:
+        return 1.0 if step == self.last else min(1.0, self.before + step / int(self))
+
+
+def _without_labels(batch: Any, weight: int) -> Any:
+    """Return a batch as its labels are to be counted: those of a padding batch are ignored."""
+    if weight or not isinstance(batch, Mapping):
+        return batch
+    labels = {key: batch[key].new_full(batch[key].shape, -100) for key in _LABELS if key in batch}
+    return {**batch, **labels}
+
+
+def _folder_of(resume: str | bool | None, output: str) -> Path | None:
+    """Return the folder that a caller of `train()` means."""
+    if not resume:
+        return None
+    if resume is not True:
+        return Path(resume)
+    found = _checkpoints(Path(output))
+    if not found:
+        raise CheckpointError(f"there is no checkpoint in {output!r}: call train() without one to begin")
+    return found[-1]
+
+
+def _checkpoints(output: Path) -> list[Path]:
+    """Return the folders of checkpoints, oldest first."""
+    found = {path: _FOLDER.fullmatch(path.name) for path in output.glob("checkpoint-*") if path.is_dir()}
+    numbers = {path: int(match[1]) for path, match in found.items() if match}
+    return sorted(numbers, key=numbers.__getitem__)
+
+
+def _whole_checkpoint(folder: Path | None) -> str | None:
+    """Return that checkpoint, or the newest before it that is whole; None where there is none."""
+    if folder is None:
+        return None
+    if _position(folder):
+        return str(folder)
+    before = _checkpoints(folder.parent)
+    before = before[: before.index(folder)] if folder in before else []
+    whole = next((str(path) for path in reversed(before) if _position(path)), None)
+    log.warning(
+        "the job was killed as it saved %s: training goes on from %s", folder, whole or "the beginning"
+    )
+    return whole
+
+
+def _position(folder: Path | str) -> dict[str, str]:
+    """Return the data position of a checkpoint; empty where it is not whole. Raises CheckpointError."""
+    path = Path(folder, POSITION)
+    try:
+        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if Path(folder).is_dir() and not any(Path(folder).iterdir()):
+            return {}
+        raise CheckpointError(
+            f"'{folder}' has no data position ({POSITION}): it was not saved by an ElasticTrainer, and "
+            f"training that went on from it would lose records or repeat them"
+        ) from None
+    except (OSError, json.JSONDecodeError) as exc:
+        raise CheckpointError(f"the data position '{path}' cannot be read: {exc}") from exc
+    return found
+
+
+def _write_position(folder: Path, position: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{POSITION}.partial"
+    partial.write_text(json.dumps(position), encoding="utf-8")
+    os.replace(partial, folder / POSITION)
