@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from deepspeed_program import BATCH, EPOCHS, SIZE, Settings
 
-from edl_torch.audit.verdict import audit
 from edl_torch.audit.chain import final_words
+from edl_torch.audit.verdict import audit
 from edl_torch.master.journal import view
 
 pytestmark = pytest.mark.slow
