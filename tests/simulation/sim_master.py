@@ -1,7 +1,7 @@
 """A master in the simulation: the real dispatcher in rows of a journal, through all its lives.
 
 Plays the shell around it (long polls, streams, commits before answers, the clock of the dead) on the hub, as
-`master.host` and `master.commits` do on an event loop. What is decided is decided by the dispatcher.
+`master.host` and `master.durable` do on an event loop. What is decided is decided by the dispatcher.
 """
 
 from __future__ import annotations
