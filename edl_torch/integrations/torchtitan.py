@@ -171,7 +171,10 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
         self._unstepped = 0
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches to the end of the last epoch. All ranks iterate at the same points."""
+        """Yield batches to the end of the last epoch. All ranks iterate at the same points.
+
+        The last step of an epoch is filled up until the optimizers step: for loops that step.
+        """
         if not self._attached:
             raise InvalidArgument(
                 "ElasticLoader does not know the optimizers: make the trainer with ElasticTrainer.Config(…), "

@@ -54,6 +54,7 @@ class Replica:
         self._before = before
         self._after = after
         self.attempts = 0
+        self.begin: Callable[[], object] = lambda: None  # waits, before the first step, for the others
         self.failed = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.manager = Manager(
@@ -120,6 +121,8 @@ class Replica:
     def step(self, optimizer: Any) -> None:
         """Add up what all replicas have, and step on it, or not."""
         self.attempts += 1
+        if self.attempts == 1:
+            self.begin()
         self._before(self)
         self.manager.allreduce(self.counts.grad, reduce_op=dist.ReduceOp.SUM).wait()
         self._after(self)
@@ -132,7 +135,7 @@ class Replica:
 
 
 def run(*replicas: Replica, delays_s: tuple[float, ...] = (), timeout_s: float = 120.0) -> None:
-    """Train on all of them at once, to the end of the data."""
+    """Train on all of them at once, or after their delays, to the end of the data."""
     errors: list[BaseException] = []
 
     def one(replica: Replica, delay_s: float) -> None:
@@ -144,6 +147,10 @@ def run(*replicas: Replica, delays_s: tuple[float, ...] = (), timeout_s: float =
         finally:
             replica.close()
 
+    if not delays_s:
+        barrier = threading.Barrier(len(replicas), timeout=timeout_s)
+        for replica in replicas:
+            replica.begin = barrier.wait
     waits = [*delays_s, *[0.0] * (len(replicas) - len(delays_s))]
     threads = [
         threading.Thread(target=one, args=pair, daemon=True) for pair in zip(replicas, waits, strict=True)
