@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counting import Records
+from counting import Counting, CountingOptimizer, Records
 from train_program import MyTrainer, Settings, arguments, counts, parts
 from transformers import TrainerCallback
 
@@ -110,6 +110,27 @@ def test_training_again_without_a_checkpoint_begins_with_the_data(make: Make) ->
     trainer.train()
     trainer.train()
     assert counts(trainer.model) == [6] * 30
+
+
+def test_a_trainer_that_makes_its_model_anew_attaches_its_new_optimizer(tmp_path: Path) -> None:
+    kept = []  # as a scheduler or a callback may keep the old one
+
+    class Keeping(MyTrainer):
+        def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+            kept.append(self.optimizer)
+            return super().create_scheduler(*args, **kwargs)
+
+    with ElasticDataLoader(Records(30), SETTINGS.batch, num_epochs=3) as loader:
+        trainer = Keeping(
+            model_init=lambda: Counting(30),
+            args=arguments(tmp_path, SETTINGS, lr_scheduler_type="constant"),
+            optimizer_cls_and_kwargs=(CountingOptimizer, {"even": False}),
+            elastic_loader=loader,
+        )
+        for _ in range(2):
+            trainer.train()
+            assert counts(trainer.model) == [3] * 30
+            assert loader.service.finished
 
 
 def test_evaluation_acknowledges_nothing(make: Make) -> None:
