@@ -37,6 +37,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
                 num_epochs=settings.epochs if loader_epochs is None else loader_epochs,
                 shuffle=True,
                 num_workers=settings.workers,
+                records_per_shard=3 if settings.workers else None,
                 audit_dir=tmp_path / "audit",
             )
         )
@@ -65,6 +66,16 @@ def test_epochs_and_steps_are_those_of_the_arguments(make: Make) -> None:
     assert counts(trainer.model) == [3] * 30
     assert trainer.state.global_step == trainer.state.max_steps == 3 * EPOCH_STEPS
     assert trainer.elastic_loader.service.finished
+
+
+def test_epochs_with_more_batches_than_records_make_are_trained_to_their_ends(make: Make) -> None:
+    settings = Settings(
+        size=24, epochs=3, workers=3, save_steps=100
+    )  # workers end on batches that are not full
+    trainer = make(settings)
+    trainer.train()
+    assert counts(trainer.model) == [3] * 24
+    assert trainer.state.global_step == trainer.state.max_steps >= 18
 
 
 def test_max_steps_end_training_within_an_epoch(make: Make) -> None:
