@@ -86,6 +86,7 @@ class ElasticTrainer:
         self._epoch = _EpochSize(1)
         self._before = 0.0  # share of the first epoch that the data position has behind it
         self._is_last = False
+        self._stepping: Any = None  # the optimizer, or the engine, that is attached
         self._shares: deque[float] = deque()  # of the micro-batches that were read, in the gradient
         self._statistics = Statistics()
         self._check_arguments()
@@ -170,10 +171,7 @@ class ElasticTrainer:
         """Train until the loader ends the epoch: how many batches it has is not known before."""
         trainer: Any = super()
         loader = self.elastic_loader
-        if self.is_deepspeed_enabled:
-            loader.attach(self.deepspeed)
-        else:
-            loader.attach(self.optimizer, scaler=getattr(self.accelerator, "scaler", None))
+        self._attach(self.deepspeed if self.is_deepspeed_enabled else self.optimizer)
         if loader.synchronous:
             self._statistics.watch(model)
         self._epoch = _EpochSize(max(1, len(loader)))
@@ -181,6 +179,14 @@ class ElasticTrainer:
         self._is_last = self._by_epochs and epoch + 1 >= self.args.num_train_epochs
         kwargs.update(steps_in_epoch=self._epoch, num_update_steps_per_epoch=sys.maxsize)
         trainer._run_epoch(model=model, epoch=epoch, **kwargs)
+
+    def _attach(self, stepping: Any) -> None:
+        """Let an optimizer's steps decide, in place of the one of an earlier `train()`."""
+        if stepping is not self._stepping:
+            if self._stepping is not None:
+                self.elastic_loader.detach(self._stepping)
+            self.elastic_loader.attach(stepping, scaler=getattr(self.accelerator, "scaler", None))
+            self._stepping = stepping
 
     @property
     def _by_epochs(self) -> bool:

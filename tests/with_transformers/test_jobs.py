@@ -14,7 +14,7 @@ from edl_torch.audit.chain import final_words
 from edl_torch.audit.verdict import audit
 from edl_torch.master.journal import view
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # of many processes, one after the other
 
 
 def check(folder: Path, settings: Settings, found: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counting import Records
+from counting import Counting, CountingOptimizer, Records
 from train_program import MyTrainer, Settings, arguments, counts, parts
 from transformers import TrainerCallback
 
@@ -37,6 +37,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
                 num_epochs=settings.epochs if loader_epochs is None else loader_epochs,
                 shuffle=True,
                 num_workers=settings.workers,
+                records_per_shard=3 if settings.workers else None,
                 audit_dir=tmp_path / "audit",
             )
         )
@@ -65,6 +66,16 @@ def test_epochs_and_steps_are_those_of_the_arguments(make: Make) -> None:
     assert counts(trainer.model) == [3] * 30
     assert trainer.state.global_step == trainer.state.max_steps == 3 * EPOCH_STEPS
     assert trainer.elastic_loader.service.finished
+
+
+def test_epochs_with_more_batches_than_records_make_are_trained_to_their_ends(make: Make) -> None:
+    settings = Settings(
+        size=24, epochs=3, workers=3, save_steps=100
+    )  # workers end on batches that are not full
+    trainer = make(settings)
+    trainer.train()
+    assert counts(trainer.model) == [3] * 24
+    assert trainer.state.global_step == trainer.state.max_steps >= 18
 
 
 def test_max_steps_end_training_within_an_epoch(make: Make) -> None:
@@ -110,6 +121,27 @@ def test_training_again_without_a_checkpoint_begins_with_the_data(make: Make) ->
     trainer.train()
     trainer.train()
     assert counts(trainer.model) == [6] * 30
+
+
+def test_a_trainer_that_makes_its_model_anew_attaches_its_new_optimizer(tmp_path: Path) -> None:
+    kept = []  # as a scheduler or a callback may keep the old one
+
+    class Keeping(MyTrainer):
+        def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+            kept.append(self.optimizer)
+            return super().create_scheduler(*args, **kwargs)
+
+    with ElasticDataLoader(Records(30), SETTINGS.batch, num_epochs=3) as loader:
+        trainer = Keeping(
+            model_init=lambda: Counting(30),
+            args=arguments(tmp_path, SETTINGS, lr_scheduler_type="constant"),
+            optimizer_cls_and_kwargs=(CountingOptimizer, {"even": False}),
+            elastic_loader=loader,
+        )
+        for _ in range(2):
+            trainer.train()
+            assert counts(trainer.model) == [3] * 30
+            assert loader.service.finished
 
 
 def test_evaluation_acknowledges_nothing(make: Make) -> None:
