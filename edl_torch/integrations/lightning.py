@@ -56,6 +56,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         self._has_read = False
         self._optimizers: list[Any] = []
         self._pass: Any = None
+        self._is_read = False  # to its end
 
     def __repr__(self) -> str:
         return f"<ElasticCallback {self._loader!r}>"
@@ -88,9 +89,13 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         """Return an iterator over the epoch that runs, and over nothing after the last one."""
         if not self._at_position:  # what had no step comes again
             self.take_position(self._loader.state_dict() if self._has_position else None)
-        self._has_read = True
+        self._has_read, self._is_read = True, False
         self._pass = iter(()) if self._loader.service.finished else iter(self._loader)
         return self._pass
+
+    def end_epoch(self) -> None:
+        """Note that all of it is read; Lightning has yet to train on the last batch."""
+        self._is_read = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Raise InvalidArgument where `fit` trains on something else than the loader, or on windows that it
@@ -113,6 +118,8 @@ class ElasticCallback(Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop where the master has the outcome of every record of every epoch."""
+        if self._is_read:
+            self._loader.passed_on()  # Lightning asks for more, and there is none
         self._end_pass()
         if self._is_finished(trainer):
             trainer.should_stop = True
@@ -231,6 +238,7 @@ class _Epochs:
     def __iter__(self) -> Iterator[Any]:
         # Nothing is raised before the first batch is asked for: Lightning's own error would hide it.
         yield from self._callback.begin_epoch()
+        self._callback.end_epoch()
 
     def __repr__(self) -> str:
         return f"<epochs of {self._callback!r}>"

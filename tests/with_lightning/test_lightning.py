@@ -159,6 +159,51 @@ def test_with_manual_optimisation_a_batch_counts_once_every_optimizer_has_steppe
     assert torch.equal(model.others, model.counts)
 
 
+def test_with_manual_optimisation_a_window_may_run_on_into_the_next_epoch(tmp_path: Path) -> None:
+    class Windows(Remembers):
+        gathered = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            self.manual_backward(self.loss(batch))
+            self.gathered += 1
+            if self.gathered % 4 == 0:  # 18 batches an epoch
+                optimizer.step()
+                optimizer.zero_grad()
+
+    model = Windows()
+    with loader_of() as loader:
+        epochs = Epochs(loader)
+        trainer_of(tmp_path, ElasticCallback(loader), epochs).fit(model, loader)
+        assert loader.service.finished
+        assert epochs.ends == EPOCHS
+    assert model.learnt == each()
+
+
+def test_without_an_optimizer_of_lightnings_a_batch_counts_when_the_next_is_trained_on(
+    tmp_path: Path,
+) -> None:
+    class Own(Remembers):
+        def configure_optimizers(self) -> None:
+            return None
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            assert loader.progress().acknowledged == sum(self.learnt.values())
+            with torch.no_grad():
+                self.counts[batch] += 1
+            return self.loss(batch)
+
+    model = Own()
+    with loader_of() as loader:
+        trainer_of(tmp_path, ElasticCallback(loader)).fit(model, loader)
+        assert loader.service.finished
+    assert model.learnt == each()
+
+
 def test_a_scaler_that_skips_a_step_is_done_with_its_batch(tmp_path: Path) -> None:
     from lightning.pytorch.plugins import MixedPrecision
 
