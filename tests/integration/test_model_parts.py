@@ -61,6 +61,11 @@ def test_parts_of_a_model_without_a_batch_get_the_same_one_to_stand_in() -> None
     assert sorted(trained(ranks, 2)) == list(range(9))
 
 
+def test_a_new_job_begins_at_the_beginning_without_a_call() -> None:
+    ranks = run_ranks(FakeMaster(), 4, lambda rank: list(rank.one_pass()), UNEVEN, parts=2)
+    assert trained(ranks, 2) == each(1)
+
+
 def test_only_holders_take_part_at_the_master() -> None:
     fake = FakeMaster()
     counts: list[tuple[int, int]] = []
