@@ -27,19 +27,35 @@ RECORDS = 29
 def test_gradients_are_those_of_one_process(
     tmp_path: Path, start_master: Callable[..., MasterProcess]
 ) -> None:
-    script = [sys.executable, "-W", "ignore", str(HERE / "mesh_process.py")]
-    env = {**os.environ, "EDL_MASTER_ADDR": start_master().address, "PYTHONPATH": str(HERE.parents[1])}
+    run("mesh_process.py", start_master().address, tmp_path / "store", tmp_path)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    check([rank["tp"] for rank in found], parts=2)
+    check([rank["hsdp"] for rank in found], parts=1)
+
+
+def run(script: str, master: str, *arguments: Path) -> None:
     done = subprocess.run(
-        [*script, str(tmp_path / "store"), str(tmp_path)],
-        env=env,
+        [sys.executable, "-W", "ignore", str(HERE / script), *map(str, arguments)],
+        env={**os.environ, "EDL_MASTER_ADDR": master, "PYTHONPATH": str(HERE.parents[1])},
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
-    check([rank["tp"] for rank in found], parts=2)
-    check([rank["hsdp"] for rank in found], parts=1)
+
+
+def test_large_batches_arrive_whole_and_a_rank_that_is_killed_ends_the_job(
+    tmp_path: Path, start_master: Callable[..., MasterProcess]
+) -> None:
+    run("parts_process.py", start_master().address, tmp_path)
+    holder, follower = (json.loads((tmp_path / f"large.{rank}.json").read_text()) for rank in range(2))
+    assert follower == holder
+    assert sorted(number for batch in holder["seen"] for number in batch) == list(range(24))
+    for job, survivor in (("holder dies", 1), ("follower dies", 0)):
+        assert not (tmp_path / f"{job}.{1 - survivor}.json").exists()
+        found = json.loads((tmp_path / f"{job}.{survivor}.json").read_text())
+        assert "another rank of this job is gone" in found["error"]
+        assert len(found["seen"]) <= 4
 
 
 def check(ranks: list[dict[str, Any]], parts: int) -> None:

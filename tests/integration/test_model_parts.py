@@ -61,6 +61,11 @@ def test_parts_of_a_model_without_a_batch_get_the_same_one_to_stand_in() -> None
     assert sorted(trained(ranks, 2)) == list(range(9))
 
 
+def test_a_new_job_begins_at_the_beginning_without_a_call() -> None:
+    ranks = run_ranks(FakeMaster(), 4, lambda rank: list(rank.one_pass()), UNEVEN, parts=2)
+    assert trained(ranks, 2) == each(1)
+
+
 def test_only_holders_take_part_at_the_master() -> None:
     fake = FakeMaster()
     counts: list[tuple[int, int]] = []
@@ -317,8 +322,10 @@ def test_a_batch_that_all_parts_give_back_is_read_again() -> None:
                     rank.loader.give_back()
                     given.append(batch)
 
-    ranks = run_ranks(fake, 4, work, UNEVEN, parts=2)
-    assert trained(ranks, 2) == each(1) + Counter(given[0])
+    # Each batch is a lease: giving one back takes along what follows it in its lease.
+    ranks = run_ranks(fake, 4, work, {"a": 32}, parts=2, records_per_shard=4)
+    assert given[0] == given[1]
+    assert trained(ranks, 2) == Counter(range(32)) + Counter(given[0])
     fake.outcomes["training"].check_complete(1)
 
 
