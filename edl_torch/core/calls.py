@@ -1,7 +1,7 @@
 """Calls of trainers to the master and its answers: plain values, the same for every transport.
 
-`rpc.convert` turns them into protobuf messages and back. What each batch needs is not frozen, though nobody
-changes it: making a frozen value costs three times as much, which was a tenth of the master's cost of a call.
+`rpc.convert` turns them into protobuf messages and back. Calls are not frozen, though nobody changes one:
+making a frozen value costs three times as much, which was a tenth of the master's cost of a batch's call.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class ReportCall(FencedCall):
     give_backs: tuple[GiveBack, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportAnswer:
     """Answer to a report.
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-@dataclass(slots=True)  # as the calls themselves
+@dataclass(frozen=True, slots=True)
 class Call:
     """A call to the master: a method of `MasterApi` and its argument, if any. The answer is the master's."""
 
