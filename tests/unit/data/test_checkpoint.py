@@ -282,7 +282,7 @@ def test_a_checkpoint_that_was_read_before_others_went_back_is_not_restored(
         job.save(tmp_path)
         break
     late = new_job()
-    late.service._live_session.master = job.service._live_session.master
+    late.service.close()
     late.service = DataShardService(
         4,
         job.service._live_session.master,
