@@ -141,13 +141,19 @@ def run(options: argparse.Namespace, ranks: int, death: Death, folder: Path) -> 
                 sys.stderr.flush()
                 os._exit(status)
         children.append(pid)
-    first, status = os.wait()
-    children.remove(first)
-    for pid in children:
-        if status:
-            os.kill(pid, signal.SIGKILL)
-        status = os.waitpid(pid, 0)[1] or status
-    return not status
+    dying, statuses = children[-1], {}
+    while len(statuses) < ranks:
+        pid, status = os.wait()
+        statuses[pid] = status
+        if not status:
+            continue
+        if pid != dying and dying not in statuses:  # it has ended before, or nobody was killed
+            statuses[dying] = os.waitpid(dying, os.WNOHANG)[1]
+        if not os.WIFSIGNALED(statuses[dying]):
+            sys.exit("an attempt failed by itself")
+        for other in set(children) - set(statuses):
+            os.kill(other, signal.SIGKILL)
+    return not any(statuses.values())
 
 
 def main() -> None:
