@@ -45,9 +45,10 @@ $(TF)/.installed: pyproject.toml constraints.txt
 test-tensorflow: $(TF)/.installed  ## TensorFlow's corner, in an environment of its own
 	$(TF)/bin/python -m pytest -q tests/with_tensorflow
 
-chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; jobs that restore (eight minutes)
+chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; 200 notices; jobs that restore
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos
-	$(BIN)/python -m pytest -q -m long tests/integration
+	$(BIN)/python tests/chaos/notices_run.py
+	$(BIN)/python -m pytest -q -m long tests/integration tests/chaos
 	$(BIN)/python -m pytest -q tests/unit/examples/test_coco_killed.py tests/integration/test_torchrun.py
 
 simulate: $(STAMP)  ## the same in simulated time: small jobs, a thousand trainers, then 10,000 with a million shards

@@ -10,7 +10,7 @@ import warnings
 
 from edl_torch.system.termination import Termination, sigterm
 
-log = logging.getLogger("edl_torch.data")
+log = logging.getLogger("edl_torch.client")
 
 
 class Notice:
@@ -26,6 +26,8 @@ class Notice:
         self._termination = termination
         self._warned = False
         self._listens = False
+        self._closed = False
+        self._heard = False  # whether the signal had come when it was closed
         self._given = False
         self._agreed = False
         self.seen = False  # whether the program was told, by `look`
@@ -40,7 +42,11 @@ class Notice:
     @property
     def came(self) -> bool:
         """Whether this trainer was told, itself."""
-        return self._given or (self._listens and self._termination.came)
+        return self._given or self._signalled
+
+    @property
+    def _signalled(self) -> bool:
+        return self._heard or (self._listens and self._termination.came)
 
     def agree(self) -> None:
         """A vote has said, to all ranks, that one of them was told."""
@@ -52,21 +58,23 @@ class Notice:
 
     def look(self) -> bool:
         """Whether the program is to end. The first look begins to listen for the signal."""
-        if not self._listens:
+        if not (self._listens or self._closed):
             self._listens = self._termination.listen(self)
             self._warn_of_thread()
         if self._shown and not self.seen:
             self.seen = True
-            why = "SIGTERM" if self._listens and self._termination.came else "preempt()"
             log.warning(
                 "this trainer is to end soon (%s): loader.preempted is true. Another SIGTERM ends it as ever",
-                why if self.came else "a notice to another rank",
+                "SIGTERM" if self._signalled else "preempt()" if self._given else "a notice to another rank",
             )
         return self._shown
 
     def close(self) -> None:
         """Listen no more. What came is still known."""
+        self._heard = self._signalled
+        self._closed = True
         if self._listens:
+            self._listens = False
             self._termination.leave(self)
 
     def _warn_of_thread(self) -> None:

@@ -1,1 +1,1 @@
-"""What several rooms ask of the machine: addresses, processes, forks, names that no dead process knows."""
+"""What several rooms ask of the machine: addresses, processes, forks, SIGTERM, names unknown to the dead."""

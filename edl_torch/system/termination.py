@@ -21,7 +21,7 @@ class Termination:
     the main thread.
 
     Attributes:
-        came: whether the signal came while somebody listened. It stays true: such a process is to end.
+        came: whether the signal came while somebody listened, until nobody does.
     """
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
@@ -46,10 +46,10 @@ class Termination:
         False where no handler can be put in front: outside of the main thread, and where the one that is
         there was not made in Python.
         """
-        if self._pid != os.getpid():  # a forked child: what came was for its parent, and so is who listens
-            self.came = False
+        if self._pid != os.getpid():  # a forked child: who listens does so in its parent
             self._listeners = weakref.WeakSet()
             self._pid = os.getpid()
+        self.came &= len(self._listeners) > 0
         if not (self._in_place or self.came or self._put_in_front()):
             return False
         self._listeners.add(listener)

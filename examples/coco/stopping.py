@@ -1,4 +1,8 @@
-"""Signals that ask a run to stop: a first one is noted, so that a checkpoint can be saved."""
+"""Signals that ask a run to stop: a first one is a notice to the loader, so that a checkpoint can be saved.
+
+SIGTERM needs none of this once the program looks at `loader.preempted`. Here Ctrl-C does the same, and both
+also count before there is a loader.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,19 @@ import signal
 from types import FrameType
 from typing import Any
 
+from edl_torch import ElasticDataLoader
+
 
 class StopSignal:
-    """Notes the first SIGINT or SIGTERM, to be asked about between batches; a second one interrupts.
+    """Makes the first SIGINT or SIGTERM a notice to the loader; a second one interrupts."""
 
-    With `listen=False` it leaves signals alone.
-    """
-
-    def __init__(self, *, listen: bool = True) -> None:
+    def __init__(self) -> None:
         self.number = 0
-        self._listened = (signal.SIGINT, signal.SIGTERM) if listen else ()
+        self._loader: ElasticDataLoader | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        for number in self._listened:
+        for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -27,17 +30,20 @@ class StopSignal:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def tell(self, loader: ElasticDataLoader) -> None:
+        """From now on `loader` hears of the signal, or of the one that came."""
+        self._loader = loader
+        if self.number:
+            loader.preempt()
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.number:
             raise KeyboardInterrupt
         self.number = number
-
-    def asked(self) -> bool:
-        """Whether a signal has come."""
-        return self.number != 0
+        if self._loader is not None:
+            self._loader.preempt()
 
 
-def leave_signals_to_trainer(worker_id: int) -> None:
+def leave_interrupts_to_trainer(worker_id: int) -> None:
     """For loader workers: Ctrl-C reaches all processes of a terminal, but the trainer alone decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -30,7 +30,7 @@ from progress import ProgressLine, Standing
 from ranks import Ranks, join_ranks
 from results import Trained, finish
 from split import read_captions
-from stopping import StopSignal, leave_signals_to_trainer
+from stopping import StopSignal, leave_interrupts_to_trainer
 from vocabulary import Vocabulary
 
 from edl_torch import ElasticDataLoader, load_checkpoint, save_checkpoint
@@ -110,8 +110,8 @@ class Trainer:
         self.line = ProgressLine(None if self.ranks.first else open(os.devnull, "w"))  # noqa: SIM115
         self._saved_at = self.line.now()
 
-    def train(self, loader: ElasticDataLoader, stop: StopSignal) -> None:
-        """Train until the data is finished, or a signal asks to stop."""
+    def train(self, loader: ElasticDataLoader) -> None:
+        """Train until the data is finished, or a notice asks to stop."""
         loader.attach(self.optimizer)
         loader.freeze_statistics(self.model)
         if self.ranks.together:
@@ -119,13 +119,12 @@ class Trainer:
         elif self.options.resume is None:
             self.save(loader)  # so that --resume never finds the checkpoint of an earlier run
         for epoch in loader.epochs():
-            if stop.asked():
-                return
             self._begin_epoch(epoch)
             for batch in loader:
                 self._step(batch, loader)
-                self._look_around(loader, stop)
-                if stop.asked():
+                self._look_around(loader)
+                if loader.preempted:  # on all ranks at the same batch
+                    self.save(loader)
                     return
             self._end_epoch(loader)
 
@@ -151,13 +150,13 @@ class Trainer:
         self.tally = self.tally.plus(loader.weight, loss.item())
         self.line.count(loader.weight)
 
-    def _look_around(self, loader: ElasticDataLoader, stop: StopSignal) -> None:
+    def _look_around(self, loader: ElasticDataLoader) -> None:
         if self.line.due and self.ranks.first:
             self._draw(loader)
         if self.ranks.together:  # clocks differ, and all must save at the same step
             if self.tally.batches % self.options.checkpoint_steps == 0:
                 self.save(loader)
-        elif stop.asked() or self.line.now() - self._saved_at >= self.options.checkpoint_every_s:
+        elif self.line.now() - self._saved_at >= self.options.checkpoint_every_s:
             self.save(loader)
 
     def _end_epoch(self, loader: ElasticDataLoader) -> None:
@@ -265,16 +264,18 @@ def _run(options: Options, ranks: Ranks) -> int:
         data = find_data(options)
     saved = None if options.resume is None else checkpoint.load(existing_file(options.resume))
     trainer, reader = _make_trainer(options, data, saved, ranks)
-    # torchrun stops all ranks at once, each where it is: they go on from their last checkpoint.
-    with StopSignal(listen=not ranks.together) as stop, _make_loader(options, reader, trainer) as loader:
+    with StopSignal() as stop, _make_loader(options, reader, trainer) as loader:
+        stop.tell(loader)
         if saved is not None:
             trainer.load(saved)
             if options.rewind or not options.shared:
                 loader.load_state_dict(saved["data"])
-        trainer.train(loader, stop)
-    if stop.asked():
-        print(f"stopped: go on with --resume {trainer.checkpoint_path}", file=sys.stderr)
-        return 128 + stop.number
+        trainer.train(loader)
+    if loader.preempted:
+        if ranks.first:
+            again = "the same command" if ranks.together else f"--resume {trainer.checkpoint_path}"
+            print(f"stopped: go on with {again}", file=sys.stderr)
+        return 128 + (stop.number or signal.SIGTERM)  # another rank's
     return finish(options, data, trainer.trained) if ranks.first else 0
 
 
@@ -318,7 +319,7 @@ def _make_loader(options: Options, reader: NumberedReader, trainer: Trainer) -> 
         collate_fn=collate,
         pin_memory=options.device.type == "cuda",
         persistent_workers=options.workers > 0,
-        worker_init_fn=leave_signals_to_trainer,
+        worker_init_fn=leave_interrupts_to_trainer,
         # of its own, so that a pass draws nothing from the generator that the model uses
         generator=torch.Generator().manual_seed(options.seed),
     )

@@ -6,7 +6,8 @@ The model has a weight for each record of each epoch, and a step takes 1 off for
 in a batch. So the final weights say what the model was trained on, whatever was killed on the way. FOLDER
 gets `checkpoints/`, `audit/`, a line a step in `steps/`, and at the end `weights.json`. While there is no
 file `go` a step takes long. With a variable LATE the service is made only after this job's master is there;
-with STOP_AT the job ends after the checkpoint at that step.
+with STOP_AT the job ends after the checkpoint at that step; with NOTICES a worker that is told to end saves,
+and ends with TOLD.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from edl_torch.testing import wait_until
 RECORDS, EPOCHS, BATCH = 1050, 2, 4
 SAVE_EVERY = int(os.environ.get("SAVE_EVERY", 5))  # steps
 SLOW_S = 0.25
+TOLD = 143  # as if the signal had ended it: it has not finished
 
 
 class Numbers(AbstractDataReader):
@@ -90,7 +92,8 @@ def main(folder: Path) -> None:
         BATCH, reader=reader, num_epochs=EPOCHS, shuffle_shards=True, audit_dir=folder / "audit"
     )
     with service:
-        loader = ElasticDataLoader(ShardedDataset(service, reader), synchronous=True)
+        workers = int(os.environ.get("LOADER_WORKERS", 0))
+        loader = ElasticDataLoader(ShardedDataset(service, reader), synchronous=True, num_workers=workers)
         service.attach(optimizer)
         extra = load_checkpoint(folder / "checkpoints", model, optimizer, service)
         step = extra["step"] if extra else 0
@@ -102,6 +105,10 @@ def main(folder: Path) -> None:
                 diary.note(step=step, epoch=loader.epoch)
                 if step % SAVE_EVERY == 0:
                     save_checkpoint(folder / "checkpoints", model, optimizer, service, step=step)
+                if "NOTICES" in os.environ and loader.preempted:
+                    save_checkpoint(folder / "checkpoints", model, optimizer, service, step=step)
+                    diary.note(told_at=step)
+                    sys.exit(TOLD)
                 if str(step) == os.environ.get("STOP_AT"):
                     diary.note(saved=fingerprint(counter))
                     return

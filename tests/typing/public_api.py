@@ -61,6 +61,8 @@ def train(reader: Rows, optimizer: torch.optim.Optimizer) -> None:
         assert_type(service.epoch, int)
         assert_type(len(loader), int)
         assert_type(loader.records[0], tuple[str, int])
+        assert_type(loader.preempted, bool)
+        loader.preempt()
         assert_type(loader.through(3), Iterator[Any])
         assert_type(service.fetch_shard(), Shard | None)
         assert_type(service.report_batch_done(3), bool)

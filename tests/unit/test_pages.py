@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from edl_torch.testing.images import encode, render, write_image_folder
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
-    "docs/training.md": 8,
+    "docs/training.md": 9,
     "docs/testing.md": 1,
     "docs/evaluation-and-prediction.md": 1,
 }
@@ -75,6 +76,32 @@ def test_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.
     exec(compile(blocks(page)[number], f"{page}, block {number}", "exec"), module.__dict__)
     if hasattr(module, "main"):
         module.main()
+
+
+def test_the_loop_that_looks_for_notices_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = (block for block in blocks("docs/training.md") if "loader.preempted" in block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
+    program: dict[str, object] = {"__name__": "page"}
+    exec(compile(block, "docs/training.md", "exec"), program)
+    batches = 0
+    forward = torch.nn.Linear.forward
+
+    def counted(model: torch.nn.Linear, batch: torch.Tensor) -> torch.Tensor:
+        nonlocal batches
+        batches += 1
+        if batches == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return forward(model, batch)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", counted)
+    with pytest.raises(SystemExit, match="143"):
+        program["main"]()  # type: ignore[operator]
+    assert batches == 3
+    program["main"]()  # type: ignore[operator]
+    assert batches == 20
 
 
 @pytest.mark.slow

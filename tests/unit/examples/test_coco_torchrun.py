@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import generate
@@ -27,39 +29,81 @@ def workers_of(agent: int) -> list[int]:
     return [int(pid) for pid in children if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+class Job:
+    """train.py under torchrun with two ranks, over generated pictures; it may be started more than once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.output = folder / "output"
+        self._folder = folder
+        data = folder / "data"
+        generate.generate(data, generate.Recipe(images=60, val=4, size=32))
+        self._command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:3", "--nproc-per-node=2"),
+            *("--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-id=coco", "--rdzv-endpoint=localhost:0"),
+            *("--rdzv-conf", "last_call_timeout=1"),
+            *("--monitor-interval=0.1", "--log-dir", str(folder / "logs"), str(TRAIN)),
+            *("--images", str(data / "images/train"), "--annotations", str(data / "captions_train.json")),
+            *("--val-images", str(data / "images/val"), "--val-annotations", str(data / "captions_val.json")),
+            *("--output", str(self.output), "--audit", str(folder / "audit"), "--epochs", str(EPOCHS)),
+            *("--batch-size", "4", "--width", "16", "--image-size", "32", "--device", "cpu"),
+            *("--threads", "1", "--workers", "0"),
+        ]
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text()
+
+    @contextmanager
+    def started(self, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+        foreign = ("EDL_MASTER", "TORCH")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        environment |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        command = [*self._command, *more]
+        with (self._folder / "log").open("ab") as file:
+            job = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=self._folder)
+        try:
+            yield job
+        finally:
+            job.kill()
+            job.wait()
+
+    def judge(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """It has finished, and each record counts once."""
+        count = CAPTIONS * EPOCHS
+        assert f"delivered {count} of {count} annotations, each once" in self.log
+        metrics = json.loads((self.output / "metrics.json").read_text())
+        assert [(row["epoch"], row["records"]) for row in metrics["epochs"]] == [(0, CAPTIONS), (1, CAPTIONS)]
+        said = re.findall(r"epoch (\d)/2: loss \d\.\d+, (\d+) records", self.log)
+        assert set(said) == {("1", str(CAPTIONS)), ("2", str(CAPTIONS))}, "of all ranks"
+        assert main(["audit", str(self._folder / "audit")]) == 0, capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_is_killed_and_the_job_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, output = tmp_path / "data", tmp_path / "output"
-    generate.generate(data, generate.Recipe(images=60, val=4, size=32))
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:3", "--nproc-per-node=2"),
-        *("--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-id=coco", "--rdzv-endpoint=localhost:0"),
-        *("--rdzv-conf", "last_call_timeout=1"),
-        *("--monitor-interval=0.1", "--log-dir", str(tmp_path / "logs"), str(TRAIN)),
-        *("--images", str(data / "images/train"), "--annotations", str(data / "captions_train.json")),
-        *("--val-images", str(data / "images/val"), "--val-annotations", str(data / "captions_val.json")),
-        *("--output", str(output), "--audit", str(tmp_path / "audit"), "--epochs", str(EPOCHS)),
-        *("--batch-size", "4", "--width", "16", "--image-size", "32", "--device", "cpu", "--threads", "1"),
-        *("--workers", "0", "--checkpoint-steps", "5"),
-    ]
-    foreign = ("EDL_MASTER", "TORCH")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    environment |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    log = tmp_path / "log"
-    with log.open("wb") as file:
-        job = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=tmp_path)
-    try:
-        wait_until(lambda: (output / "checkpoints" / "00000002").exists(), timeout_s=80)
-        os.kill(workers_of(job.pid)[1], signal.SIGKILL)
-        assert job.wait(80) == 0, log.read_text()
-    finally:
-        job.kill()
-        job.wait()
-    assert f"delivered {CAPTIONS * EPOCHS} of {CAPTIONS * EPOCHS} annotations, each once" in log.read_text()
-    metrics = json.loads((output / "metrics.json").read_text())
-    assert [(row["epoch"], row["records"]) for row in metrics["epochs"]] == [(0, CAPTIONS), (1, CAPTIONS)]
-    said = re.findall(r"epoch (\d)/2: loss \d\.\d+, (\d+) records", log.read_text())
-    assert set(said) == {("1", str(CAPTIONS)), ("2", str(CAPTIONS))}, "of all ranks"
-    assert main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
-    assert "Sending process" in log.read_text(), "torchrun restarted nothing"
+    job = Job(tmp_path)
+    with job.started("--checkpoint-steps", "5") as process:
+        wait_until(lambda: (job.output / "checkpoints" / "00000002").exists(), timeout_s=80)
+        os.kill(workers_of(process.pid)[1], signal.SIGKILL)
+        assert process.wait(80) == 0, job.log
+    job.judge(capsys)
+    assert "Sending process" in job.log, "torchrun restarted nothing"
+
+
+@pytest.mark.slow
+def test_a_job_that_is_told_to_end_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path)
+    with job.started("--checkpoint-steps", "5") as process:
+        wait_until(lambda: (job.output / "checkpoints" / "00000002").exists(), timeout_s=80)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) != 0
+    assert "stopped: go on with the same command" in job.log
+    assert "exiting via" not in job.log, "torchrun had to kill a rank"
+    with job.started() as process:
+        assert process.wait(80) == 0, job.log
+    job.judge(capsys)
+    capsys.readouterr()
+    main(["audit", str(tmp_path / "audit")])
+    assert "rolled back 0 " in capsys.readouterr().out, "a step was lost"

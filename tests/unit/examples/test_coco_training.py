@@ -141,6 +141,19 @@ def test_signal_before_the_first_batch_leaves_a_checkpoint_to_go_on_from(
     assert "delivered 300 of 300 annotations, each once" in capsys.readouterr().out
 
 
+def test_a_second_signal_does_not_wait_for_the_checkpoint(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def twice(*_: Any) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "_look_around", twice)
+        assert train.main(arguments(dataset, tmp_path, "--workers", "0")) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_loader_processes_change_nothing_in_the_count_when_interrupted(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
