@@ -22,6 +22,7 @@ _Code = grpc.StatusCode
 STATUS: dict[type[EdlError], grpc.StatusCode] = {
     EdlError: _Code.INTERNAL,
     errors.InvalidArgument: _Code.INVALID_ARGUMENT,
+    errors.ForeignLoop: _Code.INVALID_ARGUMENT,
     errors.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
     errors.AccessDenied: _Code.UNAUTHENTICATED,
     errors.UnknownDataset: _Code.NOT_FOUND,

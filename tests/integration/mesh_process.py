@@ -1,4 +1,4 @@
-"""The ranks of a job that holds models in parts, for `test_mesh.py`: gradients against those of one process.
+"""The ranks of a job that holds models in parts, for `test_mesh_ranks.py`: gradients as one process has.
 
     python mesh_process.py STORE FOLDER
 

@@ -1,4 +1,4 @@
-"""Two ranks over gloo that hold one model in parts, one job after the other, for `test_mesh.py`.
+"""Two ranks over gloo that hold one model in parts, one job after the other, for `test_mesh_ranks.py`.
 
     python parts_process.py FOLDER
 

@@ -162,7 +162,7 @@ def broken_replay(patch: pytest.MonkeyPatch) -> None:
 
 def broken_lineage(patch: pytest.MonkeyPatch) -> None:
     """Calls of before a restore are answered."""
-    patch.setattr(Dispatcher, "_fenced", lambda self, call: self._ledger(call.dataset))
+    patch.setattr(Dispatcher, "_fenced", lambda self, call: self._ledgers[call.dataset])
 
 
 def broken_expiry(patch: pytest.MonkeyPatch) -> None:
