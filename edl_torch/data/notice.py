@@ -6,9 +6,9 @@ Ranks that step together see it at the same step, with the votes. It does not kn
 from __future__ import annotations
 
 import logging
-import warnings
 
 from edl_torch.system.termination import Termination, sigterm
+from edl_torch.system.user_warnings import warn_user
 
 log = logging.getLogger("edl_torch.client")
 
@@ -81,9 +81,8 @@ class Notice:
         if self._listens or self._warned or self._termination.is_handled:
             return
         self._warned = True
-        warnings.warn(
+        warn_user(
             "loader.preempted is read outside of the main thread, where Python allows no signal handlers: "
             "SIGTERM still ends this process at once. Read it once in the main thread, before the loop, or "
-            "install there what gives the notice: signal.signal(signal.SIGTERM, lambda *_: loader.preempt())",
-            stacklevel=4,
+            "install there what gives the notice: signal.signal(signal.SIGTERM, lambda *_: loader.preempt())"
         )

@@ -97,6 +97,10 @@ class ElasticTrainer:
         loader, args = self.elastic_loader, self.args
         if not isinstance(loader, ElasticDataLoader):
             raise InvalidArgument(f"elastic_loader must be an ElasticDataLoader, not {type(loader).__name__}")
+        if loader.service.lookahead != 0:
+            raise InvalidArgument(
+                f"nothing reads ahead of an ElasticTrainer: leave out lookahead={loader.service.lookahead!r}"
+            )
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if ranks > 1 and self.accelerator.distributed_type == "NO":
             raise InvalidArgument(
@@ -290,10 +294,8 @@ class ElasticTrainer:
         if args.should_save:
             _write_position(folder, {})
         self.accelerator.wait_for_everyone()
-        limit, args.save_total_limit = (
-            args.save_total_limit,
-            None,
-        )  # the one before goes when this one is whole
+        limit = args.save_total_limit
+        args.save_total_limit = None  # the one before goes when this one is whole
         try:
             trainer._save_checkpoint(model, trial)
         finally:

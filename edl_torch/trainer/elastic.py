@@ -36,6 +36,7 @@ class ElasticPasses:
         self.taken_out = 0  # how often the batch in hand was taken out of the loop's: it failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
+        self._promised: Ticket = ()  # of the next step, on which the ranks have agreed
         self._finished_in = 0  # the lineage in which a pass ended with the last epoch
         self._told_finished = False
         self._took_back = False  # whether a batch in hand went back that the loop may have trained on
@@ -278,6 +279,7 @@ class ElasticPasses:
         yield from self._reporter.wait_answered(unanswered)
         yield from self._make_sure()
         if self._state.inflight.is_mine(ticket):
+            self._promised = ticket
             return True
         yield from self._throw_away(ticket)
         return False
@@ -288,6 +290,7 @@ class ElasticPasses:
 
     def deliver(self, ticket: Ticket) -> bool:
         """Hand over a batch that was promised. False when it was lost meanwhile."""
+        self._promised = ()
         holds = self._state.inflight.hand(ticket)
         if holds is None:
             return False
@@ -423,6 +426,12 @@ class ElasticPasses:
                 f"before that"
             )
         batches = state.inflight.batches if window else 1
+        if state.inflight.shares_lease(self._promised, batches):
+            raise AccountingError(
+                f"a batch of {state.config.dataset!r} cannot be given back any more: the ranks have agreed "
+                f"on the next step, and this one's batch for it is of the same lease. Go back to the last "
+                f"checkpoint, on all ranks; or make shards of one batch, with records_per_shard"
+            )
         returned = state.inflight.handed(batches, state.steps.untouched)
         state.outbox.note(give_backs=state.inflight.take_back(batches), returned=returned)
         state.steps.withdrawn(batches)
