@@ -79,6 +79,9 @@ def test_loaders_with_a_generator_of_one_seed_read_everything_each() -> None:
     fake.outcomes["training"].check_complete(3)
 
 
+# A worker of torch's that ends while its queue's daemon thread is in C++ may abort ("terminate called without
+# an active exception"), and torch's finalizer says so.
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_pass_given_up_does_not_spoil_the_next_one_of_the_same_seed(method: str) -> None:
     fake = FakeMaster()
