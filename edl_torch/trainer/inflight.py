@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.limits import shortened
-from edl_torch.core.span import Span
+from edl_torch.core.span import Span, pass_over
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
 from edl_torch.trainer.tickets import Ticket, ticket_size
@@ -233,6 +233,7 @@ class InFlight:
 
     def _give_back(self, task: int, start: int, *, remainder: bool = False) -> GiveBack | None:
         held = self._held[task]
+        start = pass_over(start, held.holes)  # an acknowledgement up to there passes over them, too
         if start >= held.stop:
             return None
         held.cut(start)

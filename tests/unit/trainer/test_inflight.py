@@ -154,6 +154,25 @@ def test_all_that_is_not_acknowledged_goes_back(inflight: InFlight) -> None:
     assert inflight.batches == 0
 
 
+def test_what_goes_back_begins_behind_records_that_failed(inflight: InFlight) -> None:
+    """The report that tells of it may acknowledge the batch before them, and so pass over them."""
+    inflight.hand(((1, 0, 4),))
+    inflight.fail(1, 4, "torn")
+    inflight.fail(1, 5, "torn")
+    assert inflight.withdraw(0) == [back(1, 6)]
+    assert inflight.settle(0) == [ack(1, 4)]
+    assert not inflight
+
+
+def test_nothing_goes_back_where_all_the_rest_has_failed(inflight: InFlight) -> None:
+    inflight.hand(((1, 0, 8),))
+    inflight.fail(1, 8, "torn")
+    inflight.fail(1, 9, "torn")
+    assert inflight.withdraw(0) == []
+    assert inflight.settle(0) == [ack(1, 8)]
+    assert not inflight
+
+
 def test_a_failed_batch_is_found_behind_those_read_ahead(inflight: InFlight) -> None:
     inflight.hand(((1, 0, 4),))
     inflight.hand(((1, 4, 8),))
