@@ -33,6 +33,7 @@ from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.checking import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
+from edl_torch.core.measures import Measures
 from edl_torch.core.members import Member, Members
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
@@ -159,12 +160,32 @@ class Dispatcher:
         """Return the sessions that have joined a dataset."""
         return {m.session for m in self.members if dataset in m.datasets}
 
-    def heartbeat(self, session: str, member: int, now: float, progress: int | None = None) -> None:
-        """Note that a session lives, as that `member`; `progress` counts how often its loop moved on."""
+    def heartbeat(
+        self,
+        session: str,
+        member: int,
+        now: float,
+        progress: int | None = None,
+        measures: Measures | None = None,
+    ) -> None:
+        """Note that a session lives, as that `member`; `progress` counts how often its loop moved on.
+
+        Raises InvalidArgument, with nothing noted, for measures that cannot be.
+        """
+        if measures is not None:
+            measures.check()
         if progress is None:
             self.members.heard(session, member, now)
         else:
             self.members.beat(session, member, progress, now)
+        if measures is not None:
+            self.measured(session, measures)
+
+    def measured(self, session: str, measures: Measures) -> None:
+        """Keep what a session has measured; nothing where it is no member."""
+        member = self.members.get(session)
+        if member is not None:
+            member.measures = measures
 
     def resume(self, now: float) -> None:
         """Begin after a start of the master: every lease stays live for one full timeout."""
@@ -529,6 +550,7 @@ class Dispatcher:
             leased=sum(self._ledgers[name].held_by(member.session) for name in member.datasets),
             idle_s=max(0.0, now - member.seen),
             since_progress_s=max(0.0, now - member.progressed),
+            measures=member.measures,
         )
 
     def __repr__(self) -> str:
