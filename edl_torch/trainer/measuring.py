@@ -46,9 +46,10 @@ class Measuring:
     def __repr__(self) -> str:
         return f"<Measuring batches={self.batches} waited={self.waited} stepped={self.stepped}>"
 
-    def handed(self, records: int, waited_s: float) -> None:
+    def handed(self, records: int, waited_s: float, waited_for_ranks_s: float = 0.0) -> None:
         """A batch of so many records, for which the loop has waited, is handed to it."""
         self.waited.add(waited_s)
+        self.waited_for_ranks_s += waited_for_ranks_s
         self.batches += 1
         self.records += records
 
