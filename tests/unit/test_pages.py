@@ -30,7 +30,7 @@ from edl_torch.testing.images import encode, render, write_image_folder
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
-    "docs/training.md": 9,
+    "docs/training.md": 10,
     "docs/testing.md": 1,
     "docs/evaluation-and-prediction.md": 1,
 }
