@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from edl_torch.core.calls import UNREGISTERED, Acknowledgement, Failure, Fence, GiveBack
 from edl_torch.errors import EdlError, MasterUnavailable
 from edl_torch.trainer.facts import Run, Way
-from edl_torch.trainer.phases import Telling, moved
+from edl_torch.trainer.phases import TELLING, Telling
 
 
 @dataclass(slots=True, repr=False)
@@ -92,7 +92,7 @@ class Outbox:
     def retry(self) -> None:
         """Let what was not answered be sent again: somebody asks for it."""
         if self.phase is Telling.STALLED:
-            self.phase = moved(self.phase, Telling.IDLE)
+            self.phase = TELLING[self.phase, Telling.IDLE]
 
     def forget_unavailable(self) -> None:
         """Forget that the master was away: the attempt to come says whether it is there now."""
@@ -109,7 +109,7 @@ class Outbox:
 
     def take(self, fence: Fence) -> Report:
         """Begin to send: the report that was not answered, else all that was noted since."""
-        self.phase = moved(self.phase, Telling.SENDING)
+        self.phase = TELLING[self.phase, Telling.SENDING]
         if self._sent is None:
             self._sent, self._unsent = self._unsent, Report()
             self._sent.fence = fence
@@ -118,7 +118,7 @@ class Outbox:
 
     def answered(self) -> None:
         """The report on its way was answered, or refused."""
-        self.phase = moved(self.phase, Telling.IDLE)
+        self.phase = TELLING[self.phase, Telling.IDLE]
         self._sent = None
 
     def unanswered_by(self, fence: Fence, error: EdlError | None) -> Report | None:
@@ -127,7 +127,7 @@ class Outbox:
         if sent is not None and sent.fence != fence:
             self.answered()
             return sent
-        self.phase = moved(self.phase, Telling.STALLED)
+        self.phase = TELLING[self.phase, Telling.STALLED]
         self.error = error or self.error
         return None
 
