@@ -64,7 +64,7 @@ class Outbox:
     @property
     def sendable(self) -> bool:
         """Whether there is something to send, and nothing on its way."""
-        return (self._unsent.notes > 0 or self._sent is not None) and self.phase is Telling.IDLE
+        return self.phase is Telling.IDLE and (self._unsent.notes > 0 or self._sent is not None)
 
     def note(
         self,
@@ -96,8 +96,16 @@ class Outbox:
 
     def forget_unavailable(self) -> None:
         """Forget that the master was away: the attempt to come says whether it is there now."""
-        if self.phase is Telling.STALLED and isinstance(self.error, MasterUnavailable):
+        if isinstance(self.error, MasterUnavailable):
             self.error = None
+
+    def prepare(self) -> bool:
+        """Raise what an earlier report led to, once; let what was not answered be sent again. Return whether
+        there is something to send now."""
+        if self.error is not None or self.phase is Telling.STALLED:
+            self.raise_error()
+            self.retry()
+        return self.sendable
 
     def raise_error(self) -> None:
         """Raise what an earlier report led to, once."""
