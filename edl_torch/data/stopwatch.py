@@ -36,6 +36,7 @@ class Stopwatch:
     def asked(self) -> None:
         """The loop asks for a batch: it is done with the one before."""
         self._asked_at = now = self._clock()
+        self._for_ranks_s = 0.0
         if self._handed_at is not None:
             self._measuring.stepped.add(now - self._handed_at)
             self._handed_at = None
@@ -44,7 +45,6 @@ class Stopwatch:
         """The loop gets the batch that it asked for, of so many records."""
         self._handed_at = now = self._clock()
         self._measuring.handed(records, now - self._asked_at, self._for_ranks_s)
-        self._for_ranks_s = 0.0
 
     def wait_for_ranks(self, wait: Callable[[], T]) -> T:
         """Return what `wait` does, which is ready when the other synchronous ranks are."""
