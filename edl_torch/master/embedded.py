@@ -56,6 +56,7 @@ class LocalMaster:
         self._listeners: dict[str, Wanted] = {}
         self._closed = False
         self._pid = os.getpid()
+        self._dispatcher.history.set_wall(clock(), time.time())
 
     def apply(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
         """Let the dispatcher act at the present time, and wake the calls that wait. Raises ServiceClosed."""
@@ -74,6 +75,7 @@ class LocalMaster:
                 if version != self._version:
                     self._version = version
                     self._changed.notify_all()
+                    self._dispatcher.look(self._clock())
 
     def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
         return self.apply(Dispatcher.register, call)
@@ -139,15 +141,17 @@ class LocalMaster:
         return self.apply(Dispatcher.progress, call)
 
     def dataset_status(self, dataset: str) -> calls.DatasetStatus:
-        return self.apply(lambda dispatcher, _: dispatcher.dataset_status(dataset))
+        return self.apply(Dispatcher.dataset_status, dataset)
 
     def status(self) -> calls.MasterStatus:
+        wall = time.time()
+        self.apply(lambda dispatcher, now: dispatcher.history.set_wall(now, wall))
         return self.apply(Dispatcher.status)
 
     def leave(self, session: str, member: int) -> None:
         """End the session. After `close` this does nothing."""
         with contextlib.suppress(ServiceClosed):
-            self.apply(lambda dispatcher, _: dispatcher.leave(session, member))
+            self.apply(Dispatcher.leave, session, member)
         with self._changed:
             self._listeners.pop(session, None)
 
