@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from edl_torch.core.events import Departed, Event
+from edl_torch.core.measures import Measures
 from edl_torch.core.picture import Picture
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
@@ -339,7 +340,7 @@ class TrainerStatus:
     `since_progress_s` is the time since its training loop was last known to move on. `pace` is in records a
     second, over the last 10 to 20 s; `slow` says that it is below half of the trainers' median. `trained`
     counts records, since it registered or the master started. `oldest_lease_s` is the age of its oldest
-    lease, to about a second.
+    lease, to about a second. `measures` are those of its last heartbeat; None where it sends none.
     """
 
     session: str
@@ -354,6 +355,7 @@ class TrainerStatus:
     trained: int = 0
     leases: int = 0
     oldest_lease_s: float = 0.0
+    measures: Measures | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

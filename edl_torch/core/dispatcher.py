@@ -7,9 +7,8 @@ a journal has to write. Locks, long polls, streams and the journal are the busin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import NoReturn
 
 from edl_torch.core.calls import (
@@ -29,25 +28,24 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
-    TrainerState,
-    TrainerStatus,
 )
 from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.checking import check_report
 from edl_torch.core.events import EventKind
-from edl_torch.core.history import WINDOW_S, History
+from edl_torch.core.history import History
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
+from edl_torch.core.measures import Measures
 from edl_torch.core.members import Member, Members
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
 from edl_torch.core.rollback import Rollback
 from edl_torch.core.token import Token
+from edl_torch.core.watching import Watching
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
 SHOWN = 20  # records in quarantine of a status that trainers ask for
-SLOW = 0.5  # of the median pace
 WAITER_S = 3.0  # a trainer that waits asks again well within this time
 
 
@@ -169,12 +167,32 @@ class Dispatcher:
         """Return the sessions that have joined a dataset."""
         return {m.session for m in self.members if dataset in m.datasets}
 
-    def heartbeat(self, session: str, member: int, now: float, progress: int | None = None) -> None:
-        """Note that a session lives, as that `member`; `progress` counts how often its loop moved on."""
+    def heartbeat(
+        self,
+        session: str,
+        member: int,
+        now: float,
+        progress: int | None = None,
+        measures: Measures | None = None,
+    ) -> None:
+        """Note that a session lives, as that `member`; `progress` counts how often its loop moved on.
+
+        Raises InvalidArgument, with nothing noted, for measures that cannot be.
+        """
+        if measures is not None:
+            measures.check()
         if progress is None:
             self.members.heard(session, member, now)
         else:
             self.members.beat(session, member, progress, now)
+        if measures is not None:
+            self.measured(session, measures)
+
+    def measured(self, session: str, measures: Measures) -> None:
+        """Keep what a session has measured; nothing where it is no member."""
+        member = self.members.get(session)
+        if member is not None:
+            member.measures = measures
 
     def resume(self, now: float) -> None:
         """Begin after a start of the master: every lease stays live for one full timeout."""
@@ -200,7 +218,7 @@ class Dispatcher:
 
     def give_up(self, member: Member, now: float) -> tuple[Released, ...]:
         """End a session; all that it held waits again."""
-        trained = self._trained(member)
+        trained = sum(self._ledgers[name].trained_by(member.session) for name in member.datasets)
         self.members.leave(member.session)
         self._mark("unheard", member.number)
         released = tuple(self._release(member))
@@ -580,7 +598,7 @@ class Dispatcher:
             ledger=self.ledger_id,
             durable=self.durable,
             datasets=tuple(datasets),
-            trainers=tuple(self._trainers(now)),
+            trainers=tuple(Watching(iter(self.members), self._ledgers, history, now).trainers()),
             suspended=dict(self.suspended),
             time=history.wall(now),
             started_at=history.started_at or 0.0,
@@ -589,55 +607,5 @@ class Dispatcher:
             event_counts={kind.value: count for kind, count in history.counts.items()},
         )
 
-    def _trainers(self, now: float) -> Iterator[TrainerStatus]:
-        paces = {member.session: self._pace(member, now) for member in self.members}
-        judged = [paces[m.session] for m in self.members if self._may_be_slow(m, now)]
-        slow = SLOW * median(judged) if len(judged) > 1 else 0.0
-        for member in self.members:
-            pace = paces[member.session]
-            leases = [
-                lease for name in member.datasets for lease in self._ledgers[name].leases.of(member.session)
-            ]
-            yield TrainerStatus(
-                session=member.session,
-                worker_id=member.worker_id,
-                datasets=tuple(sorted(member.datasets)),
-                leased=sum(lease.open_records for lease in leases),
-                idle_s=max(0.0, now - member.seen),
-                since_progress_s=max(0.0, now - member.progressed),
-                state=_state(member),
-                pace=pace,
-                slow=pace < slow and self._may_be_slow(member, now),
-                trained=self._trained(member),
-                leases=len(leases),
-                oldest_lease_s=self._oldest(member, now),
-            )
-
-    def _pace(self, member: Member, now: float) -> float:
-        watches = (self.history.watch(self._ledgers[name], now) for name in member.datasets)
-        return sum(watch.pace(member.session, member.since, now) for watch in watches)
-
-    def _may_be_slow(self, member: Member, now: float) -> bool:
-        """Return whether a pace says something of a trainer: it has had time, and holds records."""
-        return now - member.since >= WINDOW_S and self._holds(member)
-
-    def _trained(self, member: Member) -> int:
-        return sum(self._ledgers[name].trained_by(member.session) for name in member.datasets)
-
-    def _oldest(self, member: Member, now: float) -> float:
-        ages = [0.0]
-        for name in member.datasets:
-            ledger = self._ledgers[name]
-            task = min((lease.task for lease in ledger.leases.of(member.session)), default=None)
-            if task is not None:
-                ages.append(self.history.watch(ledger, now).age(task, now))
-        return max(ages)
-
     def __repr__(self) -> str:
         return f"<Dispatcher {self.ledger_id} datasets={len(self._ledgers)} sessions={len(self.members)}>"
-
-
-def _state(member: Member) -> TrainerState:
-    if member.gone_since is not None:
-        return TrainerState.STREAM_GONE
-    return TrainerState.STALLED if member.stalled else TrainerState.LIVE

@@ -26,7 +26,7 @@ TICK_S = 1.0
 WINDOW_S = 10.0  # rates are those of the last 10 to 20 s
 MARKS = 600  # of tasks, one a second at most: how old a lease can be told to be
 TOGETHER_S = 60.0  # events that repeat within it are one
-SLICES_A_SECOND = 2_000  # of a picture that is drawn again and again
+SLICES_AT_ONCE, SLICES_A_SECOND = 1_000, 2_000  # of a picture that is drawn again and again
 PICTURE_S = 10.0  # the longest time between two pictures
 
 _REPEATED = {EventKind.QUARANTINED, EventKind.CHECKPOINT}
@@ -98,12 +98,13 @@ class Watch:
         """Return the picture of the epoch; that of a moment ago where much is in progress."""
         epoch = self._ledger.shown_epoch
         drawn = self._picture
-        if drawn is None or drawn.epoch != epoch or now - self._drawn >= self._costs_s:
+        if drawn is None or drawn.epoch != epoch or not 0 <= now - self._drawn < self._costs_s:
             slices = self._ledger.slices_by_state(epoch)
             passed = self._ledger.passed_of(epoch)
             drawn = draw(self._ledger.plan, epoch, passed, **slices)
             self._picture, self._drawn = drawn, now
-            self._costs_s = min(PICTURE_S, sum(map(len, slices.values())) / SLICES_A_SECOND)
+            much = sum(map(len, slices.values())) - SLICES_AT_ONCE
+            self._costs_s = min(PICTURE_S, max(0.0, much / SLICES_A_SECOND))
         return drawn
 
 

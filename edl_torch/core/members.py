@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edl_torch.core.calls import LeaseAnswer
+from edl_torch.core.measures import Measures
 from edl_torch.errors import SessionLost
 
 
@@ -32,6 +33,7 @@ class Member:
     progressed: float = 0.0  # when the loop was last known to move on
     stalled_at: float = -math.inf  # when its leases were last taken because its loop did not move on
     dead_because: str = ""  # why it was taken for dead, when it was
+    measures: Measures | None = None  # the last that it sent; not journalled
     timeout_s: float | None = None  # its own, where somebody else decides when it is dead; not journalled
 
     def __post_init__(self) -> None:
