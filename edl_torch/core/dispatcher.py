@@ -579,9 +579,12 @@ class Dispatcher:
         status = ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
         return self.history.watch(ledger, now).filled(status, now)
 
-    def look(self, now: float) -> None:
-        """Note in the history what has come about; to be called when `version` has changed."""
-        self.history.look(self._ledgers.values(), self.suspended, now)
+    def look(self, now: float) -> bool:
+        """Note in the history what has come about; to be called when `version` has changed.
+
+        Returns whether any dataset is new, in another epoch or lineage, or finished.
+        """
+        return self.history.look(self._ledgers.values(), self.suspended, now)
 
     def status(self, now: float) -> MasterStatus:
         """Return the state of the master; of all quarantines together as much as one may have."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.events import NAME_CHARS, TEXT_CHARS, Departed, Event, EventKind
-from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.ledger import ShardLedger, Stage
 from edl_torch.core.limits import shortened
 from edl_torch.core.members import Member
 from edl_torch.core.picture import Picture, draw
@@ -121,7 +121,7 @@ class History:
         self._wall = 0.0  # seconds since 1970 less `now`
         self._number = 0
         self._watches: dict[str, Watch] = {}
-        self._epochs: dict[str, tuple[int, int, bool]] = {}  # dataset -> lineage, epoch, finished
+        self._stages: dict[str, Stage] = {}
         self._suspended: set[str] = set()
 
     # Time -----------------------------------------------------------------------------------------------
@@ -207,26 +207,32 @@ class History:
             )
         )
 
-    def look(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> None:
-        """Add what has come about in the datasets since the last look: ends of epochs, suspensions."""
+    def look(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> bool:
+        """Add what has come about since the last look: ends of epochs, suspensions. Returns if any dataset
+        is new, or elsewhere."""
+        changed = False
         for ledger in ledgers:
-            name, before = ledger.spec.name, self._epochs.get(ledger.spec.name)
-            after = self._epochs[name] = ledger.lineage, ledger.epoch, ledger.finished
-            if before is not None and before != after and before[0] == after[0]:
-                self._add_ends(ledger, before[1], finished=after[2] and not before[2], now=now)
-        for name in suspended.keys() - self._suspended:
-            self.add(EventKind.SUSPENDED, now, dataset=name, text=suspended[name])
-        self._suspended = set(suspended)
+            name, after = ledger.spec.name, ledger.stage
+            before = self._stages.get(name)
+            if before == after:
+                continue
+            changed, self._stages[name] = True, after
+            if before is not None and before[0] == after[0]:
+                self._add_ends(ledger, before, after, now)
+        if suspended or self._suspended:
+            for name in suspended.keys() - self._suspended:
+                self.add(EventKind.SUSPENDED, now, dataset=name, text=suspended[name])
+            self._suspended = set(suspended)
+        return changed
 
-    def _add_ends(self, ledger: ShardLedger, begun: int, *, finished: bool, now: float) -> None:
+    def _add_ends(self, ledger: ShardLedger, before: Stage, after: Stage, now: float) -> None:
         spec = ledger.spec
         if spec.epoch_barrier:  # without, a later epoch is read while an earlier one is not over
-            over = range(begun, max(begun + 1, spec.num_epochs) if finished else ledger.epoch)
             of = f" of {spec.num_epochs}" if spec.num_epochs else ""
-            for epoch in over[-EVENTS:]:
+            for epoch in range(before.epoch, after.epoch)[-EVENTS:]:
                 text = f"epoch {epoch}{of}"
                 self.add(EventKind.EPOCH_OVER, now, dataset=spec.name, text=text, records=ledger.plan.size)
-        if finished:
+        if after.finished and not before.finished:
             text = (
                 f"{ledger.acknowledged:,} records trained on, {len(ledger.quarantine):,} quarantined, "
                 f"{ledger.dropped:,} dropped"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -47,6 +48,14 @@ class Head:
     dropped: int
     next_task: int
     next_bundle: int
+
+
+class Stage(NamedTuple):
+    """Where a dataset is: its lineage, the epoch of the cursor, and whether it is finished."""
+
+    lineage: int
+    epoch: int
+    finished: bool
 
 
 class ShardLedger:
@@ -109,6 +118,12 @@ class ShardLedger:
     def finished(self) -> bool:
         """Whether every record of every epoch has an outcome."""
         return not self.leases and self._todo.empty
+
+    @property
+    def stage(self) -> Stage:
+        """Where the dataset is; cheap."""
+        todo = self._todo
+        return Stage(self.lineage, todo.cursor_epoch, todo.past_end and self.finished)
 
     @property
     def failure(self) -> str:

@@ -157,8 +157,8 @@ class MasterHost:
 
     def _look(self) -> None:
         now = self._clock()
-        self._epochs.look(self.dispatcher, now)
-        self.dispatcher.look(now)
+        if self.dispatcher.look(now):
+            self._epochs.look(self.dispatcher, now)
 
     def status(self) -> MasterStatus:
         """Return the state of the master, for people."""
