@@ -30,7 +30,6 @@ from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure,
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.facts import Logged
 from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.measuring import Measuring
 from edl_torch.trainer.plain import Reading
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.supply import Mode
@@ -64,7 +63,6 @@ class Session:
         self.master = master
         self.description = description
         self.closed = False
-        self.measuring = Measuring()
         config = Config(
             session=self.id,
             dataset=description.name,
@@ -172,7 +170,7 @@ class Session:
     def _attend(self, member: int) -> bool:
         liveness = self.trainer.state.liveness
         assert liveness is not None
-        feed = LivenessFeed(liveness, self.measuring, self._changed, self._wanted)
+        feed = LivenessFeed(liveness, self.trainer.state.measuring, self._changed, self._wanted)
         clock = self.master.attend(self.id, member, feed)
         self._clock = clock or self._clock
         return clock is not None

@@ -377,3 +377,11 @@ class MasterStatus:
     events: tuple[Event, ...] = ()
     departed: tuple[Departed, ...] = ()
     event_counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Share of their time that the loops of all trainers together waited for data; None: not measured."""
+        known = [trainer.measures for trainer in self.trainers if trainer.measures is not None]
+        waited = sum(measures.waited.sum_s for measures in known)
+        whole = waited + sum(measures.stepped.sum_s for measures in known)
+        return waited / whole if whole else None

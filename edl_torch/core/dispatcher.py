@@ -402,18 +402,18 @@ class Dispatcher:
                 self.limits.check_quarantine(
                     call.dataset, records=len(there) + len(new), size=there.bytes + token_bytes(new)
                 )
-        check_report(ledger.leases, call)
+        if len(call.failures) + len(call.acknowledgements) + len(call.give_backs) > 1:
+            check_report(ledger.leases, call)  # a single part is checked as it is applied
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
         is_newest = takes_part and call.request > reported
         if is_newest:
             ledger.leases.forget_ended(call.session)
-            member.reports[call.dataset] = call.request
+        stale = tuple(self._apply(ledger, call))
+        if is_newest:
+            member.reports[call.dataset], member.refused[call.dataset] = call.request, stale
             self._mark("report", call.dataset, call.session)
         if call.acknowledgements or call.failures:
             member.progressed = now
-        stale = tuple(self._apply(ledger, call))
-        if is_newest:
-            member.refused[call.dataset] = stale
         if new:
             kind, bad = EventKind.QUARANTINED, new[-1]
             who = member.worker_id

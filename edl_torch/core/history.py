@@ -126,6 +126,11 @@ class History:
 
     # Time -----------------------------------------------------------------------------------------------
 
+    @property
+    def latest(self) -> int:
+        """Number of the last event, which also changes when one is counted with it."""
+        return self._number
+
     def set_wall(self, now: float, wall: float) -> None:
         """Note that `now` is `wall` seconds since 1970. The first time is the master's start."""
         self._wall = wall - now

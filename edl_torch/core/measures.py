@@ -5,7 +5,6 @@ Values only: a trainer's heartbeats carry them, the master shows them. They deci
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -93,12 +92,6 @@ class Measures:
         check_seconds("measures", self.waited_for_ranks_s, self.read_s or 0.0, self.transform_s or 0.0)
         self.waited.check("waited")
         self.stepped.check("stepped")
-
-
-def bucket_of(seconds: float) -> int:
-    """Return the index of the bucket that a duration is counted in."""
-    exponent = math.frexp(seconds)[1] if seconds > 0 else LEAST_EXPONENT
-    return min(max(exponent - LEAST_EXPONENT, 0), BUCKETS - 1)
 
 
 def padded(counts: Sequence[int]) -> tuple[int, ...]:

@@ -28,7 +28,9 @@ _DATASET = _taker(
 )
 _TRAINER = _taker(TrainerStatus, without=("state", "measures"))
 _MASTER = _taker(
-    MasterStatus, without=("datasets", "trainers", "suspended", "events", "departed", "event_counts")
+    MasterStatus,
+    "waiting_share",
+    without=("datasets", "trainers", "suspended", "events", "departed", "event_counts"),
 )
 _EVENT = _taker(Event, "line", without=("kind",))
 _DEPARTED = _taker(Departed)

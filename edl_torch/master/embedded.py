@@ -159,6 +159,11 @@ class LocalMaster:
         dispatcher.history.set_wall(now, wall)
         return dispatcher.status(now)
 
+    @property
+    def last_event(self) -> int:
+        """Number of the last event of the status; takes no lock."""
+        return self._dispatcher.history.latest
+
     def leave(self, session: str, member: int) -> None:
         """End the session. After `close` this does nothing."""
         with contextlib.suppress(ServiceClosed):
