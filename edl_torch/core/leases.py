@@ -57,6 +57,10 @@ class Leases:
         """Return whether the session has a live lease."""
         return session in self._held
 
+    def held(self, session: str) -> int:
+        """Return how many leases the session has."""
+        return len(self._held.get(session, ()))
+
     def of(self, session: str) -> Iterator[Lease]:
         """Return the session's leases, in no order."""
         return (self._leases[task] for task in self._held.get(session, ()))

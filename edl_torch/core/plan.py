@@ -33,7 +33,7 @@ class Plan:
 
     __slots__ = (
         *("num_shards", "order", "size", "spec"),
-        *("_global", "_pi", "_pieces", "_rho", "_shard_ends", "_short"),
+        *("_global", "_pi", "_pieces", "_rho", "_shard_ends", "_short", "_short_places"),
     )
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -48,6 +48,7 @@ class Plan:
         self.num_shards = self._shard_ends[-1]
         pieces = zip(self._shard_ends, self._pieces, strict=True)
         self._short = {end - 1: piece.count % per for end, piece in pieces if piece.count % per}
+        self._short_places: tuple[int, IndexArray, IndexArray] | None = None  # of one epoch: see `starts`
         self._global = _GlobalNumbers(spec.sources) if spec.shuffle else None
         self._pi = _EpochPermutation(self.num_shards, spec.seed, _SHARDS)
         self._rho = _EpochPermutation(self.size, spec.seed, _GLOBAL)
@@ -76,6 +77,26 @@ class Plan:
         places = self._pi(epoch).many_inverse(short) if self.spec.shuffle_shards else short
         passed = short[places < position].tolist()
         return position * per - sum(per - self._short[shard] for shard in passed)
+
+    def starts(self, epoch: int, shards: IndexArray) -> IndexArray:
+        """Return how many records of the epoch stand before each of these shards, int64 of shape (k,)."""
+        places = self._places(epoch, shards)
+        last = self._short_places
+        if last is None or last[0] != epoch:
+            short = np.fromiter(self._short, np.int64, len(self._short))
+            lengths = np.fromiter(self._short.values(), np.int64, len(self._short))
+            where = self._places(epoch, short)
+            order = np.argsort(where)
+            missing = np.cumsum(self.spec.records_per_shard - lengths[order])
+            last = self._short_places = epoch, where[order], np.concatenate(([0], missing))
+        _, short_places, missing = last
+        starts: IndexArray = (
+            places * self.spec.records_per_shard - missing[np.searchsorted(short_places, places)]
+        )
+        return starts
+
+    def _places(self, epoch: int, shards: IndexArray) -> IndexArray:
+        return self._pi(epoch).many_inverse(shards) if self.spec.shuffle_shards else shards
 
     def bounds(self, shard: int) -> tuple[int, int, int]:
         """The shard's source (its place in `spec.sources`) and the source's record numbers, start and end.

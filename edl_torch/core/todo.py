@@ -133,6 +133,10 @@ class Todo:
         """Records of the cursor's epoch that it has not passed."""
         return self._ahead if self.cursor_epoch < self._num_epochs else 0
 
+    def passed_of(self, epoch: int) -> int:
+        """Return how many records of an epoch lie before the cursor."""
+        return self.plan.size - self._ahead if epoch == self.cursor_epoch else self.plan.size
+
     @property
     def shards_ahead(self) -> int:
         """Shards of the cursor's epoch that have records ahead of it."""
