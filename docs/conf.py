@@ -21,6 +21,7 @@ html_title = f"edl_torch {version}"
 html_show_sourcelink = False
 
 default_role = "literal"  # docstrings write `code` with single backticks
+maximum_signature_line_length = 90
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}
