@@ -23,7 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from edl_torch.cli.main import build_parser
+from edl_torch.cli.main import build_parser, main
 from edl_torch.readers import ImageFolderReader
 from edl_torch.testing.images import encode, render, write_image_folder
 
@@ -37,6 +37,7 @@ PAGES = {
 }
 RUN_ELSEWHERE = {
     "docs/accelerate.md": "with_accelerate/test_accelerate_page.py",
+    "docs/ddp.md": "unit/test_pages.py",
     "docs/deepspeed.md": "with_deepspeed/test_deepspeed_page.py",
     "docs/images.md": "unit/readers/test_image_docs.py",
     "docs/lightning.md": "with_lightning/test_lightning_page.py",
@@ -223,6 +224,19 @@ def test_the_loop_of_synchronous_ranks_runs(
     assert given["loader"].service.finished
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
     given["loader"].close()
+
+
+def test_the_whole_program_of_ddp_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_rank: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the only rank; `integration/test_ddp_page.py` has two, of which one is killed."""
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks("docs/ddp.md")
+    module = ModuleType("page_ddp")
+    exec(compile(program, "docs/ddp.md", "exec"), module.__dict__)
+    module.main()
+    assert main(["audit", "audit"]) == 0
+    assert "acknowledged 4000 " in capsys.readouterr().out
 
 
 MESH = """
