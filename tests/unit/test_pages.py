@@ -110,6 +110,22 @@ def test_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.
         module.main()
 
 
+def test_the_readme_is_short_and_its_program_is_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert not re.search(r"[A-Z]+-OF-|example\.(com|org)", text), "nothing to be filled in"
+    (printed,) = re.findall(r"^\$ edl-torch audit audit\n(.*?)```", text, re.S | re.M)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
+    (program,) = blocks("README.md")
+    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+    assert main(["audit", "audit"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert set(printed.splitlines()) - set(said) == {"  …"}
+
+
 def test_the_loop_that_looks_for_notices_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

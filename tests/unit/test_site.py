@@ -95,6 +95,15 @@ def test_copies_of_the_site_are_files_of_the_root() -> None:
         assert f"](../{original})" in (DOCS / f"{copy}.md").read_text(encoding="utf-8")
 
 
+def test_every_claim_of_the_comparison_has_a_source() -> None:
+    text = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    claims, _, sources = text.partition("## Sources")
+    numbered = re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |\Z)", sources, re.S | re.M)
+    assert set(re.findall(r"\[(\d+)\]", claims)) == {number for number, _ in numbered}
+    assert [number for number, source in numbered if "](https://" not in source] == []
+    assert re.search(r"^As of \d+ \w+ 20\d\d\.", text, re.M)
+
+
 @pytest.mark.parametrize("picture", sorted(DOCS.glob("*.svg")), ids=lambda path: path.name)
 def test_drawings_are_drawn_for_light_and_dark_and_say_what_they_show(picture: Path) -> None:
     root = ElementTree.parse(picture).getroot()
