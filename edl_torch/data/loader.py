@@ -213,7 +213,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
     @property
     def preempted(self) -> bool:
-        """Whether this job is to end soon: save, and leave the loop. Look after each batch, on every rank.
+        """Whether the job is to end soon. Then save, and leave the loop. Look after each batch, on all ranks.
 
         SIGTERM is such a notice from the first look on, which belongs in the main thread: the first one is
         noted, and a handler that the program had is still called; the second one ends the process as ever.
