@@ -32,6 +32,7 @@ PAGES = {
     "README.md": 1,
     "docs/training.md": 9,
     "docs/testing.md": 1,
+    "docs/threads.md": 1,
     "docs/evaluation-and-prediction.md": 1,
 }
 LINKING = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
