@@ -33,6 +33,7 @@ PAGES = {
     "docs/training.md": 10,
     "docs/elasticdl.md": 1,
     "docs/testing.md": 1,
+    "docs/threads.md": 1,
     "docs/evaluation-and-prediction.md": 1,
 }
 RUN_ELSEWHERE = {
