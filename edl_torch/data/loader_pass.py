@@ -28,10 +28,10 @@ class Sizes(Protocol):
     """Who needs to know how many records each batch has that goes to the loop."""
 
     def step(self, own: int) -> None:
-        """A batch of `own` records goes to the loop; 0 for one that stands in."""
+        """A batch of `own` records goes to the loop; 0 for a padding batch."""
 
     def warn_of_padding(self) -> None:
-        """Warn, once, a loop that has trained on a batch which stands in."""
+        """Warn, once, a loop that has trained on a padding batch as on any other."""
 
 
 class LoaderPass(Iterator[Any]):

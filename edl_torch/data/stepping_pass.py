@@ -1,0 +1,65 @@
+"""Base of passes whose steps several trainers take together: one without a batch steps on a padding batch.
+
+It does not know when a step is due; its subclasses do.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from edl_torch.client.session import Session
+from edl_torch.core.calls import NEW_PASS
+from edl_torch.data.inner_loader import InnerLoader
+from edl_torch.data.loader_pass import LoaderPass, Sizes
+from edl_torch.data.padding import PaddingBatch, Statistics
+
+
+class SteppingPass(LoaderPass):
+    """The iterator. `padding`, `statistics` and `weights` are the loader's and outlive it."""
+
+    def __init__(
+        self,
+        loader: InnerLoader,
+        session: Session,
+        whole_batch: int | None,
+        weights: Sizes,
+        *,
+        padding: PaddingBatch,
+        statistics: Statistics,
+        epoch: int = NEW_PASS,
+    ) -> None:
+        self._padding = padding
+        self._statistics = statistics
+        self._steps = 0
+        super().__init__(loader, session, whole_batch, weights, epoch)
+
+    def __next__(self) -> Any:
+        self._statistics.let_go()
+        self._weights.warn_of_padding()
+        self._request()
+        going_on = False
+        try:
+            batch = self._step()
+            going_on = True
+        finally:
+            if not going_on:
+                self.close()
+        return batch
+
+    @abstractmethod
+    def _step(self) -> Any:
+        """Return the batch of the next step, a padding batch where there is none. Raises StopIteration at the
+        end of the epoch."""
+
+    def _pad(self) -> Any:
+        """Return a padding batch, and note that the loop gets one."""
+        self._passes.pad()
+        self._weights.step(0)
+        self._statistics.keep()
+        return self._padding.batch()
+
+    def close(self) -> None:
+        """End the pass."""
+        self._statistics.let_go()
+        super().close()
