@@ -14,6 +14,7 @@ from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
+from edl_torch.data.stopwatch import Stopwatch
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.tickets import Ticket
 
@@ -53,6 +54,7 @@ class LoaderPass(Iterator[Any]):
         self._loader = loader
         self._session = session
         self._passes = session.elastic
+        self._stopwatch = Stopwatch(session.trainer.state.measuring)
         self._whole_batch = whole_batch
         self._weights = weights
         self._inner: Iterator[Envelope] | None = None
@@ -66,18 +68,31 @@ class LoaderPass(Iterator[Any]):
         return self._passes.open(self._epoch)
 
     def __next__(self) -> Any:
+        self._stopwatch.asked()
+        batch, records = self._next_step()
+        self._stopwatch.handed(records)
+        return batch
+
+    def _next_step(self) -> tuple[Any, int]:
+        """Ask for the next step. What ends it early ends the pass."""
         self._request()
         going_on = False
         try:
-            envelope = self._pull(self._passes.more_to_read, self._passes.hand)
-            going_on = envelope is not None
+            step = self._step()
+            going_on = True
         finally:
             if not going_on:
                 self.close()
+        return step
+
+    def _step(self) -> tuple[Any, int]:
+        """Return the batch of the next step, and its records; 0 for a padding batch. Raises StopIteration at
+        the end of the epoch."""
+        envelope = self._pull(self._passes.more_to_read, self._passes.hand)
         if envelope is None:
             raise StopIteration
         self._weights.step(envelope.size)
-        return envelope.batch
+        return envelope.batch, envelope.size
 
     def _request(self) -> None:
         """The loop asks for a batch. Raises StopIteration where the pass has ended."""
@@ -143,9 +158,10 @@ class LoaderPass(Iterator[Any]):
             self._let_go()
 
     def _let_go(self) -> None:
-        """End the workers now: where the loop raised, its traceback would keep them, and the garbage
+        """End threads and workers now: where the loop raised, its traceback would keep them, and the garbage
         collector can take 5 s for each."""
         inner, self._inner = self._inner, None
+        self._loader.end_threads()
         shut_down = getattr(inner, "_shutdown_workers", None)
         if shut_down is not None and (self._worker_died or not self._loader.persistent_workers):
             shut_down()

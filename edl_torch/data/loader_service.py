@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
+from edl_torch.client.progress import Progress
 from edl_torch.client.service import DataShardService
-from edl_torch.core.calls import DatasetStatus
 from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.notice import Notice
 from edl_torch.data.read_ahead import ReadAhead
@@ -98,6 +98,6 @@ class ServiceMethods:
         """Make the master go back to `state`; see `DataShardService.load_state_dict`."""
         self.service.load_state_dict(state)
 
-    def progress(self) -> DatasetStatus:
-        """Counts of the dataset over all trainers; see `DataShardService.progress`."""
+    def progress(self) -> Progress:
+        """How far all trainers are, and how long this one waits; see `DataShardService.progress`."""
         return self.service.progress()

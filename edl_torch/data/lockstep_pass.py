@@ -77,15 +77,15 @@ class LockstepPass(SteppingPass):
         epoch = self._session.position.epoch_of_all(self._lockstep) if mine == NEW_PASS else mine
         return self._passes.open(epoch)
 
-    def _step(self) -> Any:
+    def _step(self) -> tuple[Any, int]:
         if self._vote is None:
             self._cast()
         count = self._agree()
         if count is None:
             raise StopIteration
-        batch = self._take(count)
+        step = self._take(count)
         self._cast()
-        return batch
+        return step
 
     def _cast(self, wait_s: float = 0.0) -> None:
         """Vote on the next step: has this rank a batch? Waits for its own decoding only."""
@@ -137,7 +137,7 @@ class LockstepPass(SteppingPass):
         vote, self._vote = self._vote, None
         if vote is None:
             raise InvalidArgument("no vote is under way")
-        count = vote.wait()
+        count = self._stopwatch.wait_for_ranks(vote.wait)
         if count.preempted:
             self._notice.agree()
         return count
@@ -147,8 +147,8 @@ class LockstepPass(SteppingPass):
             together(self._peers, Doing.END, self._passes.settle_stuck, str)
         self._session.position.agree_on_end(self._lockstep)
 
-    def _take(self, count: Count) -> Any:
-        """This rank's batch of the step, or a padding batch."""
+    def _take(self, count: Count) -> tuple[Any, int]:
+        """This rank's batch of the step and its records, or a padding batch and 0."""
         mine = self._pulled
         batch = None if mine is None else mine.batch
         if mine is not None:
@@ -158,14 +158,14 @@ class LockstepPass(SteppingPass):
             self._padding.keep(lent)
         self._steps += 1
         if mine is None:
-            return self._pad()
+            return self._pad(), 0
         self._weights.step(mine.size)
         if not self._passes.deliver(mine.ticket):
             raise StaleLease(
                 "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "
                 "cut off from the master. Start all ranks again from the last checkpoint"
             )
-        return batch
+        return batch, mine.size
 
     def close(self) -> None:
         """End the pass. The vote under way is counted first: the other ranks have cast theirs."""

@@ -16,7 +16,7 @@ FIRST_WAIT_S = 1.0  # a trainer that never had a batch has none to pad with
 class PaddedPass(SteppingPass):
     """The iterator."""
 
-    def _step(self) -> Any:
+    def _step(self) -> tuple[Any, int]:
         envelope = None
         while envelope is None:
             envelope = self._pull(self._look, self._passes.hand)
@@ -24,11 +24,11 @@ class PaddedPass(SteppingPass):
                 raise StopIteration
             if envelope is None and self._padding.made:
                 self._steps += 1
-                return self._pad()
+                return self._pad(), 0
         self._steps += 1
         self._padding.keep(envelope.batch)
         self._weights.step(envelope.size)
-        return envelope.batch
+        return envelope.batch, envelope.size
 
     def _look(self) -> bool:
         more = self._passes.look_for_more(0.0 if self._padding.made else FIRST_WAIT_S)

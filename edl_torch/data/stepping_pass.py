@@ -1,11 +1,10 @@
 """Base of passes whose steps several trainers take together: one without a batch steps on a padding batch.
 
-It does not know when a step is due; its subclasses do.
+It does not know when a step is due: its subclasses do.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 from edl_torch.client.session import Session
@@ -34,23 +33,10 @@ class SteppingPass(LoaderPass):
         self._steps = 0
         super().__init__(loader, session, whole_batch, weights, epoch)
 
-    def __next__(self) -> Any:
+    def _next_step(self) -> tuple[Any, int]:
         self._statistics.let_go()
         self._weights.warn_of_padding()
-        self._request()
-        going_on = False
-        try:
-            batch = self._step()
-            going_on = True
-        finally:
-            if not going_on:
-                self.close()
-        return batch
-
-    @abstractmethod
-    def _step(self) -> Any:
-        """Return the batch of the next step, a padding batch where there is none. Raises StopIteration at the
-        end of the epoch."""
+        return super()._next_step()
 
     def _pad(self) -> Any:
         """Return a padding batch, and note that the loop gets one."""
