@@ -50,6 +50,9 @@ def as_json(status: MasterStatus) -> str:
     value = asdict(status)
     for item, dataset in zip(value["datasets"], status.datasets, strict=True):
         item["task_type"] = dataset.task_type.name
+    for item, trainer in zip(value["trainers"], status.trainers, strict=True):
+        if trainer.measures is not None:
+            item["measures"]["waiting_share"] = trainer.measures.waiting_share
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from edl_torch.core.measures import Measures
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
 LeaseId = tuple[int, int]  # task, attempt
@@ -268,7 +269,8 @@ class DatasetStatus:
 class TrainerStatus:
     """State of a session for people. `idle_s` is the time since its last call.
 
-    `since_progress_s` is the time since its training loop was last known to move on.
+    `since_progress_s` is the time since its training loop was last known to move on. `measures` are those of
+    its last heartbeat; None where it sends none.
     """
 
     session: str
@@ -277,6 +279,7 @@ class TrainerStatus:
     leased: int
     idle_s: float
     since_progress_s: float = 0.0
+    measures: Measures | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

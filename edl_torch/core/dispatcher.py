@@ -33,6 +33,7 @@ from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.checking import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
+from edl_torch.core.measures import Measures
 from edl_torch.core.members import Member, Members
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
@@ -159,12 +160,32 @@ class Dispatcher:
         """Return the sessions that have joined a dataset."""
         return {m.session for m in self.members if dataset in m.datasets}
 
-    def heartbeat(self, session: str, member: int, now: float, progress: int | None = None) -> None:
-        """Note that a session lives, as that `member`; `progress` counts how often its loop moved on."""
+    def heartbeat(
+        self,
+        session: str,
+        member: int,
+        now: float,
+        progress: int | None = None,
+        measures: Measures | None = None,
+    ) -> None:
+        """Note that a session lives, as that `member`; `progress` counts how often its loop moved on.
+
+        Raises InvalidArgument, with nothing noted, for measures that cannot be.
+        """
+        if measures is not None:
+            measures.check()
         if progress is None:
             self.members.heard(session, member, now)
         else:
             self.members.beat(session, member, progress, now)
+        if measures is not None:
+            self.measured(session, measures)
+
+    def measured(self, session: str, measures: Measures) -> None:
+        """Keep what a session has measured; nothing where it is no member."""
+        member = self.members.get(session)
+        if member is not None:
+            member.measures = measures
 
     def resume(self, now: float) -> None:
         """Begin after a start of the master: every lease stays live for one full timeout."""
@@ -349,18 +370,18 @@ class Dispatcher:
                 self.limits.check_quarantine(
                     call.dataset, records=len(there) + len(new), size=there.bytes + token_bytes(new)
                 )
-        check_report(ledger.leases, call)
+        if len(call.failures) + len(call.acknowledgements) + len(call.give_backs) > 1:
+            check_report(ledger.leases, call)  # a single part is checked as it is applied
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
         is_newest = takes_part and call.request > reported
         if is_newest:
             ledger.leases.forget_ended(call.session)
-            member.reports[call.dataset] = call.request
+        stale = tuple(self._apply(ledger, call))
+        if is_newest:
+            member.reports[call.dataset], member.refused[call.dataset] = call.request, stale
             self._mark("report", call.dataset, call.session)
         if call.acknowledgements or call.failures:
             member.progressed = now
-        stale = tuple(self._apply(ledger, call))
-        if is_newest:
-            member.refused[call.dataset] = stale
         return ReportAnswer(
             request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now)
         )
@@ -529,6 +550,7 @@ class Dispatcher:
             leased=sum(self._ledgers[name].held_by(member.session) for name in member.datasets),
             idle_s=max(0.0, now - member.seen),
             since_progress_s=max(0.0, now - member.progressed),
+            measures=member.measures,
         )
 
     def __repr__(self) -> str:

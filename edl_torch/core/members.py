@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edl_torch.core.calls import LeaseAnswer
+from edl_torch.core.measures import Measures
 from edl_torch.errors import SessionLost
 
 
@@ -29,6 +30,7 @@ class Member:
     gone_since: float | None = None
     progress: int = 0  # the training loop's own count, as the last heartbeat told it
     progressed: float = 0.0  # when the loop was last known to move on
+    measures: Measures | None = None  # the last that it sent; not journalled
     timeout_s: float | None = None  # its own, where somebody else decides when it is dead; not journalled
 
     def __post_init__(self) -> None:

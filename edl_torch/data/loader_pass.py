@@ -14,6 +14,7 @@ from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
+from edl_torch.data.stopwatch import Stopwatch
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.tickets import Ticket
 
@@ -53,6 +54,7 @@ class LoaderPass(Iterator[Any]):
         self._loader = loader
         self._session = session
         self._passes = session.elastic
+        self._stopwatch = Stopwatch(session.trainer.state.measuring)
         self._whole_batch = whole_batch
         self._weights = weights
         self._inner: Iterator[Envelope] | None = None
@@ -66,6 +68,13 @@ class LoaderPass(Iterator[Any]):
         return self._passes.open(self._epoch)
 
     def __next__(self) -> Any:
+        self._stopwatch.asked()
+        batch, records = self._next_step()
+        self._stopwatch.handed(records)
+        return batch
+
+    def _next_step(self) -> tuple[Any, int]:
+        """The batch of the next step, and its records; 0 for one that stands in. Raises StopIteration."""
         self._request()
         going_on = False
         try:
@@ -77,7 +86,7 @@ class LoaderPass(Iterator[Any]):
         if envelope is None:
             raise StopIteration
         self._weights.step(envelope.size)
-        return envelope.batch
+        return envelope.batch, envelope.size
 
     def _request(self) -> None:
         """The loop asks for a batch. Raises StopIteration where the pass has ended."""

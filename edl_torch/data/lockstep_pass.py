@@ -77,7 +77,7 @@ class LockstepPass(LoaderPass):
         epoch = self._session.position.epoch_of_all(self._lockstep) if mine == NEW_PASS else mine
         return self._passes.open(epoch)
 
-    def __next__(self) -> Any:
+    def _next_step(self) -> tuple[Any, int]:
         self._statistics.let_go()
         self._weights.warn_of_padding()
         self._request()
@@ -87,10 +87,11 @@ class LockstepPass(LoaderPass):
                 self._cast()
             count = self._agree()
             if count is not None:
+                mine = self._pulled
                 batch = self._take(count)
                 self._cast()
                 going_on = True
-                return batch
+                return batch, 0 if mine is None else mine.size
         finally:
             if not going_on:
                 self.close()
@@ -146,7 +147,7 @@ class LockstepPass(LoaderPass):
         vote, self._vote = self._vote, None
         if vote is None:
             raise InvalidArgument("no vote is under way")
-        count = vote.wait()
+        count = self._stopwatch.wait_for_ranks(vote.wait)
         if count.preempted:
             self._notice.agree()
         return count

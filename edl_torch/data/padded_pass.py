@@ -36,7 +36,7 @@ class PaddedPass(LoaderPass):
         self._steps = 0
         super().__init__(loader, session, whole_batch, weights, epoch)
 
-    def __next__(self) -> Any:
+    def _next_step(self) -> tuple[Any, int]:
         self._statistics.let_go()
         self._weights.warn_of_padding()
         self._request()
@@ -55,10 +55,10 @@ class PaddedPass(LoaderPass):
             raise StopIteration
         self._steps += 1
         if envelope is None:
-            return self._stand_in()
+            return self._stand_in(), 0
         self._padding.keep(envelope.batch)
         self._weights.step(envelope.size)
-        return envelope.batch
+        return envelope.batch, envelope.size
 
     def _look(self) -> bool:
         more = self._passes.look_for_more(0.0 if self._padding.made else FIRST_WAIT_S)

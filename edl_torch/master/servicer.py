@@ -115,8 +115,11 @@ class MasterServicer:
     @guarded
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         progress = request.progress if request.HasField("progress") else None
+        measures = convert.measures_from_wire(request.measures) if request.HasField("measures") else None
         self._host.apply(
-            lambda dispatcher, now: dispatcher.heartbeat(request.session, request.member, now, progress)
+            lambda dispatcher, now: dispatcher.heartbeat(
+                request.session, request.member, now, progress, measures
+            )
         )
         return pb.HeartbeatResponse()
 

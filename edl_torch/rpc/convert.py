@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from edl_torch.core import calls
+from edl_torch.core.measures import Histogram, Measures, padded, trimmed
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
@@ -311,6 +312,37 @@ def restore_call_from_wire(message: pb.RestoreRequest) -> calls.RestoreCall:
     return calls.RestoreCall(token=token, request=message.request, **_fenced_from_wire(message))
 
 
+# Measures ---------------------------------------------------------------------------------------------
+
+_take_measures = taker("batches", "records", "waited_for_ranks_s", "read_s", "transform_s", "queued")
+_OPTIONAL_MEASURES = ("read_s", "transform_s", "queued")
+
+
+def measures_to_wire(value: Measures) -> pb.Measures:
+    return pb.Measures(
+        waited=_histogram_to_wire(value.waited),
+        stepped=_histogram_to_wire(value.stepped),
+        **_take_measures(value),
+    )
+
+
+def measures_from_wire(message: pb.Measures) -> Measures:
+    unknown = {name: None for name in _OPTIONAL_MEASURES if not message.HasField(name)}
+    return Measures(
+        waited=_histogram_from_wire(message.waited),
+        stepped=_histogram_from_wire(message.stepped),
+        **(_take_measures(message) | unknown),
+    )
+
+
+def _histogram_to_wire(value: Histogram) -> pb.Histogram:
+    return pb.Histogram(counts=trimmed(value.counts), sum_s=value.sum_s)
+
+
+def _histogram_from_wire(message: pb.Histogram) -> Histogram:
+    return Histogram(counts=padded(message.counts[:]), sum_s=message.sum_s)
+
+
 # Status -----------------------------------------------------------------------------------------------
 
 _take_counts = taker(
@@ -353,7 +385,7 @@ def status_to_wire(value: calls.MasterStatus) -> pb.StatusResponse:
         ledger=value.ledger,
         durable=value.durable,
         datasets=[dataset_status_to_wire(d) for d in value.datasets],
-        trainers=[pb.TrainerStatus(datasets=t.datasets, **_take_session(t)) for t in value.trainers],
+        trainers=[_trainer_to_wire(trainer) for trainer in value.trainers],
         suspended={_fit(name): _fit(why) for name, why in value.suspended.items()},
     )
 
@@ -363,8 +395,16 @@ def status_from_wire(message: pb.StatusResponse) -> calls.MasterStatus:
         ledger=message.ledger,
         durable=message.durable,
         datasets=tuple(dataset_status_from_wire(d) for d in message.datasets),
-        trainers=tuple(
-            calls.TrainerStatus(datasets=tuple(t.datasets), **_take_session(t)) for t in message.trainers
-        ),
+        trainers=tuple(_trainer_from_wire(trainer) for trainer in message.trainers),
         suspended=dict(message.suspended),
     )
+
+
+def _trainer_to_wire(value: calls.TrainerStatus) -> pb.TrainerStatus:
+    measures = None if value.measures is None else measures_to_wire(value.measures)
+    return pb.TrainerStatus(datasets=value.datasets, measures=measures, **_take_session(value))
+
+
+def _trainer_from_wire(message: pb.TrainerStatus) -> calls.TrainerStatus:
+    measures = measures_from_wire(message.measures) if message.HasField("measures") else None
+    return calls.TrainerStatus(datasets=tuple(message.datasets), measures=measures, **_take_session(message))

@@ -105,7 +105,24 @@ class HeartbeatRequest(_message.Message):
     session: str
     progress: int
     member: int
-    def __init__(self, session: _Optional[str] = ..., progress: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
+    measures: Measures
+    def __init__(self, session: _Optional[str] = ..., progress: _Optional[int] = ..., member: _Optional[int] = ..., measures: _Optional[_Union[Measures, _Mapping]] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum_s: float
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., sum_s: _Optional[float] = ...) -> None: ...
+
+class Measures(_message.Message):
+    batches: int
+    records: int
+    waited: Histogram
+    stepped: Histogram
+    waited_for_ranks_s: float
+    read_s: float
+    transform_s: float
+    queued: int
+    def __init__(self, batches: _Optional[int] = ..., records: _Optional[int] = ..., waited: _Optional[_Union[Histogram, _Mapping]] = ..., stepped: _Optional[_Union[Histogram, _Mapping]] = ..., waited_for_ranks_s: _Optional[float] = ..., read_s: _Optional[float] = ..., transform_s: _Optional[float] = ..., queued: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     def __init__(self) -> None: ...
@@ -312,4 +329,5 @@ class TrainerStatus(_message.Message):
     leased: int
     idle_s: float
     since_progress_s: float
-    def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ..., leased: _Optional[int] = ..., idle_s: _Optional[float] = ..., since_progress_s: _Optional[float] = ...) -> None: ...
+    measures: Measures
+    def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ..., leased: _Optional[int] = ..., idle_s: _Optional[float] = ..., since_progress_s: _Optional[float] = ..., measures: _Optional[_Union[Measures, _Mapping]] = ...) -> None: ...

@@ -12,7 +12,7 @@ from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.confirming import Confirmer
 from edl_torch.trainer.facts import Way
 from edl_torch.trainer.leasing import Leasing
-from edl_torch.trainer.phases import Loop, moved
+from edl_torch.trainer.phases import LOOP, Loop
 from edl_torch.trainer.plain import PlainPasses
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
@@ -140,7 +140,7 @@ class ElasticPasses:
         # Synchronous ranks look ahead of the batch in hand: all may be handed out, and one be in training.
         finished = self._exhausted and self.phase is Loop.ASKING
         had_batch = self.phase is Loop.TRAINING and self._in_hand is not None
-        self.phase = moved(self.phase, Loop.IDLE)
+        self.phase = LOOP[self.phase, Loop.IDLE]
         if self._state.supply.current.state is PassState.FINISHED:
             self._finished_in = self._state.fence.lineage
         self._state.close_pass()
@@ -294,14 +294,14 @@ class ElasticPasses:
         holds = self._state.inflight.hand(ticket)
         if holds is None:
             return False
-        self.phase = moved(self.phase, Loop.TRAINING)
+        self.phase = LOOP[self.phase, Loop.TRAINING]
         self._state.steps.handed()
         self._in_hand = holds
         return True
 
     def pad(self) -> None:
         """The loop gets a padding batch, which holds no record of its own."""
-        self.phase = moved(self.phase, Loop.TRAINING)
+        self.phase = LOOP[self.phase, Loop.TRAINING]
         self._state.steps.padded()
         if not self._state.steps.is_told:  # there, those read before it may still be in hand
             self._in_hand = None
@@ -341,7 +341,7 @@ class ElasticPasses:
 
     def _request(self) -> None:
         state = self._state
-        self.phase = moved(self.phase, Loop.ASKING)
+        self.phase = LOOP[self.phase, Loop.ASKING]
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         if not state.steps.attached and not state.steps.is_told:

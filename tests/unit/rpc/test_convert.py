@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.core import calls
+from edl_torch.core.measures import BUCKETS, Histogram, Measures
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
@@ -52,6 +53,22 @@ SPECS = st.builds(
     num_epochs=INT,
     epoch_barrier=FLAG,
     max_bad_records=INT,
+)
+HISTOGRAMS = st.builds(
+    Histogram,
+    counts=st.lists(INT, min_size=BUCKETS, max_size=BUCKETS).map(tuple),
+    sum_s=st.floats(0, 1e9),
+)
+MEASURES = st.builds(
+    Measures,
+    batches=INT,
+    records=INT,
+    waited=HISTOGRAMS,
+    stepped=HISTOGRAMS,
+    waited_for_ranks_s=st.floats(0, 1e9),
+    read_s=st.none() | st.floats(0, 1e9),
+    transform_s=st.none() | st.floats(0, 1e9),
+    queued=st.none() | INT,
 )
 GRANTS = st.builds(
     calls.Grant,
@@ -104,6 +121,7 @@ STATUSES = st.builds(
             leased=INT,
             idle_s=st.floats(0, 1e9),
             since_progress_s=st.floats(0, 1e9),
+            measures=st.none() | MEASURES,
         )
     ),
 )
@@ -190,6 +208,7 @@ ROUND_TRIPS = {
         pb.RestoreRequest,
         convert.restore_call_from_wire,
     ),
+    "measures": (MEASURES, convert.measures_to_wire, pb.Measures, convert.measures_from_wire),
     "status": (STATUSES, convert.status_to_wire, pb.StatusResponse, convert.status_from_wire),
 }
 
@@ -244,6 +263,8 @@ def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
         (calls.DatasetStatus, pb.DatasetStatus),
         (calls.TrainerStatus, pb.TrainerStatus),
         (calls.MasterStatus, pb.StatusResponse),
+        (Histogram, pb.Histogram),
+        (Measures, pb.Measures),
     ],
 )
 def test_no_field_was_forgotten_in_the_proto(value, message):
@@ -278,6 +299,12 @@ def test_unknown_task_type_is_an_invalid_argument():
     message = pb.RegisterRequest(registration=pb.Registration(name="d", task_type=77))
     with pytest.raises(InvalidArgument, match="77"):
         convert.checked(convert.register_call_from_wire, message)
+
+
+def test_empty_buckets_at_the_end_cost_nothing_on_the_wire():
+    some = Histogram(counts=(0, 3) + (0,) * (BUCKETS - 2), sum_s=1.0)
+    assert convert.measures_to_wire(Measures(waited=some)).waited.counts == [0, 3]
+    assert not pb.HeartbeatRequest(member=1).HasField("measures")
 
 
 def test_empty_message_is_a_call_with_nothing_in_it():
