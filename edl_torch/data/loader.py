@@ -226,9 +226,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         name, batches = self.service.dataset_name, self.batch_size or "the reader's"
         threads = f" num_threads={self.num_threads}" if self.num_threads else ""
         order = f" shuffle={self.service.order!r}" if self.service.order else ""
-        return (
-            f"<ElasticDataLoader {name!r} batch_size={batches} num_workers={self.num_workers}{threads}{order}>"
-        )
+        workers = f"num_workers={self.num_workers}{threads}"
+        return f"<ElasticDataLoader {name!r} batch_size={batches} {workers}{order}>"
 
     @property
     def num_threads(self) -> int:
