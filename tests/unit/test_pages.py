@@ -52,7 +52,7 @@ RUN_ELSEWHERE = {
     "docs/torchtitan.md": "with_torchtitan/test_titan_page.py",
     "docs/tutorial.md": "integration/test_tutorial.py",
 }
-ONLY_READ = {"docs/ray.md", "docs/torchrun.md"}
+ONLY_READ = {"docs/ray.md", "docs/slurm.md", "docs/torchrun.md"}
 LINKING = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
 FOR_MAINTAINERS = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "releasing.md")  # who install tools too
 
