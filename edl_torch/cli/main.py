@@ -79,6 +79,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     older = "go on from a journal that is older than what its trainers were told: what it does not know is "
     _flag(parser, "--accept_older_journal", older + "lent again (for one start)")
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
+    page = "serve the page, /metrics and /api/status there (needs edl-torch[web])"
+    _option(parser, "--http", metavar="HOST:PORT", help=page)
     # For a worker that starts a master: see client/torchrun/sidecar.py.
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _add_security(parser)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from edl_torch.cli.main import DEFAULT_ADDRESS
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
+from edl_torch.core.plain import plain
 from edl_torch.core.printable import printable
 
 if TYPE_CHECKING:
@@ -47,13 +47,7 @@ def _credentials(options: argparse.Namespace) -> Credentials | None:
 
 def as_json(status: MasterStatus) -> str:
     """Everything, indented; task types by name."""
-    value = asdict(status)
-    for item, dataset in zip(value["datasets"], status.datasets, strict=True):
-        item["task_type"] = dataset.task_type.name
-    for item, trainer in zip(value["trainers"], status.trainers, strict=True):
-        if trainer.measures is not None:
-            item["measures"]["waiting_share"] = trainer.measures.waiting_share
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    return json.dumps(plain(status), indent=2, ensure_ascii=False)
 
 
 def as_table(status: MasterStatus) -> str:

@@ -19,7 +19,7 @@ from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_count, check_is_reader
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler
-from edl_torch.client.progress import Pace, Progress
+from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
@@ -123,7 +123,6 @@ class DataShardService:
         self._raw_open = False
         self._optimizers = Optimizers(self._session.elastic)
         self._loaders: weakref.WeakSet[KeepsWorkers] = weakref.WeakSet()
-        self._pace = Pace()
         self._pid = os.getpid()
         self._closed = False
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
@@ -200,13 +199,13 @@ class DataShardService:
         return progress.finished
 
     def progress(self) -> Progress:
-        """Counts of the dataset over all trainers as the master has them now, their rate, and how long this
+        """Counts and rate of the dataset over all trainers, as the master has them now, and how long this
         trainer waits for data. A call to the master: not for each batch. Raises what `finished` does,
         TooManyBadRecords apart."""
         session = self._live_session
         session.plan()
         session.flush()
-        return self._pace.progress(session.position.progress(), session.trainer.state.measuring.measures())
+        return Progress.of(session.position.progress(), session.trainer.state.measuring.measures())
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._session.joined else "new"

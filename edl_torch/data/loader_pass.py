@@ -152,9 +152,10 @@ class LoaderPass(Iterator[Any]):
             self._let_go()
 
     def _let_go(self) -> None:
-        """End the workers now: where the loop raised, its traceback would keep them, and the garbage
+        """End threads and workers now: where the loop raised, its traceback would keep them, and the garbage
         collector can take 5 s for each."""
         inner, self._inner = self._inner, None
+        self._loader.end_threads()
         shut_down = getattr(inner, "_shutdown_workers", None)
         if shut_down is not None and (self._worker_died or not self._loader.persistent_workers):
             shut_down()

@@ -75,7 +75,7 @@ class SampleReader:
 
     def samples(self, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun) -> Iterator[Any]:
         """Yield a sample for every readable record of the lease, in order, and keep `run` at the next one."""
-        source = self._source(plan, grant)
+        source = self.source(plan, grant)
         cut = grant.slice
         while (position := run[2]) < cut.stop:
             try:
@@ -89,14 +89,14 @@ class SampleReader:
             except Exception as exc:  # noqa: BLE001  a reader is the user's code: whatever it raises is named
                 error = exc
             run[2] = max(position, run[2] - 1)
-            run = on_bad(run[2], self._named(error, plan, cut, run[2]))
+            run = on_bad(run[2], self.named(error, plan, cut, run[2]))
 
     def lists(
         self, samples: SampleList, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun
     ) -> Iterator[list[Any]]:
         """As `samples`, but add to a list and yield it when it is full. For a record no Python runs but the
         reader's and the transform's."""
-        source = self._source(plan, grant)
+        source = self.source(plan, grant)
         cut, stop = grant.slice, grant.slice.stop
         while run[2] < stop:
             try:
@@ -110,17 +110,19 @@ class SampleReader:
                 error: Exception = too_few(self._reader, stop - run[2])
             except Exception as exc:  # noqa: BLE001  as above
                 error = exc
-            run = on_bad(run[2], self._named(error, plan, cut, run[2]))
+            run = on_bad(run[2], self.named(error, plan, cut, run[2]))
 
     def _rest(self, plan: Plan, cut: Slice, position: int, source: Source) -> Iterator[Any]:
         """The samples of a slice from `position` on."""
         rest = cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
         return iter(self._to_samples(plan, rest, source(rest)))
 
-    def _named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
+    def named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
+        """Return the error with the name of the record at a position of a slice in front."""
         return name_record(error, *plan.locate(cut.epoch, cut.shard, position))
 
-    def _source(self, plan: Plan, grant: Grant) -> Source:
+    def source(self, plan: Plan, grant: Grant) -> Source:
+        """Return what reads parts of the lease, each record in the plan's order."""
         if plan.order is Shuffle.NONE:
             return partial(self._in_order, plan, grant.task)
         if self._random:

@@ -366,7 +366,7 @@ class ElasticDLAdapter:
                 del self._heard[session]
             elif heard + self.task_timeout_s <= now and not self._holds(session):
                 del self._heard[session]
-                released += self._dispatcher.leave(session, self._member(session).number)
+                released += self._dispatcher.leave(session, self._member(session).number, now)
         return lost, tuple(released)
 
     def _overdue(self, now: float) -> list[LostTask]:

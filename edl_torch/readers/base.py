@@ -24,11 +24,13 @@ class AbstractDataReader(ABC):
 
     A subclass that can reach any record overrides `read_record`; one that can read many at once into arrays
     overrides `read_batch`. `yields_images` and `reads_blocks` tell a loader how to transform and shuffle its
-    records. Readers are pickled to loader workers: keep paths and numbers in them, open files on first use.
+    records, `thread_safe` whether its threads may read at once. Readers are pickled to loader workers: keep
+    paths and numbers in them, open files on first use.
     """
 
     yields_images = False  # whether a record is an image, or an image and its target
     reads_blocks = False  # whether one record costs as much as the many that lie with it
+    thread_safe = False  # whether several threads may call `read_record` at once, and `expect` meanwhile
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = kwargs

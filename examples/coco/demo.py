@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from options import parse
@@ -112,6 +113,7 @@ class Master:
         self.address = f"127.0.0.1:{_free_port()}"
         self._output = output
         self._process: subprocess.Popen[bytes] | None = None
+        self._page = f"127.0.0.1:{_free_port()}" if find_spec("aiohttp") else ""  # edl-torch[web]
         self._client = MasterClient(self.address, "demo", master_timeout_s=2.0)
 
     def __repr__(self) -> str:
@@ -126,6 +128,7 @@ class Master:
         """Start it, and say where it is when it serves."""
         command = [sys.executable, "-m", "edl_torch", "master", "--addr", self.address]
         command += ["--state", str(self._output / "journal")]
+        command += ["--http", self._page] if self._page else []
         with (self._output / "logs" / "master.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment())
         deadline = time.monotonic() + START_S
@@ -133,9 +136,9 @@ class Master:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise EdlError(f"the master does not start: see {self._output / 'logs' / 'master.log'}")
             time.sleep(LOOK_S)
-        say(
-            f"    edl-torch master --addr {self.address} --state {self._output / 'journal'}  (pid {self.pid})"
-        )
+        say(f"    {' '.join(['edl-torch', *command[3:]])}  (pid {self.pid})")
+        if self._page:
+            say(f"    Watch it at http://{self._page}/")
 
     def status(self) -> MasterStatus | None:
         """What it says of itself; None while it does not answer."""

@@ -38,6 +38,7 @@ class ImageFolderReader(IndexedReader):
     """
 
     yields_images = True
+    thread_safe = True
 
     def __init__(
         self,

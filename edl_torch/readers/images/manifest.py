@@ -53,6 +53,7 @@ class ImageManifestReader(IndexedReader):
     """
 
     yields_images = True
+    thread_safe = True
 
     def __init__(
         self,

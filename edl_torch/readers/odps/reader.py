@@ -125,7 +125,7 @@ class ODPSDataReader(AbstractDataReader):
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The columns that were asked for; None: all but partition keys."""
+        """The columns that were asked for; None for all but partition keys."""
         return self.table.columns
 
     @property

@@ -82,12 +82,12 @@ class ParquetReader(AbstractDataReader):
 
     @property
     def rows_per_group(self) -> int:
-        """The usual length of a row group: a good `records_per_shard`, as is any multiple of it."""
+        """The usual length of a row group. It, or a multiple of it, is a good `records_per_shard`."""
         return self._index.rows_per_group()
 
     @property
     def groups_decoded(self) -> int:
-        """How many row groups this process has read: each that lies in a shard once, where all goes well."""
+        """How many row groups this process has read."""
         return self._groups.decoded
 
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:

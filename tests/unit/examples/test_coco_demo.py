@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import demo
@@ -36,6 +37,7 @@ def test_a_rank_and_the_master_are_killed_and_the_result_is_proven(tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     story = [
         r"edl-torch master --addr \S+ --state \S+",
+        *([r"Watch it at http://127.0.0.1:\d+/"] if find_spec("aiohttp") else []),
         "Two ranks train one model",
         r"Rank 1 was just killed \(kill -9 \d+\)",
         "They go on from the last checkpoint",
