@@ -1,6 +1,6 @@
-"""How far a dataset is, and how long this trainer waits for it: for people and loggers.
+"""How far a dataset is, how fast it goes on, and how long this trainer waits for it: for people and loggers.
 
-Values alone; it does not know where the counts come from.
+Values and arithmetic; it does not know where the counts come from.
 """
 
 from __future__ import annotations
@@ -11,19 +11,27 @@ from typing import Self
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.measures import Measures
 
-_COUNTS = tuple(field.name for field in fields(DatasetStatus))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(DatasetStatus):
-    """State of a dataset over all its trainers, and `measures` of this trainer since its service was made."""
+    """State of a dataset, with the counts of all its trainers, and what this trainer has measured.
+
+    Attributes:
+        measures: of this trainer alone, since its service was made.
+    """
 
     measures: Measures
 
     @classmethod
     def of(cls, status: DatasetStatus, measures: Measures) -> Self:
-        """Return the progress that the master's word and a trainer's measures make."""
-        return cls(**{name: getattr(status, name) for name in _COUNTS}, measures=measures)
+        """Return the progress of a dataset, and of the trainer with these measures."""
+        counts = {field.name: getattr(status, field.name) for field in fields(DatasetStatus)}
+        return cls(**counts, measures=measures)
+
+    @property
+    def n(self) -> int:
+        """Records with an outcome, of all epochs: trained on, in quarantine, or dropped."""
+        return self.outcomes
 
     @property
     def waiting_share(self) -> float | None:
@@ -34,7 +42,7 @@ class Progress(DatasetStatus):
         """Return what is known as numbers by name, for loggers: `writer.add_scalar(name, value, step)`."""
         values = {
             "data/epoch": self.epoch,
-            "data/records": self.outcomes,
+            "data/records": self.n,
             "data/percent": self.percent,
             "data/records_per_s": self.rate,
             "data/eta_s": self.eta_s,

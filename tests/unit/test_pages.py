@@ -6,6 +6,7 @@ and Ray show places in a program, with `...` for the rest of it: they are read, 
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -104,9 +105,10 @@ def test_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    module = ModuleType(f"page_block_{number}")  # so that what a block defines can be pickled
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(blocks(page)[number], f"{page}, block {number}", "exec"), module.__dict__)
+    name = f"{Path(page).stem}_block_{number}"  # a module: loader workers that are not forked import it
+    (tmp_path / f"{name}.py").write_text(blocks(page)[number], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(name)
     if hasattr(module, "main"):
         module.main()
 

@@ -1,4 +1,4 @@
-"""How far a dataset is, and how long a trainer waits for it, for people and loggers."""
+"""How far a dataset is, and what its trainer has measured, for people and loggers."""
 
 from __future__ import annotations
 
@@ -31,17 +31,24 @@ STATUS = DatasetStatus(
 MEASURES = Measures(batches=5, waited=Histogram(sum_s=1.0), stepped=Histogram(sum_s=3.0))
 
 
-def test_progress_has_the_masters_counts_and_what_this_trainer_measured() -> None:
-    progress = Progress.of(replace(STATUS, acknowledged=200, quarantined=30, dropped=20, rate=25.0), MEASURES)
-    assert (progress.outcomes, progress.total, progress.percent, progress.eta_s) == (250, 1000, 25.0, 30.0)
-    assert progress.measures is MEASURES
+def test_progress_counts_all_outcomes_of_all_epochs() -> None:
+    status = replace(STATUS, acknowledged=200, quarantined=30, dropped=20, rate=50.0)
+    progress = Progress.of(status, MEASURES)
+    assert (progress.n, progress.total, progress.percent) == (250, 1000, 25.0)
+    assert (progress.rate, progress.eta_s) == (50.0, 15.0)
     assert progress.waiting_share == 0.25
+    assert progress.acknowledged == 200
+
+
+def test_endless_epochs_have_no_end() -> None:
+    progress = Progress.of(replace(STATUS, num_epochs=0, acknowledged=5, rate=5.0), Measures())
+    assert (progress.n, progress.total, progress.eta_s) == (5, None, None)
 
 
 def test_a_dict_for_loggers_has_numbers_alone_and_no_unknown_ones() -> None:
-    first = Progress.of(STATUS, Measures()).as_dict()
-    second = Progress.of(replace(STATUS, acknowledged=200, rate=25.0), MEASURES).as_dict()
-    assert second.keys() - first.keys() == {"data/eta_s", "data/waiting_share"}
-    assert (second["data/records"], second["data/percent"], second["data/records_per_s"]) == (200, 20.0, 25.0)
-    assert second["data/waiting_share"] == 0.25
-    assert all(type(value) is float for value in (first | second).values())
+    still = Progress.of(replace(STATUS, acknowledged=200), MEASURES).as_dict()
+    moving = Progress.of(replace(STATUS, acknowledged=200, rate=20.0), MEASURES).as_dict()
+    assert moving.keys() - still.keys() == {"data/eta_s"}
+    assert moving["data/percent"] == 20.0
+    assert moving["data/waiting_share"] == 0.25
+    assert all(type(value) is float for value in moving.values())
