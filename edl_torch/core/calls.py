@@ -358,6 +358,11 @@ class TrainerStatus:
     oldest_lease_s: float = 0.0
     measures: Measures | None = None
 
+    @property
+    def waiting_share(self) -> float | None:
+        """Share of its time that its loop waited for data; None where that was not measured."""
+        return None if self.measures is None else self.measures.waiting_share
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterStatus:

@@ -135,7 +135,7 @@ class History:
         """Note that `now` is `wall` seconds since 1970. The first time is the master's start."""
         self._wall = wall - now
         if self.started_at is None:
-            self.started_at = wall
+            self.started_at = round(wall, 2)
             self.add(EventKind.STARTED, now)
 
     def wall(self, now: float) -> float:

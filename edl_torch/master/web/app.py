@@ -74,21 +74,21 @@ class Frames:
         self.viewers += 1
         try:
             if self._task is None:
-                self._make()
                 self._task = asyncio.create_task(self._run(), name="edl-page")
-            seen = self._number - 1
+            seen = 0
             while not self.ended:
-                if self._number == seen:
-                    async with self._changed:
-                        await self._changed.wait()
+                if self._frame and self._number != seen:
+                    seen = self._number
+                    yield self._frame
                     continue
-                seen = self._number
-                yield self._frame
+                async with self._changed:
+                    if not self.ended:
+                        await self._changed.wait()
         finally:
             self.viewers -= 1
             if not self.viewers and self._task is not None:
                 self._task.cancel()
-                self._task = None
+                self._task, self._frame = None, b""
 
     def _make(self) -> float:
         """Make a frame. Returns how long to pause, so that the work stays within its share of the time."""

@@ -24,7 +24,7 @@ LABEL_CHARS = 120
 OTHERS = "(others)"
 
 _Samples = Iterator[tuple[Sequence[str], float | Histogram]]
-_LESS = (BOUNDS_S[0], *BOUNDS_S[2::2])  # bounds that are shown: each second one
+_LESS = BOUNDS_S[1::2]  # bounds that are shown: each second one
 
 
 def exposition(status: MasterStatus) -> bytes:
@@ -96,7 +96,7 @@ class StatusCollector(Collector):
             for outcome in ("acknowledged", "quarantined", "dropped"):
                 yield (_label(dataset.dataset), outcome), getattr(dataset, outcome)
 
-    def _edl_records(self) -> _Samples:
+    def _edl_records_in_progress(self) -> _Samples:
         for dataset in self._datasets:
             yield (_label(dataset.dataset), "waiting"), dataset.todo
             yield (_label(dataset.dataset), "lent"), dataset.leased

@@ -56,7 +56,7 @@ METRICS = (
         "Records a second",
     ),
     Metric(
-        "edl_records",
+        "edl_records_in_progress",
         G,
         ("dataset", "state"),
         "Records of the epochs begun that wait or are lent.",
