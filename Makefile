@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends with a picture
-	$(BIN)/python examples/coco/train.py --demo --output $(DEMO)
+demo: $(STAMP)  ## train on two ranks, kill one and the master, and prove that each record counts once; ARGS=--quiet kills nobody
+	$(BIN)/python examples/coco/demo.py --output $(DEMO) $(ARGS)
 
 # A file's tests stay together, in the order of their folders: those of many processes first, small ones at the end.
 test: $(STAMP)  ## all tests, but further cases of some that take long; WORKERS=2 at a time
