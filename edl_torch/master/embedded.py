@@ -62,6 +62,7 @@ class LocalMaster:
         self._listeners: dict[str, Listener] = {}
         self._closed = False
         self._pid = os.getpid()
+        self._dispatcher.history.set_wall(clock(), time.time())
 
     def apply(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
         """Let the dispatcher act at the present time, and wake the calls that wait. Raises ServiceClosed."""
@@ -80,6 +81,7 @@ class LocalMaster:
                 if version != self._version:
                     self._version = version
                     self._changed.notify_all()
+                    self._dispatcher.look(self._clock())
 
     def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
         return self.apply(Dispatcher.register, call)
@@ -145,20 +147,27 @@ class LocalMaster:
         return self.apply(Dispatcher.progress, call)
 
     def dataset_status(self, dataset: str) -> calls.DatasetStatus:
-        return self.apply(lambda dispatcher, _: dispatcher.dataset_status(dataset))
+        return self.apply(Dispatcher.dataset_status, dataset)
 
     def status(self) -> calls.MasterStatus:
-        return self.apply(self._status)
+        wall = time.time()
+        return self.apply(lambda dispatcher, now: self._status(dispatcher, now, wall))
 
-    def _status(self, dispatcher: Dispatcher, now: float) -> calls.MasterStatus:
+    def _status(self, dispatcher: Dispatcher, now: float, wall: float) -> calls.MasterStatus:
         for session, listener in self._listeners.items():  # there are no heartbeats that tell it
             dispatcher.measured(session, listener.measures)
+        dispatcher.history.set_wall(now, wall)
         return dispatcher.status(now)
+
+    @property
+    def last_event(self) -> int:
+        """Number of the last event of the status; takes no lock."""
+        return self._dispatcher.history.latest
 
     def leave(self, session: str, member: int) -> None:
         """End the session. After `close` this does nothing."""
         with contextlib.suppress(ServiceClosed):
-            self.apply(lambda dispatcher, _: dispatcher.leave(session, member))
+            self.apply(Dispatcher.leave, session, member)
         with self._changed:
             self._listeners.pop(session, None)
 

@@ -39,7 +39,7 @@ from edl_torch.shard import IndexArray, Task, TaskType
 SUFFIXES = (".csv", ".tsv")
 _HEAD = 100  # records that a heading is told by
 _SAMPLE = 1000  # records that types are inferred from, spread over all files
-_MANIFEST_ONLY = {"root", "classes", "has_header"}
+_MANIFEST_ONLY = {"root", "classes", "has_header", "min_side"}
 
 
 class CsvReader(AbstractDataReader):

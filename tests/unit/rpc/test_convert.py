@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.core import calls
+from edl_torch.core.events import Departed, Event, EventKind
 from edl_torch.core.measures import BUCKETS, Histogram, Measures
+from edl_torch.core.picture import Picture
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
@@ -39,6 +41,7 @@ REGISTRATIONS = st.builds(
     num_epochs=st.none() | INT,
     epoch_barrier=st.none() | FLAG,
     max_bad_records=st.none() | INT,
+    shuffle_window=st.none() | INT,
 )
 SPECS = st.builds(
     DatasetSpec,
@@ -53,6 +56,7 @@ SPECS = st.builds(
     num_epochs=INT,
     epoch_barrier=FLAG,
     max_bad_records=INT,
+    shuffle_window=st.integers(1, 2**62),
 )
 HISTOGRAMS = st.builds(
     Histogram,
@@ -90,6 +94,34 @@ REPORTS = st.builds(
 BAD_RECORDS = st.builds(
     calls.QuarantinedRecord, epoch=INT, shard=INT, position=INT, name=TEXT, index=INT, reason=TEXT
 )
+CELLS = many(INT)
+PICTURES = st.builds(
+    Picture, epoch=INT, **dict.fromkeys(("waiting", "lent", "done", "returned", "quarantined"), CELLS)
+)
+SECONDS = st.floats(0, 1e9)
+EVENTS = st.builds(
+    Event,
+    number=INT,
+    at=SECONDS,
+    kind=st.sampled_from(EventKind),
+    dataset=TEXT,
+    worker_id=TEXT,
+    count=INT,
+    slices=INT,
+    records=INT,
+    text=TEXT,
+)
+DEPARTED = st.builds(
+    Departed,
+    session=TEXT,
+    worker_id=TEXT,
+    at=SECONDS,
+    died=FLAG,
+    why=TEXT,
+    trained=INT,
+    slices=INT,
+    records=INT,
+)
 STATUSES = st.builds(
     calls.MasterStatus,
     ledger=TEXT,
@@ -107,9 +139,12 @@ STATUSES = st.builds(
                 (
                     *("epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases"),
                     *("acknowledged", "quarantined", "dropped", "trainers", "lineage"),
+                    *("returned_slices", "returned_records", "given_back", "checkpoints", "restores"),
                 ),
                 INT,
             ),
+            rate=SECONDS,
+            picture=st.none() | PICTURES,
         )
     ),
     trainers=many(
@@ -122,8 +157,19 @@ STATUSES = st.builds(
             idle_s=st.floats(0, 1e9),
             since_progress_s=st.floats(0, 1e9),
             measures=st.none() | MEASURES,
+            state=st.sampled_from(calls.TrainerState),
+            pace=SECONDS,
+            slow=FLAG,
+            trained=INT,
+            leases=INT,
+            oldest_lease_s=SECONDS,
         )
     ),
+    time=SECONDS,
+    started_at=SECONDS,
+    events=many(EVENTS),
+    departed=many(DEPARTED),
+    event_counts=st.dictionaries(TEXT, INT, max_size=3),
 )
 
 ROUND_TRIPS = {
@@ -263,6 +309,9 @@ def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
         (calls.DatasetStatus, pb.DatasetStatus),
         (calls.TrainerStatus, pb.TrainerStatus),
         (calls.MasterStatus, pb.StatusResponse),
+        (Picture, pb.Picture),
+        (Event, pb.Event),
+        (Departed, pb.Departed),
         (Histogram, pb.Histogram),
         (Measures, pb.Measures),
     ],
