@@ -53,6 +53,7 @@ class Elastic:
         seeded: bool = True,
         collate: Callable[[list[Any]], Any] | None = None,
         method: str | None = None,
+        threads: int = 0,
     ) -> None:
         self.service = DataShardService(
             batch_size,
@@ -70,7 +71,8 @@ class Elastic:
             )
         )
         size: dict[str, Any] = {"batch_size": None} if columnar else {}
-        self._loader = ElasticDataLoader(dataset, collate_fn=collate, **size, **_started(workers, method))
+        started = _started(workers, method)
+        self._loader = ElasticDataLoader(dataset, collate_fn=collate, num_threads=threads, **size, **started)
 
     def __call__(self) -> int:
         return sum(map(records_of, self._loader))

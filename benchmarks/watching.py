@@ -1,7 +1,7 @@
 """What ten open pages cost a master that is as busy as it can be.
 
-`python benchmarks/watching.py --json runs/watching.json`. Two masters have the same load in turn; ten viewers follow the
-page of one of them all the time.
+`python benchmarks/watching.py --json runs/watching.json`. Two masters have the same load in turn; ten viewers
+follow the page of one of them all the time.
 """
 
 from __future__ import annotations

@@ -106,6 +106,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _number(data, "--num_epochs", 1, "epochs (default: 1), 0 is endless; of prediction 1")
     _flag(data, "--shuffle", "shuffle all training records")
     _flag(data, "--shuffle_shards", "shuffle the order of the training shards")
+    window = "mix the training records of so many shards, one such window after the other"
+    _option(data, "--shuffle_window", type=int, metavar="SHARDS", help=window)
     _number(data, "--seed", 0, "of the shuffles")
     _number(data, "--max_bad_records", 0, "may be bad before a job fails")
     _add_reader(data)

@@ -34,6 +34,7 @@ class Registration:
     num_epochs: int | None = None
     epoch_barrier: bool | None = None
     max_bad_records: int | None = None
+    shuffle_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

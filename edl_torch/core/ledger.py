@@ -24,7 +24,7 @@ from edl_torch.core.calls import (
 from edl_torch.core.changes import Mark, Version, unrecorded
 from edl_torch.core.checking import new_failures
 from edl_torch.core.identity import identity
-from edl_torch.core.in_progress import ShardsInProgress
+from edl_torch.core.in_progress import WindowsInProgress
 from edl_torch.core.lease import Lease
 from edl_torch.core.leases import Leases
 from edl_torch.core.lending import LeaseRequest, Lending
@@ -43,7 +43,7 @@ class Head:
 
     lineage: int
     opened_by: tuple[int, int]  # the member that opened the lineage by a restore, and its request's number
-    cursor: tuple[int, int, int]  # epoch, position of the next shard in its order, next record in that shard
+    cursor: tuple[int, int, int]  # epoch, position of the next window in its order, next record in it
     acknowledged: int
     dropped: int
     next_task: int
@@ -78,7 +78,7 @@ class ShardLedger:
         # Since the start of the master, not in the journal: slices that were taken from trainers that died,
         # left or stalled, their records, and the records that trainers gave back themselves.
         self.returned_slices = self.returned_records = self.given_back = 0
-        self._in_progress = ShardsInProgress()
+        self._in_progress = WindowsInProgress()
         self._todo = Todo(self.plan, self._in_progress, mark)
         self.participants = Participants(mark)
         self.leases = Leases(self._in_progress, mark, self._version)
@@ -154,8 +154,12 @@ class ShardLedger:
 
     @property
     def shards_left(self) -> int:
-        """Shards of the epochs begun with records that wait or are lent."""
-        return self._todo.shards_ahead + len(self._in_progress) - (self._todo.cut in self._in_progress)
+        """Shards of the epochs begun that are in windows with records that wait or are lent."""
+        if self.plan.window == 1:
+            begun = len(self._in_progress) - (self._todo.cut in self._in_progress)
+        else:
+            begun = sum(len(self.plan.shards_in(*w)) for w in self._in_progress if w != self._todo.cut)
+        return self._todo.shards_ahead + begun
 
     @property
     def trainers(self) -> int:

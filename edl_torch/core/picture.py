@@ -58,7 +58,7 @@ def _by_cell(plan: Plan, epoch: int, edges: IndexArray, slices: Iterable[Slice])
     rows = np.array([(s.shard, s.skip, s.limit) for s in slices if s.epoch == epoch], np.int64)
     if not len(rows):
         return np.zeros(len(edges) - 1, np.int64)
-    first = plan.starts(epoch, rows[:, 0]) + rows[:, 1]
+    first = plan.window_bounds(epoch, rows[:, 0])[0] + rows[:, 1]
     order = np.argsort(first)
     first, length = first[order], rows[order, 2]
     before = np.concatenate(([0], np.cumsum(length)))  # records of the slices before each

@@ -25,8 +25,11 @@ def to_batch(samples: list[Any]) -> Any:
     tensor of its own for each small array."""
     table: dict[Any, Any] = torchs.default_collate_fn_map
     # Where another function than torch's stands, a user has put his own there.
-    faster: dict[Any, Any] = {kind: ours for kind, (own, ours) in _FASTER.items() if table.get(kind) is own}
-    return torchs.collate(samples, collate_fn_map={**table, **faster})
+    faster = dict(table)
+    for kind, (own, ours) in _FASTER.items():
+        if table.get(kind) is own:
+            faster[kind] = ours
+    return torchs.collate(samples, collate_fn_map=faster)
 
 
 def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:

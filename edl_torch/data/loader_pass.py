@@ -29,10 +29,10 @@ class Sizes(Protocol):
     """Who needs to know how many records each batch has that goes to the loop."""
 
     def step(self, own: int) -> None:
-        """A batch of `own` records goes to the loop; 0 for one that stands in."""
+        """A batch of `own` records goes to the loop; 0 for a padding batch."""
 
     def warn_of_padding(self) -> None:
-        """Warn, once, a loop that has trained on a batch which stands in."""
+        """Warn, once, a loop that has trained on a padding batch as on any other."""
 
 
 class LoaderPass(Iterator[Any]):
@@ -74,15 +74,21 @@ class LoaderPass(Iterator[Any]):
         return batch
 
     def _next_step(self) -> tuple[Any, int]:
-        """The batch of the next step, and its records; 0 for one that stands in. Raises StopIteration."""
+        """Ask for the next step. What ends it early ends the pass."""
         self._request()
         going_on = False
         try:
-            envelope = self._pull(self._passes.more_to_read, self._passes.hand)
-            going_on = envelope is not None
+            step = self._step()
+            going_on = True
         finally:
             if not going_on:
                 self.close()
+        return step
+
+    def _step(self) -> tuple[Any, int]:
+        """Return the batch of the next step, and its records; 0 for a padding batch. Raises StopIteration at
+        the end of the epoch."""
+        envelope = self._pull(self._passes.more_to_read, self._passes.hand)
         if envelope is None:
             raise StopIteration
         self._weights.step(envelope.size)
@@ -152,9 +158,10 @@ class LoaderPass(Iterator[Any]):
             self._let_go()
 
     def _let_go(self) -> None:
-        """End the workers now: where the loop raised, its traceback would keep them, and the garbage
+        """End threads and workers now: where the loop raised, its traceback would keep them, and the garbage
         collector can take 5 s for each."""
         inner, self._inner = self._inner, None
+        self._loader.end_threads()
         shut_down = getattr(inner, "_shutdown_workers", None)
         if shut_down is not None and (self._worker_died or not self._loader.persistent_workers):
             shut_down()

@@ -71,7 +71,7 @@ def _fenced_from_wire(message: Any) -> dict[str, Any]:
 
 _OPTIONAL = (
     *("records_per_shard", "seed", "shuffle", "shuffle_shards", "shuffle_in_shard", "task_type"),
-    *("num_epochs", "epoch_barrier", "max_bad_records"),
+    *("num_epochs", "epoch_barrier", "max_bad_records", "shuffle_window"),
 )
 _take_optional = taker(*_OPTIONAL)
 _take_source = taker("name", "start", "count")
@@ -107,6 +107,7 @@ def spec_from_wire(message: pb.DatasetSpec) -> DatasetSpec:
     fields = _take_optional(message)
     fields["task_type"] = _member(_TYPE_FROM_WIRE, message.task_type)
     fields["shuffle_in_shard"] = message.shuffle_in_shard if message.HasField("shuffle_in_shard") else None
+    fields["shuffle_window"] = message.shuffle_window or 1
     return DatasetSpec(name=message.name, sources=_sources_from_wire(message.sources), **fields)
 
 

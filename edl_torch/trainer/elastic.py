@@ -336,16 +336,17 @@ class ElasticPasses:
         """
         if not self.is_open(number):
             return False
-        self._request()
-        return True if self._state.outbox.is_settled else None
+        return None if self._request() else True
 
-    def _request(self) -> None:
+    def _request(self) -> bool:
+        """Note that the loop asks for a batch. Returns whether a report must be sent."""
         state = self._state
         self.phase = LOOP[self.phase, Loop.ASKING]
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        if not state.steps.attached and not state.steps.is_told:
-            self._settle(state.steps.ahead, Way.NEXT)
+        if state.steps.attached or state.steps.is_told:
+            return False  # what another report led to is raised before the batch is handed over
+        return self._settle(state.steps.ahead, Way.NEXT)
 
     def passed_on(self, *, stands_in: bool = False) -> Procedure[None]:
         """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
@@ -391,10 +392,11 @@ class ElasticPasses:
         self._settle(steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN)
         yield from self._reporter.send()
 
-    def _settle(self, keep: int, way: Way) -> None:
-        """Acknowledge all handed batches but the last `keep`."""
-        if done := self._state.inflight.settle(keep):
-            self._state.outbox.note(acknowledgements=done, way=way)
+    def _settle(self, keep: int, way: Way) -> bool:
+        """Acknowledge all handed batches but the last `keep`. Returns whether there are any."""
+        done = self._state.inflight.settle(keep)
+        self._state.outbox.note(acknowledgements=done, way=way)
+        return bool(done)
 
     def report(self) -> Procedure[int]:
         """The loop says that it is done with the batch in hand. Returns how many leases that completed."""

@@ -1,6 +1,6 @@
 """Measures of this trainer as they grow: counters that the training loop adds to.
 
-They cost half a microsecond a batch. They must not know a clock, nor what the measures are for.
+They cost a batch one or two microseconds. They must not know a clock, nor what the measures are for.
 """
 
 from __future__ import annotations

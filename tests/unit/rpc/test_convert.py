@@ -41,6 +41,7 @@ REGISTRATIONS = st.builds(
     num_epochs=st.none() | INT,
     epoch_barrier=st.none() | FLAG,
     max_bad_records=st.none() | INT,
+    shuffle_window=st.none() | INT,
 )
 SPECS = st.builds(
     DatasetSpec,
@@ -55,6 +56,7 @@ SPECS = st.builds(
     num_epochs=INT,
     epoch_barrier=FLAG,
     max_bad_records=INT,
+    shuffle_window=st.integers(1, 2**62),
 )
 HISTOGRAMS = st.builds(
     Histogram,

@@ -19,10 +19,14 @@ PARTS: list[tuple[type[Enum], Table[Any], Enum]] = [
     (Asking, ASKING, Asking.IDLE),
     (Telling, TELLING, Telling.IDLE),
 ]
-PAIRS = [(table, phase, to) for part, table, _ in PARTS for phase, to in product(part, part)]
+PAIRS = [
+    pytest.param(table, phase, to, id=f"{phase}-{to}")
+    for part, table, _ in PARTS
+    for phase, to in product(part, part)
+]
 
 
-@pytest.mark.parametrize(("table", "phase", "to"), PAIRS, ids=str)
+@pytest.mark.parametrize(("table", "phase", "to"), PAIRS)
 def test_what_the_table_has_is_done_and_all_else_is_refused(table: Table[Any], phase: Any, to: Any) -> None:
     if (phase, to) in set(table):
         assert table[phase, to] is to
