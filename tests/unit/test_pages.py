@@ -87,7 +87,7 @@ def test_every_page_with_python_is_run_somewhere() -> None:
         assert Path(page).name in (ROOT / "tests" / test).read_text(encoding="utf-8"), test
 
 
-@pytest.mark.parametrize("page", [*RUN_ELSEWHERE, *ONLY_READ])
+@pytest.mark.parametrize("page", sorted({*RUN_ELSEWHERE, *ONLY_READ}))
 def test_blocks_are_python(page: str) -> None:
     for number, block in enumerate(blocks(page)):
         within = "def page():\n" + textwrap.indent(block, "    ")  # some have a `return`

@@ -166,6 +166,7 @@ class WebPort:
         try:
             await site.start()
         except OSError as exc:
+            await self._runner.cleanup()
             raise MasterStartError(f"cannot serve the page on {self._wanted}: {exc.strerror}") from exc
         port: int = self._runner.addresses[0][1]
         return HostPort(self._wanted.host, port)
