@@ -27,10 +27,13 @@ def to_batch(samples: list[Any], rows: Rows | None = None) -> Any:
     tensor of its own for each small array. Tensors that are all of the `rows` of one are that one."""
     table: dict[Any, Any] = torchs.default_collate_fn_map
     # Where another function than torch's stands, a user has put his own there.
-    faster: dict[Any, Any] = {kind: ours for kind, (own, ours) in _FASTER.items() if table.get(kind) is own}
-    if rows is not None and torch.Tensor in faster:
+    faster = dict(table)
+    for kind, (own, ours) in _FASTER.items():
+        if table.get(kind) is own:
+            faster[kind] = ours
+    if rows is not None and faster.get(torch.Tensor) is _stacked:
         faster[torch.Tensor] = partial(_whole_or_stacked, rows)
-    return torchs.collate(samples, collate_fn_map={**table, **faster})
+    return torchs.collate(samples, collate_fn_map=faster)
 
 
 def _whole_or_stacked(rows: Rows, tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:

@@ -82,8 +82,10 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         batch_size: records in a batch. Around a `ShardedDataset` left out, or None for batches that the
             reader makes.
         shuffle: True is the best that the reader can: records over the whole dataset, where each can be read
-            by itself; else as "in_shard": another order of shards in each epoch, and of records inside each.
-            "shards" shuffles shards only.
+            by itself; else another order of shards in each epoch, and of the records inside windows of 16
+            shards. "in_shard" mixes the records of each shard only, "shards" shuffles shards only.
+        shuffle_window: the number of shards whose records are mixed, with `shuffle=True`. A loader worker
+            holds so many. See docs/shuffling.md.
         transform, target_transform: applied to each record, as by `ImageDataset` where the reader yields
             images, else by `ShardedDataset`. So are `on_bad_record` and `seed_transforms`.
         num_epochs, seed: and the arguments after `seed_transforms`, those of `DataShardService`.
@@ -113,6 +115,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         *,
         num_epochs: int | None = 1,
         shuffle: ShuffleKind = False,
+        shuffle_window: int | None = None,
         seed: int = 0,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
@@ -140,6 +143,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         options = ReadingOptions(
             num_epochs=num_epochs,
             shuffle=shuffle,
+            shuffle_window=shuffle_window,
             seed=seed,
             transform=transform,
             target_transform=target_transform,
@@ -221,7 +225,9 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def __repr__(self) -> str:
         name, batches = self.service.dataset_name, self.batch_size or "the reader's"
         threads = f" num_threads={self.num_threads}" if self.num_threads else ""
-        return f"<ElasticDataLoader {name!r} batch_size={batches} num_workers={self.num_workers}{threads}>"
+        order = f" shuffle={self.service.order!r}" if self.service.order else ""
+        workers = f"num_workers={self.num_workers}{threads}"
+        return f"<ElasticDataLoader {name!r} batch_size={batches} {workers}{order}>"
 
     @property
     def num_threads(self) -> int:
@@ -235,7 +241,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
     @property
     def preempted(self) -> bool:
-        """Whether this job is to end soon: save, and leave the loop. Look after each batch, on every rank.
+        """Whether the job is to end soon. Then save, and leave the loop. Look after each batch, on all ranks.
 
         SIGTERM is such a notice from the first look on, which belongs in the main thread: the first one is
         noted, and a handler that the program had is still called; the second one ends the process as ever.

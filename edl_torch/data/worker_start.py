@@ -6,6 +6,7 @@ them, or is gone.
 
 from __future__ import annotations
 
+import atexit
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,12 +26,19 @@ class WorkerStart:
         signal.signal(signal.SIGTERM, _do_nothing)
         signal.siginterrupt(signal.SIGTERM, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        atexit.register(_ignore)
         if self._user_init is not None:
             self._user_init(worker_id)
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
     return
+
+
+def _ignore() -> None:
+    """Stay deaf while the interpreter ends: a spawned worker's puts handlers back before it is gone."""
+    if signal.getsignal(signal.SIGTERM) == _do_nothing:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager

@@ -86,9 +86,10 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
         """Go through the epochs that are left, on all processes together.
 
         Yields the number of the epoch that the next pass reads, until every record of every epoch has its
-        outcome. A loop that leaves an epoch early gets it again.
+        outcome. A loop that leaves an epoch early gets it again, but not once the program has seen that it is
+        `preempted`: then this ends too.
         """
-        while True:
+        while not self._loader._notice.seen:
             self._begin()
             self._loader.progress()  # every process has reported when one of them asks for all
             self._accelerator.wait_for_everyone()

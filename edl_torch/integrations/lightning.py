@@ -6,15 +6,19 @@ Lightning where epochs end; what counts as trained on is the loader's to say.
 
 from __future__ import annotations
 
-import warnings
+import logging
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument
+from edl_torch.system.user_warnings import warn_user
 
 try:
     from lightning.pytorch import callbacks
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
 except ModuleNotFoundError as exc:
     raise IntegrationUnavailable(
         "edl_torch.integrations.lightning needs Lightning: pip install 'edl-torch[lightning]'"
@@ -23,6 +27,7 @@ except ModuleNotFoundError as exc:
 __all__ = ["ElasticCallback"]
 
 Callback: Any = callbacks.Callback
+log = logging.getLogger("edl_torch.client")
 
 
 class ElasticCallback(Callback):  # type: ignore[misc]
@@ -37,6 +42,9 @@ class ElasticCallback(Callback):  # type: ignore[misc]
     that every epoch is over.
 
     With a synchronous loader `training_step` returns `loader.weigh(loss)`; gradients are scaled here.
+
+    On a notice (SIGTERM, `loader.preempt()`) `fit` saves a checkpoint after the step under way, on all ranks
+    after the same one, and raises Lightning's `SIGTERMException`, which ends the program with status 143.
 
     Raises:
         InvalidArgument: a loader without `lookahead="told"`.
@@ -57,6 +65,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         self._optimizers: list[Any] = []
         self._pass: Any = None
         self._is_read = False  # to its end
+        self._notices: _Notices | None = None
 
     def __repr__(self) -> str:
         return f"<ElasticCallback {self._loader!r}>"
@@ -84,6 +93,8 @@ class ElasticCallback(Callback):  # type: ignore[misc]
             return _Epochs(self)
 
         trainer.strategy.process_dataloader = processed
+        self._notices = _Notices(self._loader)
+        trainer.callbacks.append(self._notices)
 
     def begin_epoch(self) -> Any:
         """Return an iterator over the epoch that runs, and over nothing after the last one."""
@@ -134,10 +145,9 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         epochs = trainer.max_epochs
         ended = epochs is not None and 0 <= epochs <= trainer.current_epoch
         if ended and not self._is_finished(trainer):
-            warnings.warn(
+            warn_user(
                 f"Trainer.fit has ended with max_epochs={epochs}, and {self._loader!r} has more to train on: "
-                f"its num_epochs says how many epochs there are, so leave max_epochs=-1",
-                stacklevel=2,
+                f"its num_epochs says how many epochs there are, so leave max_epochs=-1"
             )
 
     def _is_finished(self, trainer: Any) -> bool:
@@ -180,6 +190,8 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         if self._fitting:
             self._fitting = False
             vars(trainer.strategy).pop("process_dataloader", None)
+            if self._notices in trainer.callbacks:
+                trainer.callbacks.remove(self._notices)
         self._end_pass()  # before the optimizers go: the batch that they have not stepped on goes back
         while self._optimizers:
             self._loader.detach(self._optimizers.pop())
@@ -227,6 +239,66 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         """Make the data begin at `state`, or at their beginning."""
         self._loader.load_state_dict(state)
         self._has_position = self._at_position = True
+
+
+class _Notices(Callback):  # type: ignore[misc]
+    """Ends `fit` once this job was told to end soon.
+
+    It is the last of the callbacks: the others have seen the end of the batch when it saves.
+    """
+
+    def __init__(self, loader: ElasticDataLoader) -> None:
+        self._loader = loader
+        self._steps = 0  # of optimizers, when the batch before ended
+        _ = loader.preempted  # listens from here on
+        self._handler = signal.getsignal(signal.SIGTERM)
+
+    def _take_sigterm(self) -> None:
+        """Put the handler back that Lightning has put its own in front of.
+
+        Lightning's would end this rank alone, and on several ranks it waits for the others, in the midst of
+        what the ranks do together.
+        """
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._handler)
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """Lightning has just installed its handler."""
+        self._take_sigterm()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Lightning has installed its handler, where it checks nothing before."""
+        self._take_sigterm()
+        self._steps = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+        """Save and leave after a notice, at the end of a window: on all ranks after the same batch."""
+        before, self._steps = self._steps, trainer.global_step
+        in_window = pl_module.automatic_optimization and self._steps == before
+        if self._loader.preempted and not in_window:
+            _save_last(trainer)
+            raise SIGTERMException(128 + signal.SIGTERM)
+
+
+def _save_last(trainer: Any) -> None:
+    """Save a checkpoint that `ckpt_path="last"` finds, in the folder of a `ModelCheckpoint`."""
+    folders = [
+        saves
+        for saves in trainer.checkpoint_callbacks
+        if isinstance(saves, callbacks.ModelCheckpoint) and not saves.save_weights_only
+    ]
+    if not folders:
+        log.warning(
+            "no checkpoint was saved on the notice: the Trainer has no ModelCheckpoint. Training will go on "
+            "from the last checkpoint that the program has saved"
+        )
+        return
+    saves = next((saves for saves in folders if saves.save_last), folders[0])
+    if not saves.last_model_path:
+        metrics = {"epoch": trainer.current_epoch, "step": trainer.global_step, **trainer.callback_metrics}
+        saves.last_model_path = saves.format_checkpoint_name(metrics, saves.CHECKPOINT_NAME_LAST)
+    trainer.save_checkpoint(saves.last_model_path)
+    log.warning("saved %s on the notice, after step %d", saves.last_model_path, trainer.global_step)
 
 
 class _Epochs:

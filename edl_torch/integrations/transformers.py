@@ -17,8 +17,8 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +30,7 @@ import torch.distributed as dist
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.padding import Statistics
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument
+from edl_torch.system.user_warnings import warn_user
 
 log = logging.getLogger("edl_torch.client")
 
@@ -46,6 +47,9 @@ class ElasticTrainer:
     when the master says so. Checkpoints of the Trainer hold the data position, and `train()` goes on from
     there, with any number of ranks; without a checkpoint it takes the data back to their beginning.
 
+    On a notice (SIGTERM, `loader.preempt()`) `train()` saves a checkpoint after the step under way, on all
+    ranks after the same one, and ends the program with status 143 (`SystemExit`).
+
     Args:
         elastic_loader: what is trained on, in place of `train_dataset`. Its batch size, workers and collate
             function are those of training; `TrainingArguments` decides how many epochs or steps. Ranks need
@@ -60,6 +64,7 @@ class ElasticTrainer:
     # The Trainer's
     args: Any
     accelerator: Any
+    add_callback: Any
     compute_loss_func: Any
     control: Any
     deepspeed: Any
@@ -90,6 +95,7 @@ class ElasticTrainer:
         self._shares: deque[float] = deque()  # of the micro-batches that were read, in the gradient
         self._statistics = Statistics()
         self._check_arguments()
+        self._notices = self._end_on_notice()
         if elastic_loader.synchronous:
             self.training_step = self._weighed(self.training_step)  # outside of what subclasses make of it
 
@@ -124,20 +130,38 @@ class ElasticTrainer:
             )
         if args.auto_find_batch_size:
             raise InvalidArgument("auto_find_batch_size: the batch size is that of the elastic_loader")
+        if getattr(args, "enable_jit_checkpoint", False):
+            raise InvalidArgument(
+                "an ElasticTrainer saves on SIGTERM by itself, on all ranks after the same step: leave out "
+                "enable_jit_checkpoint=True"
+            )
+
+    def _end_on_notice(self) -> Any:
+        from edl_torch.integrations._transformers_notices import EndOnNotice
+
+        notices = EndOnNotice(self.elastic_loader)
+        self.add_callback(notices)
+        return notices
 
     # Where training begins ----------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train, from the checkpoint's data position, or from the beginning of the data.
 
-        A checkpoint that was being written when its job died is passed over for the one before. Raises
-        CheckpointError for one without a data position.
+        A checkpoint that was being written when its job died is passed over for the one before.
+
+        Raises:
+            CheckpointError: for a checkpoint without a data position.
+            SystemExit: with status 143, where a notice has ended the training. All is saved.
         """
         trainer: Any = super()
         self._check_epochs()  # the service registers here: what others restore from now on is seen
         folder = _whole_checkpoint(_folder_of(resume_from_checkpoint, self.args.output_dir))
         self.elastic_loader.load_state_dict(None if folder is None else _position(folder))
-        return trainer.train(folder, *args, **kwargs)
+        output = trainer.train(folder, *args, **kwargs)
+        if self._notices.ended:  # not finished: the program must not evaluate and publish what it has
+            sys.exit(128 + signal.SIGTERM)
+        return output
 
     def _check_epochs(self) -> None:
         has = self.elastic_loader.progress().num_epochs
@@ -228,10 +252,9 @@ class ElasticTrainer:
                 control.should_evaluate = args.eval_delay <= state.global_step
         elif args.max_steps > 0 and self.elastic_loader.service.finished:
             control.should_training_stop = True
-            warnings.warn(
+            warn_user(
                 f"the data ended after {state.global_step} of max_steps={args.max_steps}: give the "
-                f"elastic_loader more epochs, or num_epochs=0, with which it never ends",
-                stacklevel=2,
+                f"elastic_loader more epochs, or num_epochs=0, with which it never ends"
             )
 
     # Ranks that step together -------------------------------------------------------------------------------

@@ -59,8 +59,9 @@ class Termination:
         before = signal.getsignal(self._number)
         if before is None or threading.current_thread() is not threading.main_thread():
             return False
-        self._before = before
-        signal.signal(self._number, self._on_signal)
+        if before != self._on_signal:  # else a framework has restored ours, which it had once found
+            self._before = before
+            signal.signal(self._number, self._on_signal)
         self._in_place = True
         return True
 
@@ -72,7 +73,7 @@ class Termination:
 
     def _put_back(self) -> None:
         # One that was put in front of ours later, and calls it, stays.
-        if self._in_place and signal.getsignal(self._number) == self._on_signal:
+        if signal.getsignal(self._number) == self._on_signal:
             signal.signal(self._number, self._before)
             self._in_place = False
 

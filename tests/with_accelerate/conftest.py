@@ -1,32 +1,21 @@
-"""Tests of Accelerate's corner: they run where it is installed, by `make test-accelerate`.
-
-The folder is not called accelerate: Python would take it for the package where that is missing.
-"""
+"""Tests of Accelerate's corner: they run where it is installed, by `make test-accelerate`."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from framework_folder import hooks_of
+
+pytest_pycollect_makemodule, pytest_collection_modifyitems = hooks_of(Path(__file__).parent, "accelerate")
 
 
-class Skipped(pytest.Module):
-    """A module that cannot be imported here."""
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[Callable[[Any], Any]]:
+    """Makes a job, under a master with a journal in `tmp_path / "state"`."""
+    from framework_jobs import jobs_of
 
-    def collect(self):
-        pytest.skip("Accelerate is not installed: make test-accelerate", allow_module_level=True)
-
-
-def pytest_pycollect_makemodule(module_path, parent):
-    """Skip what needs Accelerate, with a reason, where it is missing."""
-    return None if find_spec("accelerate") else Skipped.from_parent(parent, path=module_path)
-
-
-def pytest_collection_modifyitems(items):
-    """Accelerate warns of itself in use; of ours every warning is an error."""
-    for item in items:
-        if "/tests/with_accelerate/" in str(item.path):
-            item.add_marker(pytest.mark.filterwarnings("default"))
-            item.add_marker(pytest.mark.filterwarnings("error:all [0-9]+ epoch"))
-            item.add_marker(pytest.mark.filterwarnings("error:the loop was left"))
-            item.add_marker(pytest.mark.filterwarnings("error:of the optimizers attached"))
+    with jobs_of("accelerate_program", tmp_path) as start:
+        yield start

@@ -11,7 +11,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from memory_model import BATCH, EPOCHS, RECORDS, Remembers, Tally, each
+from accelerate_model import Remembers
+from memory_model import BATCH, EPOCHS, RECORDS, Tally, each
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -128,6 +129,18 @@ def test_a_loop_that_is_left_gets_again_what_had_no_step(at: int) -> None:
                     break
         assert loader.service.finished
     assert job.memory.learnt == each()
+
+
+def test_a_loop_that_is_left_on_a_notice_gets_no_epoch_more() -> None:
+    with loader_of() as loader:
+        job = Job(loader, 4)
+        for _ in job.batches.epochs():
+            for number in job.one_pass():
+                if number == 5:
+                    loader.preempt()
+                if loader.preempted:
+                    break
+        assert loader.progress().acknowledged == 4 * BATCH == sum(job.memory.learnt.values())
 
 
 def test_accelerator_prepare_leaves_a_prepared_loader_alone() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from memory_model import EPOCHS, RECORDS, Remembers, Tally, each
+from accelerate_model import Remembers
+from memory_model import EPOCHS, RECORDS, Tally, each
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accelerate.md").read_text("utf-8")
 (DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
@@ -38,13 +42,14 @@ def test_five_lines_at_most_are_another() -> None:
     assert sum(line.startswith("-") for line in LINES) <= 5
 
 
-@pytest.mark.parametrize("sign", ["-", "+"])
-def test_the_program_runs(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models: list[Remembers] = []
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Remembers]:
+    """Those that programs make, of the module that they import."""
+    made: list[Remembers] = []
 
     def make() -> Remembers:
-        models.append(Remembers())
-        return models[-1]
+        made.append(Remembers())
+        return made[-1]
 
     module = ModuleType("model")
     module.photos = torch.arange(RECORDS)  # type: ignore[attr-defined]
@@ -53,11 +58,42 @@ def test_the_program_runs(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "model", module)
     monkeypatch.setattr(torch.optim, "SGD", lambda parameters, lr: Tally(*parameters))
     monkeypatch.chdir(tmp_path)
+    return made
+
+
+@pytest.mark.parametrize("sign", ["-", "+"])
+def test_the_program_runs(sign: str, models: list[Remembers]) -> None:
     found: dict[str, object] = {"__name__": "script"}
     exec(compile(program(sign), f"the program, {sign}", "exec"), found)
     assert models[0].learnt == each(EPOCHS + 1)
     if sign == "+":
         found["loader"].close()  # type: ignore[attr-defined]
+
+
+def test_the_program_that_looks_at_notices_ends_on_one_and_goes_on(models: list[Remembers]) -> None:
+    (look,) = re.findall(r"## Notices\n.*?```python\n(.*?)```", PAGE, re.S)
+    before, save = program("+").rsplit("    accelerator.save_state", 1)
+    text = f"import sys\n{before}{indent(look, ' ' * 8)}    accelerator.save_state{save}"
+    code = compile(text, "the program that looks", "exec")
+    loss_of = sys.modules["model"].loss_of
+
+    def told(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        if not models[1:] and sum(models[0].learnt.values()) == RECORDS:
+            signal.raise_signal(signal.SIGTERM)  # in the first batch of the second epoch
+        return loss_of(model, batch)
+
+    found: dict[str, Any] = {"__name__": "script"}
+    sys.modules["model"].loss_of = told  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit) as end:
+        exec(code, found)
+    assert end.value.code == 143
+    found["loader"].close()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    found = {"__name__": "script"}
+    exec(code, found)
+    assert models[1].learnt == each(EPOCHS + 1)
+    found["loader"].close()
 
 
 def test_what_the_page_says_of_plain_use_has_a_test() -> None:

@@ -13,6 +13,7 @@ import deepspeed.ops
 import torch
 import torch._dynamo  # the engine imports it, which takes long
 from counting import Counting, CountingOptimizer, Records
+from framework_jobs import note_step
 
 from edl_torch import ElasticDataLoader
 
@@ -40,9 +41,8 @@ class TwoGroups(Counting):
         return {"loss": -(self.counts[index] + self.other[index]).mean()}
 
 
-def run(folder: Path, settings: Settings, environment: dict[str, str]) -> None:
-    own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    os.environ.update(environment | own)
+def run(folder: Path, settings: Settings) -> None:
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
     model = TwoGroups()
     optimizer = CountingOptimizer([{"params": [model.counts]}, {"params": [model.other]}], even=True)
@@ -67,8 +67,7 @@ def run(folder: Path, settings: Settings, environment: dict[str, str]) -> None:
                 loss = engine(**batch)["loss"]
                 engine.backward(loss)
                 engine.step()
-                with (folder / "steps-0").open("a") as file:
-                    file.write("step\n")
+                note_step(folder, engine.micro_steps)
                 if engine.was_step_applied() and engine.global_steps % 3 == 0:
                     engine.save_checkpoint(checkpoints, client_state={"data": loader.state_dict()})
         counts = [[int(count) for count in counts.tolist()] for counts in (model.counts, model.other)]

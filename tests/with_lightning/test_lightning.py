@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from memory import BATCH, EPOCHS, RECORDS, Remembers, Tally, each
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning_model import Remembers
+from memory_model import BATCH, EPOCHS, RECORDS, Tally, each
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.errors import CheckpointError, InvalidArgument
@@ -367,6 +370,84 @@ def test_max_epochs_as_many_as_those_of_the_data_are_fine(tmp_path: Path) -> Non
     with loader_of() as loader:
         trainer_of(tmp_path, ElasticCallback(loader), max_epochs=EPOCHS).fit(model, loader)
     assert model.learnt == each()
+
+
+# Notices ----------------------------------------------------------------------------------------------------
+
+
+class Told(Callback):
+    """Gets SIGTERM in the midst of a batch, and notes which batches have come to their ends."""
+
+    def __init__(self, at: int, tell: Any = lambda: signal.raise_signal(signal.SIGTERM)) -> None:
+        self.at = at
+        self.tell = tell
+        self.ended: list[int] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == 0 and batch_idx == self.at:
+            self.tell()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, at: int) -> None:
+        self.ended.append(at)
+
+
+@pytest.mark.parametrize("every", [1, 7])
+@pytest.mark.parametrize(("accumulate", "at", "last"), [(1, 5, 5), (1, 17, 17), (4, 5, 7), (4, 16, 17)])
+def test_a_notice_saves_when_the_step_is_made_and_ends_the_program(
+    accumulate: int, at: int, last: int, every: int, tmp_path: Path
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    arguments = {"accumulate_grad_batches": accumulate, "enable_checkpointing": True}
+    model = Remembers()
+    with loader_of() as loader:
+        told = Told(at)
+        trainer = trainer_of(
+            tmp_path, saving(tmp_path, every_n_train_steps=every), ElasticCallback(loader), told, **arguments
+        )
+        with pytest.raises(SIGTERMException) as end:
+            trainer.fit(model, loader)
+        assert end.value.code == 143
+        assert told.ended == list(range(last + 1))  # though that callback comes after ours
+        assert len(trainer.callbacks) == 3
+        done = loader.progress().acknowledged
+        assert done == sum(model.learnt.values()) == min((last + 1) * BATCH, RECORDS)
+    assert signal.getsignal(signal.SIGTERM) == before
+    model = Remembers()
+    with loader_of() as loader:
+        saves = saving(tmp_path, every_n_train_steps=every)
+        trainer = trainer_of(tmp_path, ElasticCallback(loader), saves, **arguments)
+        trainer.fit(model, loader, ckpt_path="last")
+        assert loader.service.finished
+        assert trainer.global_step == EPOCHS * -(-RECORDS // BATCH // accumulate)  # nothing was done twice
+    assert model.learnt == each()
+    assert [path.name for path in (tmp_path / "checkpoints").glob("last*")] == ["last.ckpt"]
+
+
+def test_a_notice_of_the_programs_own_ends_it_too_and_where_nothing_is_saved_it_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loader_of() as loader:
+        trainer = trainer_of(tmp_path, ElasticCallback(loader), Told(5, loader.preempt))
+        with pytest.raises(SIGTERMException):
+            trainer.fit(Remembers(), loader)
+        assert loader.progress().acknowledged == 6 * BATCH
+    assert "no ModelCheckpoint" in caplog.text
+
+
+def test_lightnings_own_handler_is_not_called_and_the_programs_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    before = signal.signal(signal.SIGTERM, lambda *_: called.append(1))
+    try:
+        with loader_of() as loader:
+            trainer = trainer_of(tmp_path, ElasticCallback(loader), Told(5))
+            with pytest.raises(SIGTERMException):
+                trainer.fit(Remembers(), loader)
+            assert not trainer.received_sigterm  # by which Lightning would have ended this rank at once
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert called == [1]
 
 
 # Refused ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from memory import EPOCHS, RECORDS, Remembers, each
+from lightning_model import Remembers
+from memory_model import EPOCHS, RECORDS, each
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text("utf-8")
 (DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)

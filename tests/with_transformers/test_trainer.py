@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,63 @@ def test_micro_batches_that_were_read_and_not_stepped_on_come_again(make: Make) 
     assert counts(again.model) == [1] * 30
 
 
+class Told(TrainerCallback):
+    """Gets SIGTERM in the midst of a step, and notes what the Trainer does from then on."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self.events: list[str] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        assert not self.events, "a step after the notice"
+        if state.global_step == self._step:
+            signal.raise_signal(signal.SIGTERM)
+            self.events.append(f"told in step {self._step + 1}")
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        if self.events:
+            self.events.append("saved")
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        if self.events:
+            self.events.append("evaluated")
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        if self.events:
+            self.events.append("over")
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch", "no"])
+@pytest.mark.parametrize(("accumulation", "step"), [(1, 4), (1, 7), (3, 1)])
+def test_a_notice_saves_when_the_step_is_made_and_ends_the_program(
+    make: Make, accumulation: int, step: int, strategy: str
+) -> None:
+    settings = Settings(size=30, epochs=2, accumulation=accumulation, save_steps=100)
+    told = Told(step)
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = make(
+        settings, callbacks=[told], save_strategy=strategy, eval_strategy="epoch", eval_dataset=Records(5)
+    )
+    with pytest.raises(SystemExit) as end:
+        trainer.train()
+    assert end.value.code == 143
+    assert told.events == [f"told in step {step + 1}", "saved", "over"]
+    trainer.elastic_loader.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+    again = make(settings)
+    again.train(resume_from_checkpoint=True)
+    assert counts(again.model) == [2] * 30
+    assert again.state.global_step == 2 * -(-EPOCH_STEPS // accumulation)  # nothing was done twice
+
+
+def test_a_notice_that_came_before_training_ends_it_after_a_step(make: Make) -> None:
+    trainer = make()
+    trainer.elastic_loader.preempt()
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
 def test_a_checkpoint_that_was_half_written_is_passed_over(make: Make, tmp_path: Path) -> None:
     make(callbacks=[StopAt(7)], save_total_limit=None).train()
     half = tmp_path / "out" / "checkpoint-7"
@@ -237,7 +295,11 @@ def test_epochs_that_differ_are_refused(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [({"auto_find_batch_size": True}, "auto_find_batch_size: the batch size")]
+    ("arguments", "message"),
+    [
+        ({"auto_find_batch_size": True}, "auto_find_batch_size: the batch size"),
+        ({"enable_jit_checkpoint": True}, "leave out enable_jit_checkpoint"),
+    ],
 )
 def test_arguments_that_cannot_be_kept_are_refused(
     make: Make, arguments: dict[str, Any], message: str

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from counting import Counting, CountingItems, CountingOptimizer, Records
+from framework_jobs import note_step
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -42,16 +43,15 @@ class MyTrainer(ElasticTrainer, Trainer):
 class Steps(TrainerCallback):
     """Takes its time, and notes steps and saves."""
 
-    def __init__(self, file: Path, step_s: float) -> None:
-        self._file = file
+    def __init__(self, folder: Path, step_s: float) -> None:
+        self._folder = folder
         self._step_s = step_s
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         time.sleep(self._step_s)
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        with self._file.open("a") as file:
-            file.write("step\n")
+    def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        note_step(self._folder, state.global_step)
 
 
 def arguments(folder: Path, settings: Settings, **more: Any) -> TrainingArguments:
@@ -124,8 +124,7 @@ def refusals(folder: Path, settings: Settings) -> list[str]:
     ]
 
 
-def run(folder: Path, settings: Settings, environment: dict[str, str]) -> None:
-    os.environ.update(environment)
+def run(folder: Path, settings: Settings) -> None:
     torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if settings.alone:
@@ -152,7 +151,7 @@ def run(folder: Path, settings: Settings, environment: dict[str, str]) -> None:
             args=args,
             elastic_loader=loader,
             eval_dataset=Records(5),
-            callbacks=[Steps(folder / f"steps-{rank}", settings.step_s * (1 + rank))],
+            callbacks=[Steps(folder, settings.step_s * (1 + rank))],
         )
         trainer.train(resume_from_checkpoint=get_last_checkpoint(args.output_dir))
         if rank == 0:

@@ -126,7 +126,7 @@ class CsvReader(AbstractDataReader):
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The type of each column, as given or inferred: `dtypes=` for another reader of data like this."""
+        """The type of each column, as given or inferred. It may be given to another reader as `dtypes`."""
         return {name: kind.name for name, kind in self._layout.columns}
 
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:

@@ -32,9 +32,21 @@ def load(kind, name):
 def pod_template(document):
     """The pod template of a workload; None of anything else."""
     spec = document["spec"]
-    if document["kind"] == "PyTorchJob":
-        return spec["pytorchReplicaSpecs"]["Worker"]["template"]
+    if document["kind"] == "TrainingRuntime":
+        (node,) = spec["template"]["spec"]["replicatedJobs"]
+        return node["template"]["spec"]["template"]
     return spec.get("template") if document["kind"] in ("StatefulSet", "Job") else None
+
+
+def trainers(kind):
+    """The pod template, and the container with its command and arguments, of a job of trainers."""
+    if kind == "Job":
+        template = pod_template(load("Job", "coco"))
+        return template, template["spec"]["containers"][0]
+    job = load("TrainJob", "coco")["spec"]
+    template = pod_template(load(job["runtimeRef"]["kind"], job["runtimeRef"]["name"]))
+    (container,) = template["spec"]["containers"]
+    return template, container | {name: job["trainer"][name] for name in ("command", "args")}
 
 
 WORKLOADS = [

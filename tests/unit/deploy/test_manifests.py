@@ -11,7 +11,7 @@ import subprocess
 import jsonschema
 import pytest
 import yaml
-from manifests import FOLDER, ROOT, WORKLOADS, documents, files, load, pod_template
+from manifests import FOLDER, ROOT, WORKLOADS, documents, files, load, pod_template, trainers
 
 from edl_torch.cli.main import build_parser
 from edl_torch.rpc.credentials import Credentials
@@ -30,8 +30,8 @@ def validate(kubernetes):
     assert len(versions) >= 3
 
     def check(document):
-        if document["kind"] == "PyTorchJob":
-            check_pytorchjob(document, utils)
+        if document["kind"] in ("TrainJob", "TrainingRuntime"):
+            check_kubeflow(document, utils)
             return
         for version in versions:
             utils.validate(document, version, strict=True)
@@ -39,20 +39,14 @@ def validate(kubernetes):
     return check
 
 
-def check_pytorchjob(document, utils):
-    pytest.importorskip("kubeflow.training", reason="pip install kubeflow-training")
-    from pytorchjob_schema import schema_of
+def check_kubeflow(document, utils):
+    pytest.importorskip("kubeflow_trainer_api", reason="pip install kubeflow-trainer-api")
+    from trainjob_schema import schema_of
 
-    pods = []
-
-    def foreign(name):
-        return pods.append(name) or {"type": "object"}
-
-    schema = schema_of("KubeflowOrgV1PyTorchJob", foreign)
-    assert any("PodTemplateSpec" in name for name in pods)
-    jsonschema.Draft202012Validator(schema).validate(document)
-    for replicas in document["spec"]["pytorchReplicaSpecs"].values():
-        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": replicas["template"]}
+    jsonschema.Draft202012Validator(schema_of(document["kind"])).validate(document)
+    template = pod_template(document)
+    if template is not None:
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": template}
         utils.validate(pod, utils.latest_version(), strict=True)
 
 
@@ -77,9 +71,11 @@ def broken(kind, name, change):
         broken("StatefulSet", "edl-master", lambda d: d["spec"].pop("selector")),
         broken("Service", "edl-master", lambda d: d["spec"]["ports"][0].update(port="50001")),
         broken("Job", "coco", lambda d: pod_template(d)["spec"]["containers"][0].update(readiness={})),
-        broken("PyTorchJob", "coco", lambda d: d["spec"]["elasticPolicy"].update(minReplica=1)),
-        broken("PyTorchJob", "coco", lambda d: d["spec"].pop("pytorchReplicaSpecs")),
-        broken("PyTorchJob", "coco", lambda d: pod_template(d)["spec"].update(tolerations={})),
+        broken("TrainJob", "coco", lambda d: d["spec"]["trainer"].update(numNode=1)),
+        broken("TrainJob", "coco", lambda d: d["spec"].pop("runtimeRef")),
+        broken("TrainJob", "coco", lambda d: d["spec"]["trainer"].update(numNodes="3")),
+        broken("TrainingRuntime", "edl-torch", lambda d: d["spec"]["mlPolicy"]["torch"].update(elastic={})),
+        broken("TrainingRuntime", "edl-torch", lambda d: pod_template(d)["spec"].update(tolerations={})),
     ],
 )
 def test_broken_manifests_do_not(document, validate):
@@ -180,13 +176,12 @@ def test_master_is_one_reached_by_its_service_and_probed_without_tls():
     assert policy["egress"] == []
 
 
-@pytest.mark.parametrize("kind", ["Job", "PyTorchJob"])
+@pytest.mark.parametrize("kind", ["Job", "TrainJob"])
 def test_trainers_are_let_in_and_find_the_master(kind, tmp_path):
-    template = pod_template(load(kind, "coco"))
+    template, container = trainers(kind)
     policy = load("NetworkPolicy", "edl-master")["spec"]
     allowed = policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
     assert allowed.items() <= template["metadata"]["labels"].items()
-    container = template["spec"]["containers"][0]
     environment = {entry["name"]: entry.get("value") for entry in container["env"]}
     service = load("Service", "edl-master")
     port = service["spec"]["ports"][0]["port"]
@@ -200,18 +195,35 @@ def test_trainers_are_let_in_and_find_the_master(kind, tmp_path):
 
 
 def test_torchrun_is_told_that_pods_come_and_go():
-    (container,) = pod_template(load("PyTorchJob", "coco"))["spec"]["containers"]
+    from torch.distributed.run import parse_args
+
+    _, container = trainers("TrainJob")
+    torchrun, *command = container["command"]
+    assert torchrun == "torchrun"
+    options = parse_args([*command, *container["args"]])
+    assert options.nnodes == f"1:{load('TrainJob', 'coco')['spec']['trainer']['numNodes']}"
+    assert options.rdzv_endpoint == "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"
+    assert options.training_script == "/opt/coco/train.py"
     environment = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-@pytest.mark.parametrize("kind", ["Job", "PyTorchJob"])
+def test_kubeflow_finds_the_pods_and_the_container_of_trainers():
+    (node,) = load("TrainingRuntime", "edl-torch")["spec"]["template"]["spec"]["replicatedJobs"]
+    assert node["name"] == "node"
+    labels = node["template"]["metadata"]["labels"]
+    assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["name"] == "node"
+
+
+@pytest.mark.parametrize("kind", ["Job", "TrainJob"])
 def test_arguments_of_the_trainers_are_those_of_the_example(kind, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples" / "coco")
     from options import parse
 
-    arguments = pod_template(load(kind, "coco"))["spec"]["containers"][0]["args"]
-    assert parse(arguments).epochs == 4
+    _, container = trainers(kind)
+    assert parse(container["args"]).epochs == 4
 
 
 def test_replacement_of_a_trainer_resumes_where_there_is_a_checkpoint(tmp_path):

@@ -59,6 +59,31 @@ def test_the_first_is_noted_and_the_handler_of_before_called_each_time(handler: 
     assert handler.called == [NUMBER] * 2
 
 
+def test_ours_that_a_framework_has_restored_goes_when_nobody_listens(handler: Handler) -> None:
+    termination, listener = Termination(NUMBER), Listener()
+    termination.listen(listener)
+    ours = signal.getsignal(NUMBER)
+    send()
+    signal.signal(NUMBER, ours)  # what it had found when it installed its own
+    termination.leave(listener)
+    assert signal.getsignal(NUMBER) is handler
+
+
+def test_ours_that_a_framework_has_restored_too_late_is_taken_up_again(handler: Handler) -> None:
+    termination, listener = Termination(NUMBER), Listener()
+    termination.listen(listener)
+    ours = signal.getsignal(NUMBER)
+    send()
+    termination.leave(listener)
+    signal.signal(NUMBER, ours)
+    termination.listen(listener)
+    assert not termination.came
+    send()
+    assert termination.came
+    assert handler.called == [NUMBER] * 2
+    assert signal.getsignal(NUMBER) is handler
+
+
 def test_an_error_of_the_handler_of_before_goes_on_to_the_program(handler: Handler) -> None:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(7)

@@ -1,4 +1,4 @@
-"""A model that remembers what it has learnt: how often each record was in a step of its optimizer.
+"""A memory of what a model has learnt: how often each record was in a step of its optimizer.
 
 The counts are the model's one parameter, moved by its gradient alone, so they lie in every checkpoint. They
 do not know the loader, nor how a job runs.
@@ -26,7 +26,8 @@ class Tally(torch.optim.Optimizer):
         super().__init__([counts], {})
         self.mean = mean
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
+        result = None if closure is None else closure()
         (counts,) = self.param_groups[0]["params"]
         if counts.grad is not None and counts.grad.any():
             shares = -counts.grad
@@ -35,22 +36,17 @@ class Tally(torch.optim.Optimizer):
             assert not self.mean or abs(float(shares.sum()) - 1) < 1e-9, shares.sum()
             with torch.no_grad():
                 counts += times.round()
+        return result
 
 
-class Remembers(torch.nn.Module):
-    """Learns each record by heart."""
+def fresh_counts() -> torch.nn.Parameter:
+    """The counts of a model that has learnt nothing."""
+    return torch.nn.Parameter(torch.zeros(RECORDS, dtype=torch.float64))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = torch.nn.Parameter(torch.zeros(RECORDS, dtype=torch.float64))
 
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return -self.counts[batch]
-
-    @property
-    def learnt(self) -> Counter[int]:
-        """How often each record was learnt."""
-        return Counter({index: int(count) for index, count in enumerate(self.counts) if count})
+def learnt(counts: torch.Tensor) -> Counter[int]:
+    """How often each record was learnt."""
+    return Counter({index: int(count) for index, count in enumerate(counts) if count})
 
 
 def each(times: int = EPOCHS) -> Counter[int]:

@@ -1,0 +1,125 @@
+"""A job of Accelerate's, which goes on from Accelerate's own states: one process of it, as tests start it.
+
+Under torchrun the last process is killed in its first life.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch._dynamo  # else the first optimizer does, in every attempt
+from accelerate import Accelerator
+from accelerate_model import Remembers
+from framework_jobs import TOLD, Death, note_step
+from memory_model import BATCH, EPOCHS, RECORDS, Tally
+
+from edl_torch import ElasticDataLoader
+from edl_torch.client.torchrun import init_process_group
+from edl_torch.integrations.accelerate import prepare
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a job is. Its processes step together if `ranks`, at most so many, is not 1."""
+
+    ranks: int = 1
+    workers: int = 0
+    accumulate: int = 1
+    every: int = 0  # batches between states; 0: an epoch
+    step_s: float = 0.0
+    death: Death = field(default_factory=Death)  # of the last process
+
+
+def newest(folder: Path) -> Path | None:
+    """The state that was saved last, whole."""
+    found = sorted(folder.glob("state-*"), key=lambda path: int(path.name.partition("-")[2]))
+    return found[-1] if found else None
+
+
+def run(folder: Path, settings: Settings) -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    synchronous = settings.ranks > 1
+    if synchronous:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+            os.environ.setdefault(name, value)
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        init_process_group("gloo")
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=settings.accumulate)
+    death = settings.death if accelerator.process_index == accelerator.num_processes - 1 else Death()
+    death.start()
+    with ElasticDataLoader(
+        torch.arange(RECORDS),
+        batch_size=BATCH,
+        shuffle=True,
+        num_epochs=EPOCHS,
+        num_workers=settings.workers,
+        lookahead="told",
+        synchronous=synchronous,
+        records_per_shard=5,
+        audit_dir=folder / "audit",
+    ) as loader:
+        memory = Remembers()
+        model, optimizer = accelerator.prepare(memory, Tally(memory.counts, mean=synchronous))
+        batches = prepare(accelerator, loader, optimizer)
+        state = newest(folder)
+        saved = 0 if state is None else int(state.name.partition("-")[2])
+        if state is not None:
+            accelerator.load_state(str(state))
+        accelerator.wait_for_everyone()
+
+        def save() -> None:
+            nonlocal saved
+            saved += 1
+            accelerator.save_state(str(folder / "half"))
+            death.at("saving")
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:
+                (folder / "half").rename(folder / f"state-{saved}")
+            accelerator.wait_for_everyone()
+
+        done = 0
+        for _ in batches.epochs():
+            for batch in batches:
+                death.at("batch")
+                time.sleep(settings.step_s)
+                with accelerator.accumulate(model):
+                    loss = model(batch)
+                    accelerator.backward(batches.weigh(loss.mean()) if synchronous else loss.sum())
+                    death.at("backward")
+                    if synchronous:
+                        batches.scale_gradients(optimizer)
+                    optimizer.step()
+                    death.at("step")
+                    optimizer.zero_grad()
+                if accelerator.sync_gradients:
+                    note_step(folder, sum(memory.learnt.values()))
+                done += 1
+                if settings.every and done % settings.every == 0:
+                    save()
+                death.at("batch over")
+                if loader.preempted:
+                    save()
+                    sys.exit(TOLD)
+            death.at("epoch over")
+            save()
+        if accelerator.is_main_process:
+            found = {
+                "learnt": [int(count) for count in memory.counts],
+                "finished": loader.progress().finished,
+            }
+            (folder / "result.json").write_text(json.dumps(found))
+        accelerator.wait_for_everyone()
+
+
+if __name__ == "__main__":
+    first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    death = Death("batch", 6) if first_life else Death()
+    run(Path(sys.argv[1]), Settings(ranks=2, accumulate=2, every=2, death=death))

@@ -1,0 +1,149 @@
+"""A job of Lightning's, which goes on from Lightning's own checkpoint: one rank of it, as tests start it.
+
+Under torchrun it is the program of docs/lightning.md with several ranks; the last rank is killed in its first
+life.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch._dynamo  # else the first optimizer does, in every attempt
+from framework_jobs import Death, note_step
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning_model import Remembers
+from memory_model import BATCH, EPOCHS, RECORDS
+
+from edl_torch import ElasticDataLoader
+from edl_torch.client.torchrun import init_process_group
+from edl_torch.integrations.lightning import ElasticCallback
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a job is. Its ranks step together if `ranks`, which is how many there are at most, is not 1."""
+
+    ranks: int = 1
+    workers: int = 0
+    accumulate: int = 1
+    every: int = 0  # steps between checkpoints; 0: an epoch
+    step_s: float = 0.0
+    death: Death = field(default_factory=Death)  # of the last rank
+
+
+class Dies(Callback):
+    """Dies where it is said."""
+
+    def __init__(self, death: Death) -> None:
+        self.death = death
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        self.death.start()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.death.at("batch")
+
+    def on_after_backward(self, *args: Any) -> None:
+        self.death.at("backward")
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        self.death.at("step")
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.death.at("batch over")
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self.death.at("validation")
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.death.at("epoch over")
+
+
+class Steps(Callback):
+    """Takes its time, and notes steps."""
+
+    def __init__(self, folder: Path, step_s: float) -> None:
+        self.folder = folder
+        self.step_s = step_s
+        self.step = 0
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        time.sleep(self.step_s)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if trainer.global_step != self.step:
+            self.step = trainer.global_step
+            note_step(self.folder, self.step)
+
+
+class Validates(Remembers):
+    """With a validation step, which learns nothing."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        assert len(batch)
+
+
+def run(folder: Path, settings: Settings) -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    synchronous = settings.ranks > 1
+    if synchronous:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+            os.environ.setdefault(name, value)
+        init_process_group("gloo")
+    with ElasticDataLoader(
+        torch.arange(RECORDS),
+        batch_size=BATCH,
+        shuffle=True,
+        num_epochs=EPOCHS,
+        num_workers=settings.workers,
+        lookahead="told",
+        synchronous=synchronous,
+        records_per_shard=5,
+        audit_dir=folder / "audit",
+    ) as loader:
+        model = Validates(loader if synchronous else None)
+        every = (
+            {"every_n_train_steps": settings.every} if settings.every else {"save_on_train_epoch_end": True}
+        )
+        saves = ModelCheckpoint(str(folder / "checkpoints"), save_last=True, **every)
+        death = settings.death if int(os.environ.get("RANK", "0")) == ranks - 1 else Death()
+        trainer = pl.Trainer(
+            max_epochs=-1,
+            accelerator="cpu",
+            devices=ranks,
+            strategy="ddp" if ranks > 1 else "auto",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=str(folder),
+            accumulate_grad_batches=settings.accumulate,
+            callbacks=[ElasticCallback(loader), saves, Dies(death), Steps(folder, settings.step_s)],
+        )
+        held_out = torch.utils.data.DataLoader(torch.arange(6), batch_size=BATCH)
+        trainer.fit(model, loader, held_out, ckpt_path="last")
+        if trainer.global_rank == 0:
+            found = {
+                "learnt": [int(count) for count in model.counts],
+                "finished": loader.progress().finished,
+            }
+            (folder / "result.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    death = Death("batch", 6) if first_life else Death()
+    run(Path(sys.argv[1]), Settings(ranks=2, accumulate=2, every=1, death=death))
