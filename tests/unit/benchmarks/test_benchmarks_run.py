@@ -65,6 +65,12 @@ def test_loader_benchmark_decodes_the_pictures_that_it_is_given(tmp_path: Path) 
     assert all(value > 0 for rounds in result["throughputs"].values() for value in rounds)
 
 
+def test_threads_benchmark_compares_memory_and_throughput(tmp_path: Path) -> None:
+    _, body = run("threads.py", tmp_path, "--only", "uint8", "memory", "scaled")
+    assert [result["title"].split()[0] for result in body["results"]] == ["JPEG", "a"]
+    assert set(body["memory"]["bytes"]) == {"two threads", "two threads in a worker", "plain, two workers"}
+
+
 def test_dispatch_benchmark_meets_the_targets_for_a_huge_dataset(tmp_path: Path) -> None:
     printed, body = run("dispatch.py", tmp_path)
     huge = [finding for finding in body["findings"] if finding["most"] is not None][:4]
