@@ -70,7 +70,9 @@ class Safe(Picking):
     thread_safe = True
 
 
-def planned(*, shuffle: bool = False, in_shard: bool = False, per: int = 6, seed: int = 3) -> Plan:
+def planned(
+    *, shuffle: bool = False, in_shard: bool = False, window: int = 1, per: int = 6, seed: int = 3
+) -> Plan:
     spec = DatasetSpec(
         name="d",
         sources=(Source(name="a", count=23), Source(name="b", count=9)),
@@ -78,6 +80,7 @@ def planned(*, shuffle: bool = False, in_shard: bool = False, per: int = 6, seed
         seed=seed,
         shuffle=shuffle,
         shuffle_in_shard=in_shard,
+        shuffle_window=window,
     )
     return Plan(spec)
 
@@ -87,9 +90,9 @@ def granted(plan: Plan) -> list[Grant]:
         Grant(
             task=7 * shard,
             attempt=1,
-            slice=Slice(epoch=1, shard=shard, skip=shard % 2, limit=plan.length(shard) - shard % 2),
+            slice=Slice(epoch=1, shard=shard, skip=shard % 2, limit=plan.records_in(1, shard) - shard % 2),
         )
-        for shard in range(plan.num_shards)
+        for shard in plan.windows_at(1, 0, plan.num_windows)
     ]
 
 
@@ -205,6 +208,7 @@ PLANS = {
     "in shard": planned(in_shard=True),
     "global": planned(shuffle=True),
     "one shard": planned(per=40),
+    "windows": planned(in_shard=True, window=2),
 }
 
 
@@ -416,6 +420,23 @@ def test_random_numbers_are_those_of_one_thread(source: str, at: Any, order: str
         assert by_several(kind(), plan, 3, book, transform, generators, threads=3) == expected
         assert by_several(kind(), plan, 3, book, transform, generators, collate=as_list) == expected
     assert GeneratorStates() == before
+
+
+@pytest.mark.parametrize("who", ["loop", "transform"])
+@pytest.mark.parametrize("bad", [set(), {9, 1004}], ids=str)
+def test_records_of_a_window_that_are_read_again_are_those_of_one_thread(who: str, bad: set[int]) -> None:
+    """They were taken from what is kept of the window; nothing but bad ones may go to quarantine."""
+    transform = drawing(random.random, {17} if who == "transform" else ())
+    start, told = GeneratorStates(), []
+    for read in (by_one, by_several):
+        start.restore()
+        book, own = Book(quarantines=True), []
+        generators = Generators(after_each=False)
+        after = (lambda own=own: own.append(random.random())) if who == "loop" else (lambda: None)
+        batches = read(Numbers(bad), PLANS["windows"], 3, book, transform, generators, after=after)  # type: ignore[operator]
+        told.append((batches, own, book.said))
+    assert told[0] == told[1]
+    assert len(told[0][2]) == len(bad)
 
 
 @pytest.mark.parametrize("source", DRAWS)
