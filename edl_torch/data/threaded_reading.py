@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Protocol
@@ -161,7 +162,8 @@ class Cell:
         block = self.block
         if block is not None:
             if block.rows is not None and self.error is None and not self.steps.skip_all:
-                self.value = block.rows.place(self.value, self.row)
+                with suppress(Exception):  # the thread that iterates makes the batch of samples, or raises
+                    self.value = block.rows.place(self.value, self.row)
             block.one_done()
 
     def transform_here(self, transform: Seeded, *, again: bool = False) -> None:

@@ -381,6 +381,26 @@ def made(batch: Any) -> Any:
     return batch.batch if isinstance(batch, Collated) else to_batch(batch)
 
 
+@pytest.mark.parametrize("kind", ["long double", "sparse", "endless"])
+def test_samples_that_have_no_place_are_left_to_the_loader(kind: str) -> None:
+    """A thread that raised here would never be done with its record, and the loop would wait for ever."""
+
+    def make(number: int) -> Any:
+        endless: list[Any] = []
+        endless.append(endless)
+        kinds = {
+            "long double": lambda: np.zeros(1 << 18, np.longdouble),
+            "sparse": lambda: torch.eye(600).to_sparse(),
+            "endless": lambda: endless,
+        }
+        return kinds[kind]()
+
+    reading = in_threads(Safe(), planned(), 4, Book(quarantines=False), make, collate=to_batch)
+    reading._pool.add = lambda cells: [(cell.read(), cell.finish()) for cell in cells]  # type: ignore[method-assign]
+    assert len(next(reading)) == 4
+    reading.close()
+
+
 def test_samples_that_make_no_batch_are_left_to_the_loader() -> None:
     def uneven(number: int) -> torch.Tensor:
         return torch.zeros(1 + number % 2)
