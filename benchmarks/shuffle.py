@@ -129,7 +129,7 @@ def mixing(order_of: OrderOf, size: int, of_a_class: int, seeds: range) -> Mixin
                 np.mean([len(np.unique(row)) for row in batches // SHARD]),
                 np.mean([len(np.unique(row)) for row in labels]),
                 np.mean([_entropy(row) for row in labels]),
-                np.corrcoef(places)[0, 1],
+                np.asarray(np.corrcoef(places))[0, 1],
                 again / (BATCH * (BATCH - 1)) * (size - 1) / (BATCH - 1),
             )
         )
@@ -265,7 +265,8 @@ def rates(folder: Path, size: int) -> Iterator[Contest]:
 
 def main() -> None:
     options = parser(__doc__ or "")
-    options.add_argument("--only", choices=("mixing", "reads", "rates"), nargs="+", default=("mixing", "reads", "rates"))
+    kinds = ("mixing", "reads", "rates")
+    options.add_argument("--only", choices=kinds, nargs="+", default=kinds)
     arguments = options.parse_args()
     quick: bool = arguments.quick
     of_a_class, seeds, epochs = (20, range(1), 1) if quick else (OF_A_CLASS, range(5), 3)
