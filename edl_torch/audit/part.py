@@ -169,7 +169,9 @@ def _settle(reports: Reports, settled: Settled, line: Coordinates) -> Reports:
 def _dropped(line: Coordinates, remainders: Intervals, batch_size: int) -> Intervals:
     """Crumbs that nobody trained on: `drop_last` dropped them if the epoch has less than a batch of them."""
     dropped = Intervals()
-    for epoch in np.unique(remainders.starts // line.size).tolist():
+    first, last = remainders.starts // line.size, (remainders.ends - 1) // line.size
+    runs = zip(first.tolist(), last.tolist(), strict=True)  # what touches is one interval, over epochs too
+    for epoch in sorted({epoch for one, other in runs for epoch in range(one, other + 1)}):
         part = remainders & Intervals.run(epoch * line.size, (epoch + 1) * line.size)
         if part.count < batch_size:
             dropped |= part

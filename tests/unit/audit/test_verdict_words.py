@@ -12,6 +12,7 @@ from verdict_kit import SMALL, Writer, findings, one
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.errors import AuditError
+from edl_torch.shard import Source
 
 # The master's final word ------------------------------------------------------------------------------
 
@@ -122,6 +123,17 @@ def test_remainders_of_less_than_a_batch_are_dropped(tmp_path):
     job.finish()
     verdict = one(tmp_path)
     assert (verdict.proven, verdict.dropped, job.ledger.dropped) == (True, 2, 2)
+
+
+def test_whole_epochs_of_less_than_a_batch_are_dropped_each_by_itself(tmp_path):
+    """The end of one epoch and the beginning of the next are one run of records."""
+    spec = replace(SMALL, sources=(Source(name="a.csv", start=100, count=BATCH - 1),), num_epochs=4)
+    writer = Writer(tmp_path, spec=spec)
+    text = writer.log.path.read_text()
+    crumb = {"event": "crumb", "shard": 0, "start": 0, "upto": BATCH - 1, "ms": 0}
+    writer.log.path.write_text(text + "".join(f"{json.dumps({**crumb, 'epoch': n})}\n" for n in range(4)))
+    verdict = one(tmp_path)
+    assert (verdict.proven, verdict.dropped, verdict.lost) == (True, 4 * (BATCH - 1), 0)
 
 
 def test_what_is_missing_and_was_no_remainder_is_lost_however_little(tmp_path):
