@@ -63,18 +63,16 @@ class ReaderThreads:
         computes_alone: SimpleQueue[None] = SimpleQueue()
         self._on_start = computes_alone if before > 1 else None
         try:
-            for started, thread in enumerate(self._threads):
-                try:
-                    thread.start()
-                except RuntimeError:
-                    del self._threads[started:]
-                    self.stop()
-                    raise
-        finally:
+            for thread in self._threads:
+                thread.start()
             if self._on_start is not None:
                 for _ in self._threads:
                     computes_alone.get()
-                torch.set_num_threads(before)  # the number for threads to come, which each of them has set
+        except BaseException:  # no thread to be had, or Ctrl-C: nobody else would end those that run
+            self.close()
+            raise
+        finally:
+            torch.set_num_threads(before)  # the number for threads to come, which each of them has set
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Let the threads run these, after those that wait."""
@@ -112,7 +110,7 @@ class ReaderThreads:
             return  # the threads are those of the process that this one was forked from
         until = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
 
     def pause(self) -> None:
@@ -125,29 +123,30 @@ class ReaderThreads:
 
 
 class _Running:
-    """How many jobs run, and whether more may begin."""
+    """The threads that run jobs, and whether more may begin."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._jobs = 0
+        self._threads: set[int] = set()
         self._paused = False
 
     def begin(self) -> None:
         with self._changed:
             while self._paused:
                 self._changed.wait()
-            self._jobs += 1
+            self._threads.add(threading.get_ident())
 
     def end(self) -> None:
         with self._changed:
-            self._jobs -= 1
+            self._threads.discard(threading.get_ident())
             if self._paused:
                 self._changed.notify_all()
 
     def pause(self, timeout_s: float) -> None:
+        own = {threading.get_ident()}  # a transform may be what forks
         with self._changed:
             self._paused = True
-            self._changed.wait_for(lambda: not self._jobs, timeout_s)
+            self._changed.wait_for(lambda: self._threads <= own, timeout_s)
 
     def go_on(self) -> None:
         with self._changed:
@@ -177,7 +176,8 @@ def _all_go_on() -> None:
 
 atexit.register(_close_all)  # a thread that computes while the interpreter is torn down can abort it
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_pause_all, after_in_parent=_all_go_on)
+    # The child has none of the threads, and maybe a lock that one of them held: it forgets the pools.
+    os.register_at_fork(before=_pause_all, after_in_parent=_all_go_on, after_in_child=_pools.clear)
 
 
 def thread_count(num_threads: NumThreads, num_workers: int) -> int:

@@ -141,10 +141,14 @@ class Cell:
     def read(self) -> None:
         """Read the record."""
         if not self.steps.skip_all:
-            try:
-                self.value = self.lease.records.read(self.position)
-            except BaseException as exc:  # noqa: BLE001  the thread that iterates raises it, in its turn
-                self.error = exc
+            self.read_by(self.lease.records.read)
+
+    def read_by(self, read: Callable[[int], Any]) -> None:
+        """Keep the record that `read` returns for the position, or its error."""
+        try:
+            self.value = read(self.position)
+        except BaseException as exc:  # noqa: BLE001  the thread that iterates raises it, in its turn
+            self.error = exc
 
     def finish(self) -> None:
         """Make a sample of the record."""
@@ -166,17 +170,22 @@ class Cell:
                     self.value = block.rows.place(self.value, self.row)
             block.one_done()
 
-    def transform_here(self, transform: Seeded, *, again: bool = False) -> None:
-        """Make a sample in this thread, by the record's seed; `again` reads the record anew."""
+    def transform_here(self, transform: Seeded, *, again: bool = False) -> bool:
+        """Make a sample in this thread, by the record's seed; `again` reads the record anew.
+
+        Returns whether there was a record to transform.
+        """
         self.is_raw = False
         if again:
             self.error = None
-        if self.error is None:
-            try:
-                record = self.lease.records.again(self.position) if again else self.value
-                self.value = transform(record, self.seed)
-            except Exception as exc:  # noqa: BLE001  as a reader, a transform is the user's code
-                self.error = exc
+            self.read_by(self.lease.records.again)
+        if self.error is not None:
+            return False
+        try:
+            self.value = transform(self.value, self.seed)
+        except Exception as exc:  # noqa: BLE001  as a reader, a transform is the user's code
+            self.error = exc
+        return True
 
     @property
     def seed(self) -> int:
@@ -236,9 +245,10 @@ class Block:
         self.batch, self.is_batch = None, False
 
     def let_go(self) -> None:
-        """Break the circle of block and cells."""
+        """Break the circle of block and cells. Nobody waits for it any more."""
         for cell in self.cells:
             cell.block = None
+        self._done.set()
 
 
 class ThreadedReading(Iterator[Any]):
@@ -278,6 +288,7 @@ class ThreadedReading(Iterator[Any]):
         self._error: Exception | None = None  # what ended the leases
         self._planned = 0  # records, less those that were bad
         self._blocks: deque[Block] = deque()
+        self._waited: list[Block] = []  # which the thread that iterates waits for
         self._cells: deque[Cell] = deque()  # of the block that batches are being made of
         self._whole: Block | None = None  # that block, while nothing of it is taken
         self._began = self._closed = False
@@ -309,9 +320,10 @@ class ThreadedReading(Iterator[Any]):
             self._let_go()
 
     def _let_go(self) -> None:
-        for block in self._blocks:
+        for block in (*self._blocks, *self._waited):
             block.let_go()
         self._blocks.clear()
+        self._waited.clear()
         self._cells.clear()
         self._whole = None
 
@@ -350,12 +362,22 @@ class ThreadedReading(Iterator[Any]):
             return False
         block = self._blocks.popleft()
         self._refill()
-        block.wait()
+        self._wait(block)
         self._cells.extend(block.cells)
         self._whole = block
         self._check_generators()
         block.let_go()
         return True
+
+    def _wait(self, *blocks: Block) -> None:
+        """Wait for blocks. Raises StopIteration where another thread or a signal handler ends the reading."""
+        self._waited.extend(blocks)
+        for block in blocks:
+            if not self._closed:
+                block.wait()
+        if self._closed:
+            raise StopIteration
+        self._waited.clear()
 
     def _refill(self) -> None:
         """Keep the threads at work."""
@@ -412,19 +434,24 @@ class ThreadedReading(Iterator[Any]):
         self._began = True
         if self._generators is None or self._seeded is None:
             return
-        first = self._plan_cells(1)
+        first: list[Cell] = []
+        while len(first) < self._threading.batch_size and (cells := self._plan_cells(1)):
+            first += cells
+            first[-1].read()
+            if first[-1].error is None:  # what cannot be read does not show what its transform does
+                break
         if not first:
             return
-        first[0].read()
-        drew = self._transform_and_look(first[0], self._seeded, self._generators)
+        drew = self._transform_and_look(first[-1], self._seeded, self._generators)
         self._generators.put_back()
+        done = len(first)
         if drew:
             self._steps.only_read = True
         else:
             self._quiet = GeneratorStates()
             if not self._ended:
-                first += self._plan_cells(self._threading.batch_size - 1)
-        self._add(first, done=1)
+                first += self._plan_cells(self._threading.batch_size - done)
+        self._add(first, done=done)
 
     def _check_generators(self) -> None:
         """Transform in this thread from now on where somebody has drawn from the global generators.
@@ -437,8 +464,8 @@ class ThreadedReading(Iterator[Any]):
             return
         self._steps.only_read = self._steps.skip_all = True
         drew = False
+        self._wait(*self._blocks)
         for block in self._blocks:
-            block.wait()
             block.unmake()
         self._steps.skip_all = False
         self._whole = None
@@ -453,8 +480,7 @@ class ThreadedReading(Iterator[Any]):
         self, cell: Cell, seeded: Seeded, generators: Generators, *, again: bool = False
     ) -> bool:
         """Transform a record by its seed. Returns whether that drew random numbers."""
-        cell.transform_here(seeded, again=again)
-        return generators.drew_since(cell.seed)
+        return cell.transform_here(seeded, again=again) and generators.drew_since(cell.seed)
 
 
 class _Runs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import threading
 import time
@@ -480,6 +481,29 @@ def test_a_loop_that_draws_gets_its_own_numbers_and_disturbs_none(source: str, a
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("who", ["loop", "transform"])
+@pytest.mark.parametrize("bad", [{0}, {0, 1, 2, 3, 4}, {9, 1004}, set(range(8))], ids=str)
+def test_records_that_cannot_be_read_leave_the_loop_its_numbers(bad: set[int], who: str) -> None:
+    """Nothing of them is transformed: to look whether that drew would seed the generators by them."""
+    numbers = range(2000) if who == "transform" and bad != set(range(8)) else ()
+    transform, plan, start = drawing(random.random, numbers), planned(), GeneratorStates()
+    told = []
+    for read in (by_one, by_several):
+        start.restore()
+        book, own = Book(quarantines=True), []
+        batches = read(  # type: ignore[operator]
+            Safe(bad),
+            plan,
+            7,
+            book,
+            transform,
+            Generators(after_each=False),
+            after=lambda own=own: own.append(random.random()),
+        )
+        told.append((batches, book.said, own))
+    assert told[0] == told[1]
+
+
 def test_a_transform_that_draws_late_leaves_the_loop_its_numbers() -> None:
     """Where the loop draws only later: both at once cannot be told apart."""
     plan, book, start = planned(), Book(quarantines=False), GeneratorStates()
@@ -560,6 +584,115 @@ def test_a_read_that_hangs_holds_nobody_up_at_the_end() -> None:
     reading.close()
     assert time.monotonic() - began < 5
     let_go.set()
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_reading_that_another_thread_closes_waits_no_longer(drawn: bool) -> None:
+    """As a signal handler or a watchdog does. What the threads had not begun would never be done."""
+    reads, let_go = threading.Event(), threading.Event()
+
+    class Hanging(Safe):
+        def read_record(self, name: str, index: int) -> int:
+            if index == 8:
+                reads.set()
+                let_go.wait(20)
+            return super().read_record(name, index)
+
+    found: list[Any] = []
+    generators = Generators(after_each=False) if drawn else None
+    reading = in_threads(Hanging(), planned(), 3, Book(quarantines=False), float, generators, threads=1)
+
+    def loop() -> None:
+        for batch in reading:
+            found.append(batch)
+            if drawn and len(found) == 2:
+                reads.wait(10)
+                random.random()
+
+    start = GeneratorStates()
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    assert reads.wait(10)
+    time.sleep(0.05)
+    reading.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert len(found) == 2
+    start.restore()
+    let_go.set()
+
+
+def test_an_interrupt_while_threads_start_leaves_none_and_torch_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, start, started = torch.get_num_threads(), threading.Thread.start, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        if len(started) == 2:
+            raise KeyboardInterrupt
+
+    torch.set_num_threads(3)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ReaderThreads(3, one_reads=False)
+        assert len(started) == 2
+        assert none_is_left()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+class Held:
+    """A job that runs until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def read(self) -> None:
+        self.begun.set()
+        self.let_go.wait(20)
+
+    def finish(self) -> None:
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_waits_for_no_thread_of_its_parent_when_it_forks() -> None:
+    pool, job = ReaderThreads(1, one_reads=False), Held()
+    pool.add([job])
+    assert job.begun.wait(10)
+    child = os.fork()
+    if not child:
+        began = time.monotonic()
+        grandchild = os.fork()
+        if grandchild:
+            os.waitpid(grandchild, 0)
+        os._exit(time.monotonic() - began > 0.4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    job.let_go.set()
+    pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_transform_that_forks_does_not_wait_for_itself() -> None:
+    took: list[float] = []
+
+    def forking(number: int) -> int:
+        if number == 4:
+            began = time.monotonic()
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+            took.append(time.monotonic() - began)
+        return number
+
+    assert by_several(Safe(), planned(), 4, Book(quarantines=False), forking)
+    assert took[0] < 0.4
 
 
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
