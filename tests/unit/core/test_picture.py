@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from dispatcher_kit import Trainer, whole
 
@@ -13,7 +12,6 @@ from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Registratio
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.picture import CELLS, Picture, draw
-from edl_torch.core.plan import Plan
 from edl_torch.shard import DatasetSpec, Slice, Source
 
 STATES = ("waiting", "lent", "done", "returned", "quarantined")
@@ -24,10 +22,10 @@ def naive(ledger: ShardLedger) -> dict[str, list[int]]:
     """Each record by itself."""
     plan, epoch = ledger.plan, ledger.shown_epoch
     order = [
-        (shard, position)
-        for place in range(plan.num_shards)
-        for shard in [plan.shard_at(epoch, place)]
-        for position in range(plan.length(shard))
+        (window, position)
+        for place in range(plan.num_windows)
+        for window in [plan.window_at(epoch, place)]
+        for position in range(plan.records_in(epoch, window))
     ]
     state = dict.fromkeys(order[: ledger.passed_of(epoch)], "done")
     state |= dict.fromkeys(order[ledger.passed_of(epoch) :], "waiting")
@@ -41,10 +39,11 @@ def naive(ledger: ShardLedger) -> dict[str, list[int]]:
     }
 
 
+@pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("shuffle_shards", [False, True])
 @pytest.mark.parametrize("size", [1, 104, 500])
-def test_it_agrees_with_a_look_at_each_record(size: int, shuffle_shards: bool) -> None:
-    seed = size * 2 + shuffle_shards
+def test_it_agrees_with_a_look_at_each_record(size: int, shuffle_shards: bool, window: int) -> None:
+    seed = size * 8 + shuffle_shards * 4 + window
     print(f"seed {seed}")
     luck = random.Random(seed)
     sources = UNEVEN if size == 104 else (Source(name="a", count=size),)
@@ -57,6 +56,8 @@ def test_it_agrees_with_a_look_at_each_record(size: int, shuffle_shards: bool) -
                 sources=sources,
                 records_per_shard=7,
                 shuffle_shards=shuffle_shards,
+                shuffle_window=window,
+                shuffle_in_shard=True,
                 num_epochs=2,
                 max_bad_records=1000,
             )
@@ -98,15 +99,6 @@ def test_a_trillion_records_cost_no_more() -> None:
     assert sum(drawn.lent) == 256_000
     assert sum(sum(getattr(drawn, name)) for name in STATES) == 10**12
     assert len(drawn.waiting) == CELLS
-
-
-@pytest.mark.parametrize("shuffle_shards", [False, True])
-def test_shards_start_where_the_records_before_them_end(shuffle_shards: bool) -> None:
-    plan = Plan(DatasetSpec(name="d", sources=UNEVEN, records_per_shard=7, shuffle_shards=shuffle_shards))
-    for epoch in (0, 1, 0):
-        shards = np.arange(plan.num_shards)
-        expected = [plan.records_before(epoch, plan.position_of(epoch, int(shard))) for shard in shards]
-        assert plan.starts(epoch, shards).tolist() == expected
 
 
 def test_slices_of_other_epochs_are_no_part_of_it() -> None:
