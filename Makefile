@@ -9,7 +9,7 @@ WORKERS := 2
 FRAMEWORKS := ray tensorflow lightning accelerate transformers deepspeed torchtitan torchft
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test $(FRAMEWORKS:%=test-%) chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test $(FRAMEWORKS:%=test-%) docs coverage chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -21,12 +21,21 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train the COCO captions example on generated scenes; ends with a picture
-	$(BIN)/python examples/coco/train.py --demo --output $(DEMO)
+demo: $(STAMP)  ## train on two ranks, kill one and the master, and prove that each record counts once; ARGS=--quiet kills nobody
+	$(BIN)/python examples/coco/demo.py --output $(DEMO) $(ARGS)
 
 # A file's tests stay together, in the order of their folders: those of many processes first, small ones at the end.
 test: $(STAMP)  ## all tests, but further cases of some that take long; WORKERS=2 at a time
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+docs: $(STAMP)  ## the documentation site, in runs/docs; a warning is an error
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir runs/doctrees docs runs/docs
+	@echo "runs/docs/index.html"
+
+coverage: $(STAMP)  ## the tests, and which lines of the package they ran in their own processes
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pytest-cov
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov edl_torch --cov-report term:skip-covered
 
 # Each framework has an environment of its own: they want other packages, and are large. torchtitan's `datasets` wants
 # an older fsspec than the constraints have; DeepSpeed's kernels are not for a processor.

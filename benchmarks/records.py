@@ -24,6 +24,8 @@ SIDE = 224
 class RepeatedImages(IndexedReader):
     """A folder of images, read round and round until `count` records are reached."""
 
+    thread_safe = True
+
     def __init__(self, folder: Path, count: int) -> None:
         super().__init__(str(folder))
         self._images = ImageFolderReader(folder)

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 IndexArray = npt.NDArray[np.int64]
 
+LARGEST_LEASE = 1 << 20  # records: names and numbers of so many are computed together
+
 
 class TaskType(IntEnum):
     """What a task is for; the numbers are ElasticDL's."""
@@ -39,10 +41,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A run of one shard's records *in that epoch's order*: positions `skip` to `skip + limit`.
+    """A run of one window's records *in that epoch's order*: positions `skip` to `skip + limit`.
 
-    `shard` is the shard's number in the plan. Everything that the master hands out, takes back or saves
-    is a slice.
+    `shard` is the number of the window's first shard in the plan; a window is one shard unless the dataset
+    has another `shuffle_window`. Everything that the master hands out, takes back or saves is a slice.
     """
 
     epoch: int
@@ -160,7 +162,7 @@ class Task:
 
 
 class Shuffle(Enum):
-    """How the records inside a shard are ordered; see `core.plan`."""
+    """Among which records a record is shuffled: none, those of a window of shards, all. See `core.plan`."""
 
     NONE = "none"
     SHARD = "shard"
@@ -171,8 +173,11 @@ class Shuffle(Enum):
 class DatasetSpec:
     """A registered dataset: its identity, and the options of the job that reads it.
 
-    The identity is `sources`, `records_per_shard`, `seed` and the three shuffles: with `epoch` it fixes the
-    order of every record. The rest may be changed by whoever uses the dataset alone.
+    The identity is `sources`, `records_per_shard`, `seed`, the three shuffles and `shuffle_window`: with
+    `epoch` it fixes the order of every record. The rest may be changed by whoever uses the dataset alone.
+
+    With `shuffle_in_shard` records are mixed inside windows of `shuffle_window` shards, which stand one after
+    the other in the epoch's order of shards.
     """
 
     name: str
@@ -186,6 +191,7 @@ class DatasetSpec:
     num_epochs: int = 1
     epoch_barrier: bool = True
     max_bad_records: int = 0
+    shuffle_window: int = 1
 
     @property
     def size(self) -> int:
@@ -194,7 +200,16 @@ class DatasetSpec:
 
     @property
     def order(self) -> Shuffle:
-        """The order inside shards: the service's global shuffle stands above the dataset's own."""
+        """The order of records: the service's global shuffle stands above the dataset's own."""
         if self.shuffle:
             return Shuffle.GLOBAL
         return Shuffle.SHARD if self.shuffle_in_shard else Shuffle.NONE
+
+    @property
+    def largest_lease(self) -> int:
+        """The most records that are lent at once, unless a batch is larger.
+
+        A window is lent as a whole, so that one process reads its shards, up to a million records.
+        """
+        window = self.shuffle_window if self.order is Shuffle.SHARD else 1
+        return max(self.records_per_shard, min(window * self.records_per_shard, LARGEST_LEASE))

@@ -273,4 +273,4 @@ def _settled(ledger: ShardLedger) -> Iterator[tuple[tuple[int, int], int]]:
             yield (task, lease.attempt), lease.done
     for session in ledger.participants.sessions:
         for task, attempt in ledger.leases.ended(session).items():
-            yield (task, attempt), ledger.spec.records_per_shard  # to wherever it ended
+            yield (task, attempt), ledger.plan.size  # to wherever it ended

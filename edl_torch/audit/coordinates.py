@@ -1,12 +1,13 @@
 """Numbers of a dataset's records on one line, so that sets of records are intervals of integers.
 
 Record `position` of a shard in an epoch has the number `epoch * size + records of the shards before, by
-shard number + position`. `audit.findings` says where a record stands in its storage.
+shard number + position`; where windows have several shards, the windows before it in that epoch count.
+`audit.findings` says where a record stands in its storage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -21,7 +22,7 @@ _LARGEST = np.iinfo(np.int64).max
 
 
 class Coordinates:
-    """Line of one dataset: shards by number, epoch after epoch."""
+    """Line of one dataset: shards by number, or windows of shards in order, epoch after epoch."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.plan = Plan(spec)
@@ -63,23 +64,39 @@ class Coordinates:
         before = self.shard_ends[source] - (-(-self.counts[source] // self.per_shard))
         return source, (shards - before) * self.per_shard
 
-    def shard_starts(self, numbers: IndexArray) -> IndexArray:
-        """Return the number of the first record of the shard, in its epoch, that each number lies in."""
+    def windows(self, epochs: IndexArray, windows: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """Return the number of each window's first record, and how many it has; none where there is none."""
+        if self.plan.window == 1:
+            return self.starts(windows) + epochs * self.size, self.lengths(windows)
+        starts, lengths = np.zeros_like(windows), np.zeros_like(windows)
+        for epoch, places in _by_epoch(epochs):
+            begins, ends = self.plan.window_bounds(epoch, windows[places])
+            starts[places], lengths[places] = begins + epoch * self.size, ends - begins
+        return starts, lengths
+
+    def window_starts(self, numbers: IndexArray) -> IndexArray:
+        """Return the number of the first record of the window that each number lies in."""
         inside = numbers % self.size
+        if self.plan.window > 1:
+            starts = numbers - inside
+            for epoch, places in _by_epoch(numbers // self.size):
+                starts[places] += self.plan.window_starts(epoch, inside[places])
+            return starts
         source = np.searchsorted(self.record_ends, inside, side="right")
         return numbers - (inside - self.record_ends[source] + self.counts[source]) % self.per_shard
 
     def unsound(
         self, epochs: IndexArray, shards: IndexArray, starts: IndexArray, stops: IndexArray
     ) -> IndexArray:
-        """Return the places of those runs that are not a part of a shard."""
+        """Return the places of those runs that are not a part of a window."""
         known = (epochs < self.most_epochs) & (shards < self.plan.num_shards)
-        lengths = self.lengths(np.where(known, shards, 0))
+        _, lengths = self.windows(np.where(known, epochs, 0), np.where(known, shards, 0))
         return np.flatnonzero(~(known & (starts < stops) & (stops <= lengths)))
 
     def run(self, cut: Slice) -> tuple[int, int]:
         """Return the numbers of a slice that lies in the plan."""
-        start = int(self.starts(np.array([cut.shard]))[0]) + cut.epoch * self.size
+        starts, _ = self.windows(np.array([cut.epoch]), np.array([cut.shard]))
+        start = int(starts[0])
         return start + cut.skip, start + cut.stop
 
     def slices(self, cuts: Iterable[Slice]) -> Intervals:
@@ -87,7 +104,7 @@ class Coordinates:
         cuts = tuple(cuts)
         numbers = np.array([(s.epoch, s.shard, s.skip, s.stop) for s in cuts], dtype=np.int64).reshape(-1, 4)
         epochs, shards, skips, stops = numbers.T
-        base = self.starts(shards) + epochs * self.size
+        base, _ = self.windows(epochs, shards)
         return covered(base + skips, base + stops)
 
     def quarantine(self, records: Iterable[QuarantinedRecord]) -> Intervals:
@@ -102,9 +119,11 @@ class Coordinates:
 
     def _begun(self, token: Token) -> Intervals:
         """What the cursor has passed of its epoch."""
-        if not self.plan.spec.shuffle_shards:
-            return self._before_cursor(token)
-        shards = np.array(self.plan.shards_at(token.epoch, 0, token.position), dtype=np.int64)
+        if self.plan.window > 1 or not self.plan.spec.shuffle_shards:
+            base = token.epoch * self.size
+            passed = self.plan.records_before(token.epoch, token.position) + token.offset
+            return Intervals.run(base, base + passed)
+        shards = np.array(self.plan.windows_at(token.epoch, 0, token.position), dtype=np.int64)
         lengths = self.lengths(shards)
         if token.offset:
             shards = np.append(shards, self.plan.shard_at(token.epoch, token.position))
@@ -112,8 +131,9 @@ class Coordinates:
         starts = self.starts(shards) + token.epoch * self.size
         return covered(starts, starts + lengths)
 
-    def _before_cursor(self, token: Token) -> Intervals:
-        base, passed = token.epoch * self.size, self.size
-        if token.position < self.plan.num_shards:
-            passed = int(self.starts(np.array([token.position]))[0]) + token.offset
-        return Intervals.run(base, base + passed)
+
+def _by_epoch(epochs: IndexArray) -> Iterator[tuple[int, IndexArray]]:
+    """Return each epoch, and its places in the array."""
+    order = np.argsort(epochs, kind="stable")
+    found, firsts = np.unique(epochs[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, firsts[1:]), strict=False)  # of nothing: one empty part

@@ -165,35 +165,57 @@ class _Names:
         if self._plan.order is Shuffle.NONE:
             return part
         starts, ends, left = [], [], MOST_LOOKED_UP
-        pieces = (piece for start, end in part for piece in self._pieces(start, end))
+        pieces = (piece for start, end in part for piece in self._pieces(epoch, start, end))
         for low, high, whole in pieces:
-            lows = np.array([low]) if whole else self._look_up(epoch, low, min(high, low + left))
+            lows, highs = self._runs(epoch, low, high if whole else min(high, low + left), whole)
             starts.append(lows)
-            ends.append(np.array([high]) if whole else lows + 1)
+            ends.append(highs)
             left -= len(lows)
             if left <= 0:
                 break
         return covered(np.concatenate(starts), np.concatenate(ends))
 
-    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Return the run cut into what is the same records in any order, and parts of one shard each."""
-        if self._plan.order is Shuffle.GLOBAL and start == 0 and end == self._line.size:
+    def _runs(self, epoch: int, low: int, high: int, whole: bool) -> tuple[IndexArray, IndexArray]:
+        """Return a piece as runs of records in the order of the sources."""
+        if not whole:
+            lows = self._look_up(epoch, low, high)
+            return lows, lows + 1
+        if self._plan.window == 1 or high - low == self._line.size:
+            return np.array([low]), np.array([high])
+        window, _, _ = self._window_of(epoch, low)
+        shards = np.array(self._plan.shards_in(epoch, window))
+        lows = self._line.starts(shards)
+        return lows, lows + self._line.lengths(shards)
+
+    def _pieces(self, epoch: int, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Return the run cut into what is the same records in any order, and parts of one window each."""
+        if start == 0 and end == self._line.size:
             yield start, end, True
             return
         while start < end:
-            first, stop = self._bounds(start)
+            _, first, length = self._window_of(epoch, start)
+            stop = first + length
             if self._plan.order is Shuffle.SHARD and start == first and stop <= end:
-                stop = self._whole_shards(end)
+                if self._plan.window == 1:
+                    stop = self._whole_shards(end)
                 yield start, stop, True
             else:
                 stop = min(stop, end)
                 yield start, stop, False
             start = stop
 
-    def _bounds(self, number: int) -> tuple[int, int]:
-        """Where the shard of a number begins and ends."""
-        _, first, length = self._shard_of(number)
-        return first, first + length
+    def _window_of(self, epoch: int, number: int) -> tuple[int, int, int]:
+        """Return the window that a number within an epoch is in, the number of its first record, and its
+        length."""
+        if self._plan.window == 1:
+            return self._shard_of(number)
+        position = self._plan.window_position_at(epoch, number)
+        first = self._plan.records_before(epoch, position)
+        return (
+            self._plan.window_at(epoch, position),
+            first,
+            self._plan.records_before(epoch, position + 1) - first,
+        )
 
     def _shard_of(self, number: int) -> tuple[int, int, int]:
         line = self._line
@@ -207,21 +229,21 @@ class _Names:
         """Return the end of the last shard that lies before `end`."""
         if end == self._line.size:
             return end
-        first, _ = self._bounds(end)
+        _, first, _ = self._shard_of(end)
         return first
 
     def _look_up(self, epoch: int, low: int, high: int) -> IndexArray:
-        """Return the numbers, in the order of the sources, of positions of one shard."""
-        shard, first, _ = self._shard_of(low)
-        indices = self._plan.indices(Slice(epoch=epoch, shard=shard, skip=low - first, limit=high - low))
+        """Return the numbers, in the order of the sources, of positions of one window."""
+        window, first, _ = self._window_of(epoch, low)
+        indices = self._plan.indices(Slice(epoch=epoch, shard=window, skip=low - first, limit=high - low))
         if indices.sources is None:
-            source = np.full(len(indices), self._source_of(shard), dtype=np.int64)
+            source = np.full(len(indices), self._source_of(window), dtype=np.int64)
         else:
             source = indices.sources
         return indices.numbers - self._shifts[source]
 
     def _source_of(self, shard: int) -> int:
-        """Return the place of an unshuffled shard's source; with a global shuffle of one source, that one."""
-        if self._plan.order is Shuffle.GLOBAL:
+        """Return the place of an unshuffled shard's source; where sources are mixed there is one only."""
+        if self._plan.order is Shuffle.GLOBAL or self._plan.window > 1:
             return 0
         return int(np.searchsorted(self._line.shard_ends, shard, side="right"))

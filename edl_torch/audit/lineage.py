@@ -250,7 +250,7 @@ def _numbered(
             f"{str(log.path)!r}, line {lines[at] + 1}, is damaged: positions {starts[at]} to {stops[at]} of "
             f"shard {shards[at]}, epoch {epochs[at]}, are not in dataset {line.plan.spec.name!r}"
         )
-    base = line.starts(shards) + epochs * line.size
+    base, _ = line.windows(epochs, shards)
     return base + starts, base + stops, np.full(len(lines), place, dtype=np.int64)
 
 

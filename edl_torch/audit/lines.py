@@ -41,7 +41,9 @@ _SPEC_VALUES = (
     "num_epochs",
     "epoch_barrier",
     "max_bad_records",
+    "shuffle_window",
 )
+_YOUNGER = {"shuffle_window"}  # than version 2: logs may be without
 
 
 class DamagedLine(EdlError):
@@ -71,7 +73,7 @@ def write_spec(spec: DatasetSpec) -> dict[str, object]:
 def read_spec(values: Mapping[str, Any]) -> DatasetSpec:
     """The dataset that `write_spec` wrote. Raises ValueError, TypeError or KeyError for anything else."""
     sources = tuple(Source(name=name, start=start, count=count) for name, start, count in values["sources"])
-    kept = {name: values[name] for name in _SPEC_VALUES}
+    kept = {name: values[name] for name in _SPEC_VALUES if name in values or name not in _YOUNGER}
     return DatasetSpec(**kept, sources=sources, task_type=TaskType[values["task_type"]])
 
 

@@ -157,7 +157,7 @@ def _settle(reports: Reports, settled: Settled, line: Coordinates) -> Reports:
     if not known.any():
         return reports
     heard, unheard = unsure.at(known), unsure.at(known)
-    limits = line.shard_starts(heard.starts) + upto[known]
+    limits = line.window_starts(heard.starts) + upto[known]
     heard.ends = unheard.starts = np.clip(limits, heard.starts, heard.ends)
     heard.answers = np.full(len(heard), Answer.ACCEPTED, dtype=np.int64)
     unheard.answers = np.full(len(unheard), Answer.REFUSED, dtype=np.int64)

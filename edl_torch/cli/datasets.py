@@ -32,6 +32,8 @@ def described(options: argparse.Namespace) -> Iterator[Registration]:
         raise InvalidArgument(
             "--custom_data_reader needs --training_data, --validation_data or --prediction_data"
         )
+    if options.shuffle and options.shuffle_window is not None:
+        raise InvalidArgument("give --shuffle or --shuffle_window, not both: --shuffle mixes all records")
     for name, path, kind in given:
         if path is not None:
             yield _registration(options, name, path, kind)
@@ -47,6 +49,7 @@ def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskT
         seed=options.seed,
         shuffle=trains and options.shuffle,
         shuffle_shards=trains and options.shuffle_shards,
+        shuffle_window=options.shuffle_window if trains else None,
         task_type=kind,
         num_epochs=1 if kind is TaskType.PREDICTION else options.num_epochs,
         max_bad_records=options.max_bad_records,

@@ -7,9 +7,10 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from edl_torch import __version__
 from edl_torch.core.printable import printable
@@ -59,19 +60,27 @@ def _flush_or_drop() -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. `command` is the module of `edl_torch.cli` that runs one."""
-    parser = argparse.ArgumentParser(prog="edl-torch", description="Elastic dataset sharding for PyTorch.")
+    parser = _Parser(prog="edl-torch", description="Elastic dataset sharding for PyTorch.")
     parser.add_argument("--version", action="version", version=f"edl-torch {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _add_master(commands.add_parser("master", help="serve shards of datasets to trainers"))
-    _add_status(commands.add_parser("status", help="show progress, trainers and bad records"))
-    _add_audit(commands.add_parser("audit", help="prove what was trained on from the trainers' audit logs"))
-    _add_check(commands.add_parser("check", help="read data through its reader and report what is wrong"))
-    _add_convert(commands.add_parser("convert", help="write the records of any reader to RecordIO files"))
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
+    examples = []
+    for name, add, what, example in _COMMANDS:
+        add(commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}."))
+        examples.append(f"  edl-torch {name} {example}")
+    parser.epilog = "\n".join(("examples:", *examples))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser whose errors are one line, as all other errors of the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit with status 2."""
+        self.exit(2, f"{self.prog}: error: {printable(message)}\n")
+
+
 def _add_master(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command="master")
     where = f"where to listen (default: {DEFAULT_ADDRESS})"
     _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help=where)
     _path(parser, "--address_file", "PATH", "write the address there once it serves")
@@ -79,6 +88,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     older = "go on from a journal that is older than what its trainers were told: what it does not know is "
     _flag(parser, "--accept_older_journal", older + "lent again (for one start)")
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
+    page = "serve the page, /metrics and /api/status there (needs edl-torch[web])"
+    _option(parser, "--http", metavar="HOST:PORT", help=page)
     # For a worker that starts a master: see client/torchrun/sidecar.py.
     _option(parser, "--with_process", type=int, metavar="PID", help=argparse.SUPPRESS)
     _add_security(parser)
@@ -95,6 +106,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _number(data, "--num_epochs", 1, "epochs (default: 1), 0 is endless; of prediction 1")
     _flag(data, "--shuffle", "shuffle all training records")
     _flag(data, "--shuffle_shards", "shuffle the order of the training shards")
+    window = "mix the training records of so many shards, one such window after the other"
+    _option(data, "--shuffle_window", type=int, metavar="SHARDS", help=window)
     _number(data, "--seed", 0, "of the shuffles")
     _number(data, "--max_bad_records", 0, "may be bad before a job fails")
     _add_reader(data)
@@ -126,14 +139,20 @@ def _add_credentials(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command="status")
     _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
     _add_credentials(parser)
     _flag(parser, "--json", "print JSON")
+    again = "print it again every S seconds, until Ctrl-C (default: 2)"
+    _option(parser, "--watch", type=_seconds, nargs="?", const=2.0, metavar="S", help=again)
+
+
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
+    _add_credentials(parser)
+    _duration(parser, "--every", 1.0, "look so often (default: 1)")
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command="audit")
     parser.epilog = (
         "Exit status: 0 proven; 3 proven, but acknowledgements inexact; 1 refuted; 2 unfinished, or the logs "
         "or the journal cannot be used."
@@ -148,7 +167,6 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command="convert")
     parser.add_argument("source", metavar="SOURCE", help="data that a reader knows, as for --training_data")
     parser.add_argument("target", metavar="TARGET", help="a file, or with --records_per_file a folder")
     _number(parser, "--records_per_file", None, "many files of so many records")
@@ -162,7 +180,6 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command="check")
     parser.add_argument("data", metavar="DATA", help="data that a reader knows, as for --training_data")
     _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
     _number(parser, "--workers", None, "processes that read (default: one a core)")
@@ -210,3 +227,18 @@ def _seconds(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
+
+
+_COMMANDS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str, str], ...] = (
+    ("master", _add_master, "serve shards of datasets to trainers", "--addr 127.0.0.1:50001 --state state/"),
+    ("status", _add_status, "show progress, trainers and bad records", "--addr 127.0.0.1:50001 --watch"),
+    ("top", _add_top, "show the same live, in the terminal", "--addr 127.0.0.1:50001"),
+    (
+        "audit",
+        _add_audit,
+        "prove what was trained on from the trainers' audit logs",
+        "audit/ --state state/",
+    ),
+    ("check", _add_check, "read data through its reader and report what is wrong", "images/ --limit 1000"),
+    ("convert", _add_convert, "write the records of any reader to RecordIO files", "data.csv data.rio"),
+)

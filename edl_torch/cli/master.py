@@ -79,6 +79,8 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
             on_ready=announce,
             make_commits=make_commits,
             health_address=options.health_addr,
+            http_address=options.http,
+            on_page=lambda url: log.info("page on %s", url),
             with_process=options.with_process,
             elasticdl=ElasticDLOptions(
                 task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records

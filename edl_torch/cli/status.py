@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from edl_torch.cli.figures import duration, percent, rate, share
 from edl_torch.cli.main import DEFAULT_ADDRESS
-from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
+from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerState, TrainerStatus
+from edl_torch.core.events import Departed
+from edl_torch.core.plain import plain
 from edl_torch.core.printable import printable
 
 if TYPE_CHECKING:
+    from edl_torch.client.grpc.client import MasterClient
     from edl_torch.rpc.credentials import Credentials
 
 STATUS_TIMEOUT_S = 5.0
 MOST_BAD_RECORDS = 20  # in the table; JSON has them all
+MOST_GONE = 20
 MOST_EPOCHS = 8  # of one bad record
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the master says, once."""
+    """Print what the master says: once, or again and again until Ctrl-C."""
+    show = as_json if options.json else as_table
+    with client_of(options) as client:
+        print(show(client.status()))
+        while options.watch is not None:
+            sys.stdout.flush()
+            time.sleep(options.watch)
+            print(f"\n{show(client.status())}")
+    return 0
+
+
+def client_of(options: argparse.Namespace) -> MasterClient:
+    """Return a client of the master that the options, or the environment, name."""
     from edl_torch.client.environment import master_address_from_env
     from edl_torch.client.grpc.client import MasterClient
 
     address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
     credentials = _credentials(options)
-    with MasterClient(
-        address, "status", master_timeout_s=STATUS_TIMEOUT_S, credentials=credentials
-    ) as client:
-        status = client.status()
-    print(as_json(status) if options.json else as_table(status))
-    return 0
+    return MasterClient(address, "status", master_timeout_s=STATUS_TIMEOUT_S, credentials=credentials)
 
 
 def _credentials(options: argparse.Namespace) -> Credentials | None:
@@ -47,10 +60,7 @@ def _credentials(options: argparse.Namespace) -> Credentials | None:
 
 def as_json(status: MasterStatus) -> str:
     """Everything, indented; task types by name."""
-    value = asdict(status)
-    for item, dataset in zip(value["datasets"], status.datasets, strict=True):
-        item["task_type"] = dataset.task_type.name
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    return json.dumps(plain(status), indent=2, ensure_ascii=False)
 
 
 def as_table(status: MasterStatus) -> str:
@@ -75,6 +85,12 @@ def _lines(status: MasterStatus) -> Iterator[str]:
     if status.trainers:
         yield ""
         yield from _columns([_TRAINER_HEADING, *map(_trainer_row, status.trainers)])
+        if status.waiting_share is not None:
+            yield f"waited for data: {share(status.waiting_share)} of the time"
+    if status.departed:
+        yield ""
+        gone = islice(reversed(status.departed), MOST_GONE)
+        yield from _columns([_GONE_HEADING, *(_gone_row(item, status.time) for item in gone)])
     for dataset in status.datasets:
         yield from _quarantine(dataset)
 
@@ -98,9 +114,16 @@ _DATASET_HEADING = (
     "DONE",
     "BAD",
     "DROPPED",
+    "OF ALL",
+    "RATE",
+    "TO THE END",
+    "CAME BACK",
     "STATE",
 )
-_TRAINER_HEADING = ("TRAINER", "SESSION", "DATASETS", "LEASED", "IDLE", "PROGRESS")
+_TRAINER_HEADING = (
+    *("TRAINER", "SESSION", "DATASETS", "LEASED", "OLDEST", "PACE", "WAITS", "IDLE", "PROGRESS", "STATE"),
+)
+_GONE_HEADING = ("GONE", "SESSION", "WHEN", "WHY", "TRAINED ON", "WENT BACK")
 _BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCHS", "REASON")
 
 
@@ -117,6 +140,10 @@ def _dataset_row(item: DatasetStatus, suspended: bool) -> tuple[str, ...]:
         str(item.size),
         shards,
         *map(str, counts),
+        percent(item.percent),
+        rate(item.rate),
+        duration(item.eta_s),
+        str(item.returned_records),
         state,
     )
 
@@ -127,8 +154,30 @@ def _trainer_row(item: TrainerStatus) -> tuple[str, ...]:
         item.session[:12],
         ",".join(item.datasets),
         str(item.leased),
+        duration(item.oldest_lease_s) if item.leases else "-",
+        rate(item.pace),
+        share(item.waiting_share),
         f"{item.idle_s:.1f} s",
         f"{item.since_progress_s:.1f} s ago",
+        trainer_state(item),
+    )
+
+
+def trainer_state(item: TrainerStatus) -> str:
+    """Return the state of a trainer in words."""
+    if item.state is TrainerState.STREAM_GONE:
+        return "connection lost"
+    return "slow" if item.state is TrainerState.LIVE and item.slow else item.state.value
+
+
+def _gone_row(item: Departed, now: float) -> tuple[str, ...]:
+    return (
+        item.worker_id,
+        item.session[:12],
+        f"{duration(now - item.at)} ago",
+        item.why or "left",
+        str(item.trained),
+        str(item.records),
     )
 
 

@@ -11,6 +11,7 @@ from edl_torch.client.environment import (
     master_address_from_env,
     master_protocol_from_env,
     master_timeout_from_env,
+    page_address_from_env,
 )
 from edl_torch.client.master_api import MasterApi
 from edl_torch.errors import InvalidArgument
@@ -37,7 +38,13 @@ def default_master(master_timeout_s: float | None = None) -> MasterApi:
             )
         from edl_torch.master.embedded import LocalMaster
 
-        return LocalMaster()
+        master = LocalMaster()
+        page = page_address_from_env()
+        if page is not None:
+            from edl_torch.master.web.threaded import show
+
+            show(master, page)
+        return master
     timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
     if protocol == "elasticdl":
         from edl_torch.client.elasticdl.client import ElasticDLMasterClient

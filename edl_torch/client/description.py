@@ -16,7 +16,7 @@ from edl_torch.core.spec import check_option
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, UnknownDataset
 from edl_torch.readers.base import AbstractDataReader, reader_sources
-from edl_torch.shard import Source, TaskType
+from edl_torch.shard import Shuffle, Source, TaskType
 
 _OPTIONS = ("seed", "shuffle", "shuffle_shards", "num_epochs", "epoch_barrier", "max_bad_records")
 
@@ -28,6 +28,9 @@ class Description:
     `reader` is the service's own; `fallback_reader` that of the dataset object around the service, asked
     only where the master does not know the name. `in_shard` is None until a dataset object has said it.
     `told` says that a token was made of it: what it says of the order stands from then on.
+
+    `shuffle_window` is None where the user left it open; a token's is followed then, and a dataset that this
+    service makes has windows of `usual_window` shards.
     """
 
     name: str
@@ -45,16 +48,25 @@ class Description:
     fallback_reader: AbstractDataReader | None = None
     in_shard: bool | None = None
     told: bool = False
+    shuffle_window: int | None = None
+    usual_window: int | None = None
+    _tokens_window: int | None = None
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
-        for name in ("dataset_size", "records_per_shard"):
+        for name in ("dataset_size", "records_per_shard", "shuffle_window"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         for name in _OPTIONS:
             if name == "num_epochs" and self.num_epochs is None:  # as ElasticDL's users leave it open
                 continue
             check_option(f"dataset {self.name!r}", name, getattr(self, name))
+        if self.shuffle_window is not None:
+            if self.shuffle:
+                raise InvalidArgument(
+                    "give shuffle or shuffle_window, not both: shuffle=True mixes all records"
+                )
+            self.in_shard = True
         if self.reader is not None:
             check_is_reader(self.reader, "create_shards")
         if self.reader is not None and self.dataset_size is not None:
@@ -81,6 +93,7 @@ class Description:
             self.records_per_shard = token.records_per_shard
         if self.in_shard is None:
             self.in_shard = token.shuffle_in_shard
+        self._tokens_window = token.shuffle_window
 
     def beginning(self) -> Token | None:
         """The beginning of the data, as a master has it that hears of them from this service first.
@@ -120,7 +133,11 @@ class Description:
         defaults = {f.name: f.default for f in fields(self)}
         chosen = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) != defaults[name]}
         return Registration(
-            name=self.name, records_per_shard=self.records_per_shard, shuffle_in_shard=self.in_shard, **chosen
+            name=self.name,
+            records_per_shard=self.records_per_shard,
+            shuffle_in_shard=self.in_shard,
+            shuffle_window=self._window if self.in_shard else None,
+            **chosen,
         )
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
@@ -138,6 +155,21 @@ class Description:
             num_epochs=named.num_epochs,
             epoch_barrier=named.epoch_barrier,
             max_bad_records=named.max_bad_records,
+            shuffle_window=named.shuffle_window or (self.usual_window if self.in_shard else None),
+        )
+
+    @property
+    def _window(self) -> int | None:
+        """The window that the dataset must have, where the user or a token has said one."""
+        return self.shuffle_window or self._tokens_window
+
+    @property
+    def order(self) -> str:
+        """The shuffle as it was described, for people; '' for none."""
+        return order_of(
+            Shuffle.GLOBAL if self.shuffle else Shuffle.SHARD if self.in_shard else Shuffle.NONE,
+            self._window or self.usual_window or 1,
+            shards=self.shuffle_shards,
         )
 
     def sources(self) -> tuple[Source, ...] | None:
@@ -149,6 +181,15 @@ class Description:
     def fallback_sources(self) -> tuple[Source, ...] | None:
         """The plan of the dataset object's reader."""
         return None if self.fallback_reader is None else reader_sources(self.fallback_reader, self.task_type)
+
+
+def order_of(order: Shuffle, window: int, *, shards: bool) -> str:
+    """Return the name of a shuffle: "all records", "windows of 16 shards", "in_shard", "shards", or ''."""
+    if order is Shuffle.GLOBAL:
+        return "all records"
+    if order is Shuffle.SHARD:
+        return "in_shard" if window == 1 else f"windows of {window} shards"
+    return "shards" if shards else ""
 
 
 def check_is_reader(reader: object, method: str) -> None:

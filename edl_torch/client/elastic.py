@@ -53,7 +53,7 @@ class ElasticSession:
     def close(self, number: int) -> None:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         self._session.run(self._passes.close(number))
-        self._session.run(self._passes.tell_taken_back())
+        self._session.run(self._passes.warnings.of_what_went_back())
 
     def abandon(self, number: int) -> None:
         """Pass `number` has lost its iterator. For finalisers: takes no lock, makes no call, never raises;
@@ -73,7 +73,7 @@ class ElasticSession:
         """
         if self._abandoned:
             self.end_abandoned_silently()
-            self._session.run(self._passes.tell_taken_back())
+            self._session.run(self._passes.warnings.of_what_went_back())
 
     def end_abandoned_silently(self) -> None:
         """Do as `end_abandoned` for another than the loop, which is warned later."""

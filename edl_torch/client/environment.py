@@ -56,6 +56,12 @@ def master_protocol_from_env(environ: Mapping[str, str] | None = None) -> str:
     return protocol
 
 
+def page_address_from_env(environ: Mapping[str, str] | None = None) -> str | None:
+    """`EDL_HTTP`: where a master of this job serves its page; None where it is not set."""
+    env = os.environ if environ is None else environ
+    return env.get("EDL_HTTP", "").strip() or None
+
+
 def elasticdl_worker_id(worker_id: str | int | None, environ: Mapping[str, str] | None = None) -> int:
     """The number of a worker for ElasticDL's master: as given, else `WORKER_ID`, else `RANK`, else 0."""
     env = os.environ if environ is None else environ

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from edl_torch.core.measures import Measures
 from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.measuring import Measuring
 
 
 def suspended_clock() -> float:
@@ -20,9 +22,14 @@ class LivenessFeed:
     """The `Listener` of one session. `changed` guards `liveness`; `wanted` hears that others wait."""
 
     def __init__(
-        self, liveness: Liveness, changed: threading.Condition, wanted: Callable[[str], None]
+        self,
+        liveness: Liveness,
+        measuring: Measuring,
+        changed: threading.Condition,
+        wanted: Callable[[str], None],
     ) -> None:
         self._liveness = liveness
+        self._measuring = measuring
         self._changed = changed
         self.wanted = wanted
 
@@ -38,6 +45,11 @@ class LivenessFeed:
     def progress(self) -> int:
         """How often the training loop has moved on; heartbeats carry it."""
         return self._liveness.progress
+
+    @property
+    def measures(self) -> Measures:
+        """What the trainer has measured. Needs no lock, and waits for none."""
+        return self._measuring.measures()
 
     @property
     def standing(self) -> bool:

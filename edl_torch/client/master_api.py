@@ -23,6 +23,7 @@ from edl_torch.core.calls import (
     ReportCall,
     RestoreCall,
 )
+from edl_torch.core.measures import Measures
 
 
 class Listener(Protocol):
@@ -39,6 +40,11 @@ class Listener(Protocol):
     @property
     def progress(self) -> int:
         """How often the training loop has moved on; heartbeats carry it."""
+        ...
+
+    @property
+    def measures(self) -> Measures:
+        """What the trainer has measured; heartbeats carry it."""
         ...
 
     @property

@@ -137,6 +137,15 @@ class Position:
 
         lockstep.agreed(finished=together(lockstep.peers, Doing.END, settle, ask) == "1")
 
+    def agree_again(self) -> None:
+        """Synchronous ranks agree anew on what they did not find finished at the end of a pass.
+
+        Behind a wrapper that reads ahead they agree at that end first, and train on the last batches then.
+        """
+        lockstep = self.lockstep
+        if lockstep is not None and lockstep.begun and not lockstep.finished:
+            self.agree_on_end(lockstep)
+
     def _snapshot_together(self, lockstep: Lockstep) -> str:
         session = self._session
         if not lockstep.begun:  # as on every rank

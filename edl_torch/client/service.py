@@ -16,12 +16,12 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from edl_torch.client.default_master import default_master
-from edl_torch.client.description import Description, check_count, check_is_reader
+from edl_torch.client.description import Description, check_count, check_is_reader, order_of
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler
+from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
-from edl_torch.core.calls import DatasetStatus
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
@@ -59,6 +59,9 @@ class DataShardService:
         num_minibatches_per_shard: the same, in batches.
         shuffle: a global shuffle of records, for readers with random access.
         shuffle_shards: another order of shards in each epoch.
+        shuffle_window: records are mixed inside windows of so many shards, which stand one after the other in
+            the epoch's order; 1 is what `shuffle=True` at the dataset does. For readers that read whole
+            blocks: a loader worker holds so many shards. See docs/shuffling.md.
         seed: with the epoch it fixes every order.
         epoch_barrier: False lets a pass run on into the next epoch.
         max_bad_records: so many records may go to quarantine before the job fails; each counts once, however
@@ -90,6 +93,7 @@ class DataShardService:
         shuffle_shards: bool = False,
         seed: int = 0,
         *,
+        shuffle_window: int | None = None,
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
         lookahead: int | Literal["told"] = 0,
@@ -111,6 +115,7 @@ class DataShardService:
             seed=seed,
             epoch_barrier=epoch_barrier,
             max_bad_records=max_bad_records,
+            shuffle_window=shuffle_window,
         )
         self._owns_master = master_client is None
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
@@ -198,13 +203,14 @@ class DataShardService:
             )
         return progress.finished
 
-    def progress(self) -> DatasetStatus:
-        """Counts of the dataset over all trainers, as the master has them now. Raises what `finished` does,
+    def progress(self) -> Progress:
+        """Counts and rate of the dataset over all trainers, as the master has them now, and how long this
+        trainer waits for data. A call to the master: not for each batch. Raises what `finished` does,
         TooManyBadRecords apart."""
         session = self._live_session
         session.plan()
         session.flush()
-        return session.position.progress()
+        return Progress.of(session.position.progress(), session.trainer.state.measuring.measures())
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._session.joined else "new"
@@ -321,6 +327,7 @@ class DataShardService:
         check_is_reader(reader, "read_records")
         described = self._description
         described.check_on_bad_record(on_bad_record)
+        shuffle = shuffle or described.shuffle_window is not None
         if (self._session.joined or described.told) and bool(described.in_shard) != shuffle:
             raise InvalidArgument(
                 f"dataset {self.dataset_name!r} is in use with shuffle={bool(described.in_shard)}: make all "
@@ -328,6 +335,19 @@ class DataShardService:
             )
         described.in_shard = shuffle
         described.fallback_reader = reader
+
+    @property
+    def order(self) -> str:
+        """How the records are shuffled, for people: "all records", "windows of 16 shards", "in_shard" (inside
+        each shard), "shards" (their order only), or '' for not at all."""
+        plan = self._session.trainer.state.registered.plan
+        if plan is None:
+            return self._description.order
+        return order_of(plan.order, plan.spec.shuffle_window, shards=plan.spec.shuffle_shards)
+
+    def _suggest_window(self, window: int) -> None:
+        """Mix windows of so many shards where the user, a token and the master have nothing else."""
+        self._description.usual_window = window
 
     def _handle(self) -> Handle:
         """What a loader worker needs to reach this trainer; starts to listen for them."""

@@ -170,7 +170,7 @@ class Session:
     def _attend(self, member: int) -> bool:
         liveness = self.trainer.state.liveness
         assert liveness is not None
-        feed = LivenessFeed(liveness, self._changed, self._wanted)
+        feed = LivenessFeed(liveness, self.trainer.state.measuring, self._changed, self._wanted)
         clock = self.master.attend(self.id, member, feed)
         self._clock = clock or self._clock
         return clock is not None

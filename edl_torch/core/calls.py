@@ -7,8 +7,11 @@ making a frozen value costs three times as much, which was a tenth of the master
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 
+from edl_torch.core.events import Departed, Event
+from edl_torch.core.measures import Measures
+from edl_torch.core.picture import Picture
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
 LeaseId = tuple[int, int]  # task, attempt
@@ -31,6 +34,7 @@ class Registration:
     num_epochs: int | None = None
     epoch_barrier: bool | None = None
     max_bad_records: int | None = None
+    shuffle_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +245,11 @@ class DatasetStatus:
     Counts are of records unless said otherwise; those of outcomes are totals of all epochs. `quarantine` may
     be its beginning alone; `quarantined` counts all. `lineage` of `ledger` is the history that the counts are
     of; 0 where the master keeps none.
+
+    `rate` is in records a second, over the last 10 to 20 s. Since the start of the master count
+    `returned_slices` and `returned_records` what was taken from trainers that died, left or stalled,
+    `given_back` the records that trainers gave back themselves, `checkpoints` and `restores` tokens given and
+    gone back to. `picture` is in the master's whole status alone.
     """
 
     dataset: str
@@ -262,13 +271,77 @@ class DatasetStatus:
     trainers: int
     failure: str = ""
     quarantine: tuple[QuarantinedRecord, ...] = ()
+    rate: float = 0.0
+    returned_slices: int = 0
+    returned_records: int = 0
+    given_back: int = 0
+    checkpoints: int = 0
+    restores: int = 0
+    picture: Picture | None = None
+
+    @property
+    def outcomes(self) -> int:
+        """Records that have an outcome, of all epochs."""
+        return self.acknowledged + self.quarantined + self.dropped
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that the outcomes make up."""
+        return self.outcomes // self.size if self.size else 0
+
+    @property
+    def total(self) -> int | None:
+        """Records of all epochs; None where they are endless."""
+        return self.size * self.num_epochs or None
+
+    @property
+    def percent(self) -> float:
+        """Part of all records that has an outcome, 0 to 100; where epochs are endless, of this epoch."""
+        if self.finished:
+            return 100.0
+        if self.total is None:
+            return self.epoch_percent
+        return min(100.0, 100.0 * self.outcomes / self.total)
+
+    @property
+    def epoch_percent(self) -> float:
+        """Part of the records of the epoch that has an outcome, 0 to 100."""
+        if self.finished or not self.size:
+            return 100.0
+        return 100.0 * max(0, self.size - self.todo - self.leased) / self.size
+
+    @property
+    def epoch_eta_s(self) -> float | None:
+        """Seconds to the end of the epoch at the present rate; None where nothing moves."""
+        return self._eta(self.todo + self.leased)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the end of the last epoch at the present rate; None where there is none, or no rate."""
+        return None if self.total is None else self._eta(self.total - self.outcomes)
+
+    def _eta(self, left: int) -> float | None:
+        if self.finished:
+            return 0.0
+        return max(0, left) / self.rate if self.rate > 0 else None
+
+
+class TrainerState(Enum):
+    """State of a trainer, as its master sees it; the values are those of the wire and of JSON."""
+
+    LIVE = "live"
+    STREAM_GONE = "stream_gone"
+    STALLED = "stalled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStatus:
     """State of a session for people. `idle_s` is the time since its last call.
 
-    `since_progress_s` is the time since its training loop was last known to move on.
+    `since_progress_s` is the time since its training loop was last known to move on. `pace` is in records a
+    second, over the last 10 to 20 s; `slow` says that it is below half of the trainers' median. `trained`
+    counts records, since it registered or the master started. `oldest_lease_s` is the age of its oldest
+    lease, to about a second. `measures` are those of its last heartbeat; None where it sends none.
     """
 
     session: str
@@ -277,13 +350,27 @@ class TrainerStatus:
     leased: int
     idle_s: float
     since_progress_s: float = 0.0
+    state: TrainerState = TrainerState.LIVE
+    pace: float = 0.0
+    slow: bool = False
+    trained: int = 0
+    leases: int = 0
+    oldest_lease_s: float = 0.0
+    measures: Measures | None = None
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Share of its time that its loop waited for data; None where that was not measured."""
+        return None if self.measures is None else self.measures.waiting_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterStatus:
     """State of a master for people: what `edl-torch status` shows.
 
-    `suspended` says of datasets why nothing of them is lent until they are restored.
+    `suspended` says of datasets why nothing of them is lent until they are restored. `time` and `started_at`
+    are in seconds since 1970; the last `events` and the trainers that `departed` last stand in order, and
+    `event_counts` has how many of each kind there were since the start.
     """
 
     ledger: str
@@ -291,3 +378,16 @@ class MasterStatus:
     datasets: tuple[DatasetStatus, ...]
     trainers: tuple[TrainerStatus, ...]
     suspended: dict[str, str] = field(default_factory=dict)
+    time: float = 0.0
+    started_at: float = 0.0
+    events: tuple[Event, ...] = ()
+    departed: tuple[Departed, ...] = ()
+    event_counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Share of their time that the loops of all trainers together waited for data; None: not measured."""
+        known = [trainer.measures for trainer in self.trainers if trainer.measures is not None]
+        waited = sum(measures.waited.sum_s for measures in known)
+        whole = waited + sum(measures.stepped.sum_s for measures in known)
+        return waited / whole if whole else None

@@ -21,23 +21,27 @@ from edl_torch.core.calls import (
     LeaseCall,
     MasterStatus,
     PassState,
+    QuarantinedRecord,
     RegisterAnswer,
     RegisterCall,
     Registration,
     ReportAnswer,
     ReportCall,
     RestoreCall,
-    TrainerStatus,
 )
 from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.checking import check_report
+from edl_torch.core.events import EventKind
+from edl_torch.core.history import History
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
+from edl_torch.core.measures import Measures
 from edl_torch.core.members import Member, Members
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
 from edl_torch.core.rollback import Rollback
 from edl_torch.core.token import Token
+from edl_torch.core.watching import Watching
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
@@ -92,6 +96,7 @@ class Dispatcher:
         self._waiters: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
         self.suspended: dict[str, str] = {}  # dataset -> why nothing of it is lent before it is restored
         self.rollback = Rollback(self, self._mark)
+        self.history = History()
 
     @property
     def version(self) -> int:
@@ -138,6 +143,9 @@ class Dispatcher:
             ledger = self._make(call.registration, call.batch_size)
         self._reconcile(ledger, call)
         member = self.members.enter(call.session, call.worker_id, now)
+        self.history.watch(ledger, now)
+        if name not in member.datasets:
+            self.history.add(EventKind.JOINED, now, dataset=name, worker_id=call.worker_id)
         self._mark("session", call.session)
         self._mark("next", "member")
         member.datasets.add(name)
@@ -159,12 +167,32 @@ class Dispatcher:
         """Return the sessions that have joined a dataset."""
         return {m.session for m in self.members if dataset in m.datasets}
 
-    def heartbeat(self, session: str, member: int, now: float, progress: int | None = None) -> None:
-        """Note that a session lives, as that `member`; `progress` counts how often its loop moved on."""
+    def heartbeat(
+        self,
+        session: str,
+        member: int,
+        now: float,
+        progress: int | None = None,
+        measures: Measures | None = None,
+    ) -> None:
+        """Note that a session lives, as that `member`; `progress` counts how often its loop moved on.
+
+        Raises InvalidArgument, with nothing noted, for measures that cannot be.
+        """
+        if measures is not None:
+            measures.check()
         if progress is None:
             self.members.heard(session, member, now)
         else:
             self.members.beat(session, member, progress, now)
+        if measures is not None:
+            self.measured(session, measures)
+
+    def measured(self, session: str, measures: Measures) -> None:
+        """Keep what a session has measured; nothing where it is no member."""
+        member = self.members.get(session)
+        if member is not None:
+            member.measures = measures
 
     def resume(self, now: float) -> None:
         """Begin after a start of the master: every lease stays live for one full timeout."""
@@ -178,21 +206,29 @@ class Dispatcher:
         """Note that the session's stream ended: `expire` gives it up unless it is back within the grace."""
         self.members.stream_broke(session, now)
 
-    def leave(self, session: str, member: int) -> tuple[Released, ...]:
-        """End the session of that `member` at its own request; what it did not train on waits again."""
-        known = self.members.get(session)
-        return () if known is None or known.number != member else self.give_up(known)
+    def leave(self, session: str, member: int, now: float | None = None) -> tuple[Released, ...]:
+        """End the session of that `member` at its own request; what it did not train on waits again.
 
-    def give_up(self, member: Member) -> tuple[Released, ...]:
+        `now` is for the history alone; without it that has the time of a call before.
+        """
+        known = self.members.get(session)
+        if known is None or known.number != member:
+            return ()
+        return self.give_up(known, self.history.now if now is None else now)
+
+    def give_up(self, member: Member, now: float) -> tuple[Released, ...]:
         """End a session; all that it held waits again."""
+        trained = sum(self._ledgers[name].trained_by(member.session) for name in member.datasets)
         self.members.leave(member.session)
         self._mark("unheard", member.number)
-        return tuple(self._release(member))
+        released = tuple(self._release(member))
+        self.history.gone(member, (item.slices for item in released), trained, now)
+        return released
 
     def void_members(self) -> None:
         """End all sessions, and forget those that ended before: their calls are of another ledger."""
         for member in self.members:
-            self.give_up(member)
+            self.give_up(member, self.history.now)
         for number in self.members.unheard:
             self._mark("unheard", number)
         self.members.unheard.clear()
@@ -200,7 +236,10 @@ class Dispatcher:
 
     def expire(self, now: float) -> tuple[Released, ...]:
         """Give up every session whose time is up, and take the leases of those that are stalled."""
-        dead = [released for member in self.members.dead(now) for released in self.give_up(member)]
+        dead: list[Released] = []
+        for member in self.members.dead(now):
+            member.dead_because = self.members.cause_of_death(member)
+            dead += self.give_up(member, now)
         stalled = [m for m in self.members if self.members.progress_deadline(m) <= now and self._holds(m)]
         return (*dead, *(released for member in stalled for released in self._take_back(member, now)))
 
@@ -234,7 +273,7 @@ class Dispatcher:
 
     def _take_back(self, member: Member, now: float) -> list[Released]:
         """Take all leases of a stalled member, and nothing else."""
-        member.progressed = now
+        member.progressed = member.stalled_at = now
         lost = []
         for dataset in sorted(member.datasets):
             slices = self._ledgers[dataset].take_back(member.session)
@@ -251,6 +290,15 @@ class Dispatcher:
                     stalled=True,
                 )
             )
+        taken = [item for released in lost for item in released.slices]
+        self.history.add(
+            EventKind.STALLED,
+            now,
+            worker_id=member.worker_id,
+            slices=len(taken),
+            records=sum(item.limit for item in taken),
+            text=f"its loop did not move on for {self.members.progress_timeout_s:g} s",
+        )
         return lost
 
     # Lending and outcomes -----------------------------------------------------------------------------------
@@ -299,6 +347,8 @@ class Dispatcher:
         if call.count < 1:
             raise InvalidArgument(f"a lease call asks for 1 slice or more, not {call.count}")
         self.limits.check_lease(call)
+        if now >= self.history.next_tick:
+            self.history.tick(self._ledgers.values(), now)
         if call.drained or not self._holds(member):
             member.progressed = now  # its loop waits for the master
         epoch, state, grants = ledger.lease(
@@ -341,6 +391,9 @@ class Dispatcher:
             stale = member.refused.get(call.dataset, ())
             wanted = self.wanted(call.dataset, call.session, now)
             return ReportAnswer(request=call.request, stale=stale, wanted=wanted)
+        if now >= self.history.next_tick:
+            self.history.tick(self._ledgers.values(), now)
+        new: list[QuarantinedRecord] = []
         if call.failures:
             call = self.limits.with_short_reasons(call)
             new = ledger.unreadable(call.session, call.failures)
@@ -349,18 +402,22 @@ class Dispatcher:
                 self.limits.check_quarantine(
                     call.dataset, records=len(there) + len(new), size=there.bytes + token_bytes(new)
                 )
-        check_report(ledger.leases, call)
+        if len(call.failures) + len(call.acknowledgements) + len(call.give_backs) > 1:
+            check_report(ledger.leases, call)  # a single part is checked as it is applied
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number
         is_newest = takes_part and call.request > reported
         if is_newest:
             ledger.leases.forget_ended(call.session)
-            member.reports[call.dataset] = call.request
+        stale = tuple(self._apply(ledger, call))
+        if is_newest:
+            member.reports[call.dataset], member.refused[call.dataset] = call.request, stale
             self._mark("report", call.dataset, call.session)
         if call.acknowledgements or call.failures:
             member.progressed = now
-        stale = tuple(self._apply(ledger, call))
-        if is_newest:
-            member.refused[call.dataset] = stale
+        if new:
+            kind, bad = EventKind.QUARANTINED, new[-1]
+            who = member.worker_id
+            self.history.add(kind, now, dataset=call.dataset, worker_id=who, count=len(new), text=str(bad))
         return ReportAnswer(
             request=call.request, stale=stale, wanted=self.wanted(call.dataset, call.session, now)
         )
@@ -422,8 +479,12 @@ class Dispatcher:
 
     def snapshot(self, call: FencedCall, now: float) -> str:
         """Return the dataset's position as a token, for a trainer that is still part of its history."""
-        self.heard(call, now)
-        return self._token_of(self._fenced(call))
+        member = self.heard(call, now)
+        ledger = self._fenced(call)
+        token = self._token_of(ledger)
+        self.history.watch(ledger, now).checkpoints += 1
+        self.history.add(EventKind.CHECKPOINT, now, dataset=call.dataset, worker_id=member.worker_id)
+        return token
 
     def token(self, dataset: str) -> str:
         """Return the dataset's position as a token, for observers: it is no trainer's checkpoint."""
@@ -445,16 +506,27 @@ class Dispatcher:
         if call.fence.ledger == self.ledger_id and opening == ledger.opened_by:
             return ledger.lineage
         self._fenced(call)
-        return self.go_back(call.dataset, call.token, opened_by=opening)
+        return self.go_back(call.dataset, call.token, opened_by=opening, now=now)
 
-    def go_back(self, dataset: str, token: str | None, opened_by: tuple[int, int] = (0, 0)) -> int:
+    def go_back(
+        self,
+        dataset: str,
+        token: str | None,
+        opened_by: tuple[int, int] = (0, 0),
+        now: float | None = None,
+    ) -> int:
         """Take the dataset back to a token (None: to the beginning), whoever asks. Returns the new lineage.
 
         `opened_by` is the member that asked and the number of its request; (0, 0) for the master itself.
+        `now` is for the history alone, as that of `leave`.
         """
         ledger = self._ledgers[dataset]
         position = None if token is None else self._position(dataset, token)
         self.open_lineage(ledger, position, opened_by)
+        at = self.history.now if now is None else now
+        self.history.watch(ledger, at).restores += 1
+        to = "the beginning" if token is None else f"a checkpoint of {ledger.acknowledged:,} records"
+        self.history.add(EventKind.RESTORED, at, dataset=dataset, text=to)
         return ledger.lineage
 
     def open_lineage(
@@ -496,39 +568,46 @@ class Dispatcher:
     def progress(self, call: FencedCall, now: float) -> DatasetStatus:
         """Return the dataset's progress, for a trainer that is still part of its history."""
         self.heard(call, now)
-        return self._status_of(self._fenced(call))
+        return self._status_of(self._fenced(call), now)
 
-    def dataset_status(self, dataset: str) -> DatasetStatus:
-        """Return the dataset's progress, for observers."""
-        return self._status_of(self._ledgers[dataset])
+    def dataset_status(self, dataset: str, now: float | None = None) -> DatasetStatus:
+        """Return the dataset's progress, for observers. Without `now` its rate is that of a call before."""
+        return self._status_of(self._ledgers[dataset], self.history.now if now is None else now)
 
-    def _status_of(self, ledger: ShardLedger) -> DatasetStatus:
+    def _status_of(self, ledger: ShardLedger, now: float) -> DatasetStatus:
         """Return the status with the first few records of the quarantine only: trainers ask often."""
-        return ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
+        status = ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
+        return self.history.watch(ledger, now).filled(status, now)
+
+    def look(self, now: float) -> bool:
+        """Note in the history what has come about; to be called when `version` has changed.
+
+        Returns whether any dataset is new, in another epoch or lineage, or finished.
+        """
+        return self.history.look(self._ledgers.values(), self.suspended, now)
 
     def status(self, now: float) -> MasterStatus:
         """Return the state of the master; of all quarantines together as much as one may have."""
+        history = self.history
+        history.tick(self._ledgers.values(), now)
+        self.look(now)
         datasets, left = [], self.limits.quarantine_bytes
         for ledger in self._ledgers.values():
             shown = ledger.quarantine.within(left)
             left -= token_bytes(shown)
-            datasets.append(ledger.status(self.ledger_id, shown))
+            status = ledger.status(self.ledger_id, shown)
+            datasets.append(history.watch(ledger, now).filled(status, now, picture=True))
         return MasterStatus(
             ledger=self.ledger_id,
             durable=self.durable,
             datasets=tuple(datasets),
-            trainers=tuple(self._trainer(member, now) for member in self.members),
+            trainers=tuple(Watching(iter(self.members), self._ledgers, history, now).trainers()),
             suspended=dict(self.suspended),
-        )
-
-    def _trainer(self, member: Member, now: float) -> TrainerStatus:
-        return TrainerStatus(
-            session=member.session,
-            worker_id=member.worker_id,
-            datasets=tuple(sorted(member.datasets)),
-            leased=sum(self._ledgers[name].held_by(member.session) for name in member.datasets),
-            idle_s=max(0.0, now - member.seen),
-            since_progress_s=max(0.0, now - member.progressed),
+            time=history.wall(now),
+            started_at=history.started_at or 0.0,
+            events=tuple(history.events),
+            departed=tuple(history.departed),
+            event_counts={kind.value: count for kind, count in history.counts.items()},
         )
 
     def __repr__(self) -> str:

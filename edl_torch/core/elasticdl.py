@@ -109,17 +109,19 @@ def check_expressible(spec: DatasetSpec) -> None:
     if spec.order is Shuffle.NONE:
         return  # a name and two numbers
     used = [source for source in spec.sources if source.count]
-    if spec.order is Shuffle.GLOBAL and len(used) > 1:
+    mixes_storages = spec.order is Shuffle.GLOBAL or spec.shuffle_window > 1
+    if mixes_storages and len(used) > 1:
+        given = "--shuffle" if spec.order is Shuffle.GLOBAL else "--shuffle_window"
         raise InvalidArgument(
             f"dataset {spec.name!r} shuffles the records of {len(used)} storages together, and a shard of "
-            f"ElasticDL's protocol has one name: use --shuffle_shards instead of --shuffle, or one storage"
+            f"ElasticDL's protocol has one name: use --shuffle_shards instead of {given}, or one storage"
         )
     largest = max(source.start + source.count for source in used)
     index_bytes = max(1, -(-largest.bit_length() // 7))  # a varint has 7 bits a byte
     most = (MESSAGE_BYTES - _OTHER_BYTES) // index_bytes
-    if spec.records_per_shard > most:
+    if spec.largest_lease > most:
         raise InvalidArgument(
-            f"dataset {spec.name!r} is shuffled, with {spec.records_per_shard} records in a shard: the list "
+            f"dataset {spec.name!r} is shuffled, with {spec.largest_lease} records in a shard: the list "
             f"of their indices must fit into {MESSAGE_BYTES >> 20} MiB, so {most} is the most. Make smaller "
             f"shards (num_minibatches_per_shard, --records_per_task)"
         )

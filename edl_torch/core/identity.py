@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from edl_torch.shard import DatasetSpec, Source
 
 _MISSING = "nothing"
+_ABSENT: dict[str, object] = {"shuffle_window": 1}
 
 
 def identity(spec: DatasetSpec) -> dict[str, object]:
-    """Return the identity of a valid `spec`, as strings, integers and booleans by field name."""
-    return {
+    """Return the identity of a valid `spec`, as strings, integers and booleans by field name.
+
+    A `shuffle_window` of 1 is left out: those of older versions are without.
+    """
+    fields: dict[str, object] = {
         "sources": _digest(spec.sources),
         "num_sources": len(spec.sources),
         "size": spec.size,
@@ -25,13 +29,18 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
         "shuffle_shards": spec.shuffle_shards,
         "shuffle_in_shard": spec.shuffle_in_shard,
     }
+    return fields if spec.shuffle_window == 1 else fields | {"shuffle_window": spec.shuffle_window}
 
 
 def differences(registered: Mapping[str, object], asked: Mapping[str, object]) -> list[str]:
     """Return a line for each field in which two identities differ, such as `seed: registered 0, asked 7`."""
-    fields = dict.fromkeys((*registered, *asked))
-    pairs = ((field, registered.get(field, _MISSING), asked.get(field, _MISSING)) for field in fields)
-    return [f"{_label(field)}: registered {old}, asked {new}" for field, old, new in pairs if old != new]
+    lines = []
+    for field in dict.fromkeys((*registered, *asked)):
+        absent = _ABSENT.get(field, _MISSING)
+        old, new = registered.get(field, absent), asked.get(field, absent)
+        if old != new:
+            lines.append(f"{_label(field)}: registered {old}, asked {new}")
+    return lines
 
 
 def _label(field: str) -> str:

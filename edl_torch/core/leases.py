@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from edl_torch.core.changes import Mark, Version
-from edl_torch.core.in_progress import ShardsInProgress
+from edl_torch.core.in_progress import WindowsInProgress
 from edl_torch.core.lease import Lease
 from edl_torch.core.todo import Waiting
 
@@ -15,7 +15,7 @@ PAGE = 16  # of tasks: the leases of one page and one session are written down t
 class Leases:
     """Live leases. The version grows when a pass may be over: no lease of an epoch can produce batches."""
 
-    def __init__(self, in_progress: ShardsInProgress, mark: Mark, version: Version) -> None:
+    def __init__(self, in_progress: WindowsInProgress, mark: Mark, version: Version) -> None:
         self.next_task = 1
         self._version = version
         self._mark = mark
@@ -56,6 +56,10 @@ class Leases:
     def holds(self, session: str) -> bool:
         """Return whether the session has a live lease."""
         return session in self._held
+
+    def held(self, session: str) -> int:
+        """Return how many leases the session has."""
+        return len(self._held.get(session, ()))
 
     def of(self, session: str) -> Iterator[Lease]:
         """Return the session's leases, in no order."""

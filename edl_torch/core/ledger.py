@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -22,7 +24,7 @@ from edl_torch.core.calls import (
 from edl_torch.core.changes import Mark, Version, unrecorded
 from edl_torch.core.checking import new_failures
 from edl_torch.core.identity import identity
-from edl_torch.core.in_progress import ShardsInProgress
+from edl_torch.core.in_progress import WindowsInProgress
 from edl_torch.core.lease import Lease
 from edl_torch.core.leases import Leases
 from edl_torch.core.lending import LeaseRequest, Lending
@@ -41,11 +43,19 @@ class Head:
 
     lineage: int
     opened_by: tuple[int, int]  # the member that opened the lineage by a restore, and its request's number
-    cursor: tuple[int, int, int]  # epoch, position of the next shard in its order, next record in that shard
+    cursor: tuple[int, int, int]  # epoch, position of the next window in its order, next record in it
     acknowledged: int
     dropped: int
     next_task: int
     next_bundle: int
+
+
+class Stage(NamedTuple):
+    """Where a dataset is: its lineage, the epoch of the cursor, and whether it is finished."""
+
+    lineage: int
+    epoch: int
+    finished: bool
 
 
 class ShardLedger:
@@ -65,7 +75,10 @@ class ShardLedger:
         self.quarantine = Quarantine(mark)
         self.acknowledged = 0
         self.dropped = 0
-        self._in_progress = ShardsInProgress()
+        # Since the start of the master, not in the journal: slices that were taken from trainers that died,
+        # left or stalled, their records, and the records that trainers gave back themselves.
+        self.returned_slices = self.returned_records = self.given_back = 0
+        self._in_progress = WindowsInProgress()
         self._todo = Todo(self.plan, self._in_progress, mark)
         self.participants = Participants(mark)
         self.leases = Leases(self._in_progress, mark, self._version)
@@ -107,6 +120,12 @@ class ShardLedger:
         return not self.leases and self._todo.empty
 
     @property
+    def stage(self) -> Stage:
+        """Where the dataset is; cheap."""
+        todo = self._todo
+        return Stage(self.lineage, todo.cursor_epoch, todo.past_end and self.finished)
+
+    @property
     def failure(self) -> str:
         """Reason why the job has failed; '' while it has not."""
         allowed = self.spec.max_bad_records
@@ -135,8 +154,12 @@ class ShardLedger:
 
     @property
     def shards_left(self) -> int:
-        """Shards of the epochs begun with records that wait or are lent."""
-        return self._todo.shards_ahead + len(self._in_progress) - (self._todo.cut in self._in_progress)
+        """Shards of the epochs begun that are in windows with records that wait or are lent."""
+        if self.plan.window == 1:
+            begun = len(self._in_progress) - (self._todo.cut in self._in_progress)
+        else:
+            begun = sum(len(self.plan.shards_in(*w)) for w in self._in_progress if w != self._todo.cut)
+        return self._todo.shards_ahead + begun
 
     @property
     def trainers(self) -> int:
@@ -146,6 +169,10 @@ class ShardLedger:
     def holds(self, session: str) -> bool:
         """Return whether `session` has a live lease."""
         return self.leases.holds(session)
+
+    def trained_by(self, session: str) -> int:
+        """Return how many records `session` has trained on since it joined, or the master started."""
+        return self.participants.throughput.shown(session)
 
     def held_by(self, session: str) -> int:
         """Return how many records without outcome `session` holds."""
@@ -179,6 +206,8 @@ class ShardLedger:
             for item in lease.slices():
                 self._todo.put_back(item, lease.attempt + 1)
                 lost.append(item)
+        self.returned_slices += len(lost)
+        self.returned_records += sum(item.limit for item in lost)
         self._close_epochs()
         return tuple(lost)
 
@@ -291,6 +320,7 @@ class ShardLedger:
         put = self._todo.put_remainder if remainder else self._todo.put_back
         for item in lease.slices(start):
             put(item, lease.attempt)
+            self.given_back += item.limit
         lease.cut(start)
         # Remainders too few for all that wait do not wake them: each trainer has some at an epoch's end.
         if not remainder or self.participants.can_use(self._todo.remainder_records(lease.epoch)):
@@ -383,6 +413,27 @@ class ShardLedger:
         self._version.grow()
         self._close_epochs()
 
+    @property
+    def shown_epoch(self) -> int:
+        """Epoch whose picture says most: the oldest one with waiting records, or the last."""
+        last = self.spec.num_epochs - 1 if self.spec.num_epochs else self.epoch
+        return min(self.epoch, last)
+
+    def passed_of(self, epoch: int) -> int:
+        """Return how many records of an epoch lie before the cursor."""
+        return self._todo.passed_of(epoch)
+
+    def slices_by_state(self, epoch: int) -> dict[str, list[Slice]]:
+        """Return the slices of an epoch that are lent, came back or are in quarantine, by these names."""
+        lent = (item for lease in self.leases if lease.epoch == epoch for item in lease.slices())
+        back = (item for item in chain(self._todo.returned(), self._todo.remainders()) if item.epoch == epoch)
+        bad = (
+            Slice(epoch=epoch, shard=bad.shard, skip=bad.position, limit=1)
+            for bad in self.quarantine
+            if bad.epoch == epoch
+        )
+        return {"lent": list(lent), "returned": list(back), "quarantined": list(bad)}
+
     def status(self, ledger_id: str, quarantine: tuple[QuarantinedRecord, ...]) -> DatasetStatus:
         """Return the state for people, with what is to be shown of the quarantine."""
         return DatasetStatus(
@@ -405,6 +456,9 @@ class ShardLedger:
             trainers=self.trainers,
             failure=self.failure,
             quarantine=quarantine,
+            returned_slices=self.returned_slices,
+            returned_records=self.returned_records,
+            given_back=self.given_back,
         )
 
     # As rows of a journal -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from edl_torch.core.leases import Leases
 from edl_torch.core.participants import Participants
 from edl_torch.core.todo import Todo, Waiting
 
-FAR = 64  # shards: a session with a larger share to come is lent whole ones
+FAR = 64  # of the largest leases: a session with a larger share to come is lent such ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,12 @@ class Lending:
         if not barrier:  # endless epochs would pile them up
             yield from self._remainder_bundle(session, epoch, batch_size)
         quota = self._quota(request, leased)
+        largest = max(batch_size, self._todo.plan.spec.largest_lease)
         for _ in range(request.count):
             limit = quota.limit(self._todo.waiting(epoch)) if quota else self._limit(epoch, batch_size)
             if not limit:
                 return
-            taken = self._todo.take(epoch, limit)
+            taken = self._todo.take(epoch, min(limit, largest))
             if taken is None:
                 if barrier:
                     yield from self._remainder_bundle(session, epoch, batch_size)
@@ -97,7 +98,7 @@ class Lending:
             return None
         throughput = self._participants.throughput
         share = throughput.share(request.session, self._todo.waiting(request.epoch) + leased())
-        if share > FAR * self._todo.plan.spec.records_per_shard:
+        if share > FAR * self._todo.plan.spec.largest_lease:
             return None
         return Quota(
             share=share,
@@ -111,7 +112,7 @@ class Lending:
     def _limit(self, epoch: int, batch_size: int) -> int:
         """Guided self-scheduling: the waiting records over twice the trainers, in whole batches."""
         if not self._tail_applies:
-            return max(batch_size, self._todo.plan.spec.records_per_shard)
+            return max(batch_size, self._todo.plan.spec.largest_lease)
         return self._share(self._todo.waiting(epoch), batch_size)
 
     @property

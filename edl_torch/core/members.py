@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edl_torch.core.calls import LeaseAnswer
+from edl_torch.core.measures import Measures
 from edl_torch.errors import SessionLost
 
 
@@ -28,11 +29,20 @@ class Member:
     journalled: bool = False  # it registered before the master's start: answers to it may be forgotten
     gone_since: float | None = None
     progress: int = 0  # the training loop's own count, as the last heartbeat told it
+    since: float = 0.0  # when it registered, or the master started
     progressed: float = 0.0  # when the loop was last known to move on
+    stalled_at: float = -math.inf  # when its leases were last taken because its loop did not move on
+    dead_because: str = ""  # why it was taken for dead, when it was
+    measures: Measures | None = None  # the last that it sent; not journalled
     timeout_s: float | None = None  # its own, where somebody else decides when it is dead; not journalled
 
     def __post_init__(self) -> None:
-        self.progressed = self.seen
+        self.progressed = self.since = self.seen
+
+    @property
+    def stalled(self) -> bool:
+        """Whether its loop has not moved on since its leases were taken for that."""
+        return self.progressed <= self.stalled_at
 
     def asked(self, dataset: str) -> int:
         """Return the number of the last lease call that was answered in this lineage; 0 before the first."""
@@ -156,6 +166,12 @@ class Members:
     def dead(self, now: float) -> tuple[Member, ...]:
         """Return members whose time is up at `now`."""
         return tuple(m for m in self._members.values() if self._deadline(m) <= now)
+
+    def cause_of_death(self, member: Member) -> str:
+        """Return why a member whose time is up is taken for dead."""
+        if member.gone_since is not None:
+            return f"its connection broke and did not come back within {self.grace_s:g} s"
+        return f"it was silent for {self.lease_timeout_s:g} s"
 
     def next_deadline(self) -> float | None:
         """Return when the next session is dead if nothing more is heard of it."""

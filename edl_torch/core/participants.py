@@ -59,8 +59,12 @@ class Throughput:
         return records * self._recent[session] / self._sum
 
     def shown(self, session: str) -> int:
-        """Return the records that the session has trained on since it entered."""
-        return self._shown[session]
+        """Return the records that the session has trained on since it entered; 0 for one that did not."""
+        return self._shown.get(session, 0)
+
+    def all_shown(self) -> dict[str, int]:
+        """Return the same of all sessions."""
+        return dict(self._shown)
 
     def __repr__(self) -> str:
         return f"<Throughput { ({session: round(recent) for session, recent in self._recent.items()}) }>"

@@ -1,7 +1,8 @@
 """The state of a dispatcher as small rows by key, and a dispatcher from such rows.
 
 Rows are JSON-able and say what is, never what was asked for: an upgrade reads them without deciding anything
-again. Deadlines are not among them, nor who waits at this moment. Where rows are kept is not known here.
+again. Since version 3 a dataset may have a `shuffle_window`; a slice's shard is then the first of one.
+Deadlines are not among them, nor who waits at this moment. Where rows are kept is not known here.
 A page has the leases of one session among `leases.PAGE` tasks: a hundred leases of a call are seven rows.
 
 | key | row |
@@ -39,7 +40,7 @@ from edl_torch.core.registration import check_batch_size
 from edl_torch.core.todo import Waiting
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
-VERSION = 2  # of the meaning of rows; those of version 1 are read too
+VERSION = 3  # of the meaning of rows; those of versions 1 and 2 are read too
 
 Row = tuple[Any, ...]
 Rows = dict[Key, Row]

@@ -6,6 +6,7 @@ Knows numbers and names only: not who leases a shard, what has been trained on, 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
 
@@ -27,13 +28,17 @@ class Plan:
     an empty source has none. With `spec.shuffle` all records together are one storage named ''. Time and
     memory grow with the number of sources, never with that of records or shards.
 
-    Three keyed permutations make the order: π(epoch) of the shards, σ(epoch, shard) of one shard's records,
+    The shards in the order of an epoch are cut into windows of `window` shards, the last one maybe of fewer.
+    Records are mixed inside windows, and slices are parts of them. A window is called by the number of the
+    shard that stands first in it: where it has one shard, by that one's.
+
+    Three keyed permutations make the order: π(epoch) of the shards, ω(epoch, window) of one window's records,
     ρ(epoch) of all records. The order is a function of (spec, epoch) and stable for ever.
     """
 
     __slots__ = (
-        *("num_shards", "order", "size", "spec"),
-        *("_global", "_pi", "_pieces", "_rho", "_shard_ends", "_short"),
+        *("num_shards", "num_windows", "order", "size", "spec", "window"),
+        *("_ends", "_global", "_pi", "_pieces", "_rho", "_shard_ends", "_short", "_storage"),
     )
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -46,36 +51,27 @@ class Plan:
         per = spec.records_per_shard
         self._shard_ends = tuple(accumulate(-(-source.count // per) for source in self._pieces))
         self.num_shards = self._shard_ends[-1]
+        self.window = min(spec.shuffle_window, self.num_shards) if self.order is Shuffle.SHARD else 1
+        self.num_windows = -(-self.num_shards // self.window)
         pieces = zip(self._shard_ends, self._pieces, strict=True)
         self._short = {end - 1: piece.count % per for end, piece in pieces if piece.count % per}
         self._global = _GlobalNumbers(spec.sources) if spec.shuffle else None
+        self._storage = _ShardStarts(spec.sources, self._shard_ends, per) if self.window > 1 else None
         self._pi = _EpochPermutation(self.num_shards, spec.seed, _SHARDS)
         self._rho = _EpochPermutation(self.size, spec.seed, _GLOBAL)
+        self._ends: tuple[int, _ShardEnds] | None = None
+
+    # Shards -----------------------------------------------------------------------------------------------
 
     def shard_at(self, epoch: int, position: int) -> int:
         """Return the shard that stands at `position` (0 to `num_shards - 1`) of the epoch: π(epoch)."""
         self._check_shard("position", position)
         return self._pi(epoch)(position) if self.spec.shuffle_shards else position
 
-    def shards_at(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return the shards at positions `start` to `stop`: `shard_at` for many, which costs far less."""
-        if not self.spec.shuffle_shards:
-            return list(range(start, stop))
-        shards: list[int] = self._pi(epoch).many(np.arange(start, stop, dtype=np.int64)).tolist()
-        return shards
-
     def position_of(self, epoch: int, shard: int) -> int:
         """Return the position of `shard` in the epoch: the inverse of `shard_at`."""
         self._check_shard("shard", shard)
         return self._pi(epoch).inverse(shard) if self.spec.shuffle_shards else shard
-
-    def records_before(self, epoch: int, position: int) -> int:
-        """Return records of the shards that stand before `position` of the epoch."""
-        per = self.spec.records_per_shard
-        short = np.fromiter(self._short, np.int64, len(self._short))
-        places = self._pi(epoch).many_inverse(short) if self.spec.shuffle_shards else short
-        passed = short[places < position].tolist()
-        return position * per - sum(per - self._short[shard] for shard in passed)
 
     def bounds(self, shard: int) -> tuple[int, int, int]:
         """The shard's source (its place in `spec.sources`) and the source's record numbers, start and end.
@@ -95,51 +91,151 @@ class Plan:
         self._check_shard("shard", shard)
         return self._short.get(shard, self.spec.records_per_shard)
 
+    # Windows ----------------------------------------------------------------------------------------------
+
+    def window_at(self, epoch: int, position: int) -> int:
+        """Return the window at `position` (of `num_windows`) of the epoch."""
+        return self.shard_at(epoch, position * self.window)
+
+    def windows_at(self, epoch: int, start: int, stop: int) -> list[int]:
+        """Return the windows at positions `start` to `stop`: `window_at` for many, which costs far less."""
+        firsts = range(start * self.window, stop * self.window, self.window)
+        return self._shards_at(epoch, firsts)
+
+    def window_position(self, epoch: int, window: int) -> int:
+        """Return the position of a window in the epoch. Raises InvalidArgument where none begins so."""
+        position, after = divmod(self.position_of(epoch, window), self.window)
+        if after:
+            raise InvalidArgument(
+                f"no window of dataset {self.spec.name!r} begins with shard {window} in epoch {epoch}"
+            )
+        return position
+
+    def records_in(self, epoch: int, window: int) -> int:
+        """Return how many records a window has."""
+        if self.window == 1:
+            return self.length(window)
+        first, after = self._range(epoch, window)
+        return after - first
+
+    def window_bounds(self, epoch: int, windows: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """Return where windows begin among the records of the epoch, which stand window by window, and where
+        they end; of a shard that is no window's first the end is the beginning."""
+        places = self._pi(epoch).many_inverse(windows) if self.spec.shuffle_shards else windows
+        whole = places + np.where(places % self.window, 0, self.window)
+        ends = self._ends_in(epoch)
+        return ends.before(places), ends.before(np.minimum(whole, self.num_shards))
+
+    def window_starts(self, epoch: int, numbers: IndexArray) -> IndexArray:
+        """Return where the windows begin that these records are in, among the records of the epoch."""
+        places, _ = self._ends_in(epoch).find(numbers)
+        return self._ends_in(epoch).before(places - places % self.window)
+
+    def window_position_at(self, epoch: int, number: int) -> int:
+        """Return the position of the window that a record is in, by its number among those of the epoch."""
+        places, _ = self._ends_in(epoch).find(np.array([number]))
+        return int(places[0]) // self.window
+
+    def records_before(self, epoch: int, position: int) -> int:
+        """Return records of the windows that stand before `position` of the epoch."""
+        shards = min(position * self.window, self.num_shards)
+        return int(self._ends_in(epoch).before(np.array([shards]))[0])
+
+    def shards_in(self, epoch: int, window: int) -> list[int]:
+        """Return the shards of a window, in the order of the epoch."""
+        if self.window == 1:
+            return [window]
+        first = self.window_position(epoch, window) * self.window
+        return self._shards_at(epoch, range(first, min(first + self.window, self.num_shards)))
+
+    def _shards_at(self, epoch: int, positions: range) -> list[int]:
+        if not self.spec.shuffle_shards:
+            return list(positions)
+        numbers = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+        shards: list[int] = self._pi(epoch).many(numbers).tolist()
+        return shards
+
+    def _range(self, epoch: int, window: int) -> tuple[int, int]:
+        """Return where a window begins and ends among the records of the epoch, counted shard by shard."""
+        position = self.window_position(epoch, window)
+        return self.records_before(epoch, position), self.records_before(epoch, position + 1)
+
+    def _ends_in(self, epoch: int) -> _ShardEnds:
+        last = self._ends  # read once, as in `_EpochPermutation`
+        if last is None or last[0] != epoch:
+            short = np.fromiter(self._short, np.int64, len(self._short))
+            lengths = np.fromiter(self._short.values(), np.int64, len(self._short))
+            places = self._pi(epoch).many_inverse(short) if self.spec.shuffle_shards else short
+            last = self._ends = epoch, _ShardEnds(places, lengths, self.spec.records_per_shard)
+        return last[1]
+
+    # Records ----------------------------------------------------------------------------------------------
+
     def indices(self, slice: Slice) -> Indices:
         """Return name and record number of each position of the slice, in order: what a slice means."""
-        source, start, _ = self._bounds_of(slice)
+        source, start, end = self._bounds_of(slice)
         positions = np.arange(slice.skip, slice.stop, dtype=np.int64)
         if self._global is not None:
             return self._global.many(self._rho(slice.epoch).many(positions + start))
         if self.order is Shuffle.SHARD:
-            positions = self._sigma(slice.epoch, slice.shard).many(positions)
-        return Indices((self.spec.sources[source].name,), positions + start)
+            positions = self._omega(slice.epoch, slice.shard, end - start).many(positions)
+        if self._storage is None:
+            return Indices((self.spec.sources[source].name,), positions + start)
+        places, inside = self._ends_in(slice.epoch).find(positions + start)
+        shards = self._pi(slice.epoch).many(places) if self.spec.shuffle_shards else places
+        return self._storage.many(shards, inside)
 
     def locate(self, epoch: int, shard: int, position: int) -> tuple[str, int]:
-        """Return name and record number of one position of a shard: `indices` for a single record."""
-        source, start, _ = self._bounds_of(Slice(epoch=epoch, shard=shard, skip=position, limit=1))
+        """Return name and record number of one position of a window: `indices` for a single record."""
+        one = Slice(epoch=epoch, shard=shard, skip=position, limit=1)
+        if self._storage is not None:
+            return self.indices(one)[0]
+        source, start, end = self._bounds_of(one)
         if self._global is not None:
             return self._global.one(self._rho(epoch)(start + position))
         if self.order is Shuffle.SHARD:
-            position = self._sigma(epoch, shard)(position)
+            position = self._omega(epoch, shard, end - start)(position)
         return self.spec.sources[source].name, start + position
 
     def shard(self, slice: Slice) -> Shard:
         """Return the slice as users see it.
 
         Unshuffled, its bounds are exactly the slice's records; shuffled, they are those of the whole shard,
-        and `indices()` says which of its records are meant.
+        and `indices()` says which of its records are meant. A window of several shards has no name, and its
+        bounds count the records of the epoch.
         """
         source, start, end = self._bounds_of(slice)
-        name = self._pieces[max(source, 0)].name
+        name = "" if self.window > 1 else self._pieces[max(source, 0)].name
         if self.order is Shuffle.NONE:
             return Shard(name=name, start=start + slice.skip, end=start + slice.stop, epoch=slice.epoch)
         resolve = partial(self.indices, slice)
         return Shard(name=name, start=start, end=end, epoch=slice.epoch, shuffled=True, resolve=resolve)
 
+    def storage_of(self, epoch: int, window: int) -> Iterator[Shard]:
+        """Yield where the records of a window lie: its shards, unshuffled. Not for the global shuffle."""
+        for shard in self.shards_in(epoch, window):
+            source, start, end = self.bounds(shard)
+            yield Shard(name=self.spec.sources[source].name, start=start, end=end, epoch=epoch)
+
     def __reduce__(self) -> tuple[type[Plan], tuple[DatasetSpec]]:
         return Plan, (self.spec,)
 
     def __repr__(self) -> str:
+        window = f" window={self.window}" if self.window > 1 else ""
         return (
-            f"<Plan {self.spec.name!r} shards={self.num_shards} records={self.size} order={self.order.value}>"
+            f"<Plan {self.spec.name!r} shards={self.num_shards} records={self.size} "
+            f"order={self.order.value}{window}>"
         )
 
-    def _sigma(self, epoch: int, shard: int) -> Permutation:
-        return Permutation(self.length(shard), derive_key(self.spec.seed, epoch, _RECORDS, shard))
+    def _omega(self, epoch: int, window: int, records: int) -> Permutation:
+        return Permutation(records, derive_key(self.spec.seed, epoch, _RECORDS, window))
 
     def _bounds_of(self, slice: Slice) -> tuple[int, int, int]:
-        source, start, end = self.bounds(slice.shard)
+        """As `bounds`; of a window of several shards the source is -1 and the numbers are the epoch's."""
+        if self.window > 1:
+            source, (start, end) = -1, self._range(slice.epoch, slice.shard)
+        else:
+            source, start, end = self.bounds(slice.shard)
         if not 0 <= slice.skip <= slice.stop <= end - start:
             raise InvalidArgument(
                 f"positions {slice.skip}..{slice.stop} are outside of shard {slice.shard} of dataset "
@@ -152,6 +248,56 @@ class Plan:
             raise InvalidArgument(
                 f"{what} {number} is not in dataset {self.spec.name!r}, which has {self.num_shards} shard(s)"
             )
+
+
+class _ShardEnds:
+    """Where each shard ends in the order of one epoch: after `per` records, but for the short ones.
+
+    Numbers wrap around where there are more shards of `per` than 64 bits hold, and wrap back: what is
+    returned is below 2**62.
+    """
+
+    __slots__ = ("_ends", "_missing", "_per", "_places")
+
+    def __init__(self, places: IndexArray, lengths: IndexArray, per: int) -> None:
+        by_place = np.argsort(places)
+        self._per = per
+        self._places = places[by_place]  # of the short shards
+        # Records that the first so many of them lack, and the records up to the end of each.
+        self._missing = np.concatenate((np.zeros(1, np.int64), np.cumsum(per - lengths[by_place])))
+        self._ends = (self._places + 1) * per - self._missing[1:]
+
+    def before(self, places: IndexArray) -> IndexArray:
+        """Return the records of the shards that stand before each of these places."""
+        before: IndexArray = places * self._per - self._missing[np.searchsorted(self._places, places)]
+        return before
+
+    def find(self, numbers: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """Return the place of the shard that each record is in, and its number inside of it."""
+        full = numbers + self._missing[np.searchsorted(self._ends, numbers, side="right")]
+        return full // self._per, full % self._per
+
+
+class _ShardStarts:
+    """Turns shards, and numbers inside of them, into name and record number."""
+
+    __slots__ = ("_names", "_per", "_shard_ends", "_shifts")
+
+    def __init__(self, sources: tuple[Source, ...], shard_ends: tuple[int, ...], per: int) -> None:
+        self._names = tuple(source.name for source in sources)
+        self._per = per
+        self._shard_ends = np.array(shard_ends, dtype=np.int64)
+        firsts = np.concatenate((np.zeros(1, np.int64), self._shard_ends[:-1]))
+        # Added to records counted in whole shards through all sources it gives the number in the storage.
+        self._shifts = np.array([source.start for source in sources], dtype=np.int64) - firsts * per
+
+    def many(self, shards: IndexArray, inside: IndexArray) -> Indices:
+        """Return the pairs; the arrays are int64 and as long as each other."""
+        numbers = shards * self._per + inside
+        if len(self._names) == 1:
+            return Indices(self._names, numbers + self._shifts[0])
+        sources = np.searchsorted(self._shard_ends, shards, side="right")
+        return Indices(self._names, numbers + self._shifts[sources], sources)
 
 
 class _EpochPermutation:

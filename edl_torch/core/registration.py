@@ -31,7 +31,7 @@ def new_spec(registration: Registration, batch_size: int) -> DatasetSpec:
         )
     given = _given(registration)
     given.setdefault("records_per_shard", BATCHES_PER_SHARD * batch_size)
-    given.setdefault("shuffle_in_shard", None)
+    given.setdefault("shuffle_in_shard", True if "shuffle_window" in given else None)
     spec = DatasetSpec(**given)
     validate_spec(spec)
     return spec
@@ -41,13 +41,17 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
     """Return the registered dataset, with what `asked` may still change of it.
 
     The identity must agree in every field that `asked` names; a dataset made without a trainer leaves the
-    in-shard shuffle open for the first one, and who says nothing of it does not shuffle. Options differ
-    freely while `alone` uses the dataset.
+    in-shard shuffle and its window open for the first one, and who says nothing of it does not shuffle.
+    Options differ freely while `alone` uses the dataset.
     Raises DatasetConflict with the differing fields.
     """
     given = _given(asked)
     if registered.shuffle_in_shard is None:
-        registered = replace(registered, shuffle_in_shard=given.get("shuffle_in_shard", False))
+        registered = replace(
+            registered,
+            shuffle_in_shard=given.get("shuffle_in_shard", False),
+            shuffle_window=given.get("shuffle_window", 1),
+        )
     wanted = replace(registered, **given)
     differing = differences(identity(registered), identity(wanted))
     if not alone:

@@ -9,11 +9,12 @@ from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import DatasetSpec, Source, TaskType
 
-_LEAST = {"records_per_shard": 1, "num_epochs": 0, "max_bad_records": 0}
+_LEAST = {"records_per_shard": 1, "num_epochs": 0, "max_bad_records": 0, "shuffle_window": 1}
 _REMEDY = {
     "records_per_shard": "give the number of records in a shard, 1 or more",
     "num_epochs": "give the number of epochs, or 0 for endless",
     "max_bad_records": "give the number of records that may be bad, 0 or more",
+    "shuffle_window": "give the number of shards whose records are mixed, 1 or more",
 }
 _SWITCHES = ("shuffle", "shuffle_shards", "epoch_barrier")
 
@@ -27,6 +28,8 @@ def validate_spec(spec: DatasetSpec) -> None:
         check_option(who, field, getattr(spec, field))
     if spec.records_per_shard > MAX_SIZE:
         raise InvalidArgument(f"{who}: records_per_shard is {spec.records_per_shard}: 2**62 is the most")
+    if spec.shuffle_window > MAX_SIZE:
+        raise InvalidArgument(f"{who}: shuffle_window is {spec.shuffle_window}: 2**62 is the most")
     if not isinstance(spec.shuffle_in_shard, bool | None):  # None: the first trainer says
         raise InvalidArgument(
             f"{who}: shuffle_in_shard is {spec.shuffle_in_shard!r}: give True, False or None"
@@ -38,6 +41,8 @@ def validate_spec(spec: DatasetSpec) -> None:
     if not isinstance(spec.task_type, TaskType):
         raise InvalidArgument(f"{who}: task_type is {spec.task_type!r}: give a TaskType")
     _check_sources(who, spec)
+    if spec.shuffle_window > 1:
+        _check_whole_shards(who, spec)
 
 
 def check_option(who: str, field: str, value: Any) -> None:
@@ -78,6 +83,16 @@ def _check_sources(who: str, spec: DatasetSpec) -> None:
     if size > MAX_SIZE:
         raise InvalidArgument(f"{who}: size is {size} records: 2**62 is the most, split the dataset")
     _check_overlap(who, spec.sources)
+
+
+def _check_whole_shards(who: str, spec: DatasetSpec) -> None:
+    per = spec.records_per_shard
+    shards = sum(-(-source.count // per) for source in spec.sources)
+    if shards * per > MAX_SIZE:
+        raise InvalidArgument(
+            f"{who}: with a shuffle_window, {shards} shards of {per} records must be 2**62 records at most: "
+            f"make smaller shards"
+        )
 
 
 def _reject_source(who: str, source: Source) -> None:

@@ -11,13 +11,13 @@ from itertools import chain
 from typing import NamedTuple
 
 from edl_torch.core.changes import Mark, unrecorded
-from edl_torch.core.in_progress import ShardsInProgress
+from edl_torch.core.in_progress import WindowsInProgress
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.shard import Slice
 
-SHARDS_AT_ONCE = 256  # of the order, computed together
+WINDOWS_AT_ONCE = 256  # of the order, computed together
 
 
 class Waiting(NamedTuple):
@@ -32,7 +32,7 @@ class SliceQueue:
 
     __slots__ = ("_in_progress", "_items", "_mark", "records")
 
-    def __init__(self, mark: Mark, in_progress: ShardsInProgress) -> None:
+    def __init__(self, mark: Mark, in_progress: WindowsInProgress) -> None:
         self.records = 0
         self._mark = mark
         self._in_progress = in_progress
@@ -89,22 +89,23 @@ class Todo:
     oldest. `cursor_epoch` is the epoch that the cursor is in, and `num_epochs` at the end of the last.
     """
 
-    def __init__(self, plan: Plan, in_progress: ShardsInProgress, mark: Mark = unrecorded) -> None:
+    def __init__(self, plan: Plan, in_progress: WindowsInProgress, mark: Mark = unrecorded) -> None:
         self._mark = mark
         self._in_progress = in_progress
         self.cursor_epoch = 0
-        self._position = 0  # of the next shard in the epoch's order
-        self._offset = 0  # of the next record in that shard
+        self._position = 0  # of the next window in the epoch's order
+        self._offset = 0  # of the next record in that window
         self._ahead = plan.size  # records of the epoch that the cursor has not passed
-        self._next_shards: deque[int] = deque()  # the shards from `_position` on, as far as computed
+        self._next_windows: deque[int] = deque()  # the windows from `_position` on, as far as computed
         self._returned: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._remainders: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._next_number = 1  # of a slice that comes back
         self.replan(plan)
 
     def replan(self, plan: Plan) -> None:
-        """Take a plan with the same order and maybe other options."""
+        """Take a plan with maybe other options; with another order only before anything was lent."""
         self.plan = plan
+        self._next_windows.clear()
         self._barrier = plan.spec.epoch_barrier
         # Endless ends at 2**62 records, which no job reaches: a count of records fits everywhere.
         most = MAX_SIZE // plan.size
@@ -125,7 +126,7 @@ class Todo:
 
     @property
     def cursor(self) -> tuple[int, int, int]:
-        """Epoch, position of the next shard in its order, and the next record in that shard."""
+        """Epoch, position of the next window in its order, and the next record in that window."""
         return self.cursor_epoch, self._position, self._offset
 
     @property
@@ -133,15 +134,19 @@ class Todo:
         """Records of the cursor's epoch that it has not passed."""
         return self._ahead if self.cursor_epoch < self._num_epochs else 0
 
+    def passed_of(self, epoch: int) -> int:
+        """Return how many records of an epoch lie before the cursor."""
+        return self.plan.size - self._ahead if epoch == self.cursor_epoch else self.plan.size
+
     @property
     def shards_ahead(self) -> int:
         """Shards of the cursor's epoch that have records ahead of it."""
-        return 0 if self.past_end else self.plan.num_shards - self._position
+        return 0 if self.past_end else max(0, self.plan.num_shards - self._position * self.plan.window)
 
     @property
     def cut(self) -> tuple[int, int] | None:
-        """Epoch and number of the shard that the cursor stands in the middle of."""
-        return (self.cursor_epoch, self._next_shard()) if self._offset and not self.past_end else None
+        """Epoch and number of the window that the cursor stands in the middle of."""
+        return (self.cursor_epoch, self._next_window()) if self._offset and not self.past_end else None
 
     @property
     def passed(self) -> int:
@@ -153,28 +158,28 @@ class Todo:
         self.cursor_epoch += 1
         self._position = self._offset = 0
         self._ahead = self.plan.size
-        self._next_shards.clear()
+        self._next_windows.clear()
         self._mark("head")
 
     def _take_ahead(self, limit: int) -> Waiting:
-        shard = self._next_shard()
-        left = self.plan.length(shard) - self._offset
-        taken = Slice(epoch=self.cursor_epoch, shard=shard, skip=self._offset, limit=min(limit, left))
+        window = self._next_window()
+        left = self.plan.records_in(self.cursor_epoch, window) - self._offset
+        taken = Slice(epoch=self.cursor_epoch, shard=window, skip=self._offset, limit=min(limit, left))
         self._ahead -= taken.limit
         if taken.limit == left:
             self._position, self._offset = self._position + 1, 0
-            self._next_shards.popleft()
+            self._next_windows.popleft()
         else:
             self._offset += taken.limit
         if not self._ahead:
             self._run_on()
         return Waiting(taken, 1)
 
-    def _next_shard(self) -> int:
-        if not self._next_shards:
-            stop = min(self._position + SHARDS_AT_ONCE, self.plan.num_shards)
-            self._next_shards.extend(self.plan.shards_at(self.cursor_epoch, self._position, stop))
-        return self._next_shards[0]
+    def _next_window(self) -> int:
+        if not self._next_windows:
+            stop = min(self._position + WINDOWS_AT_ONCE, self.plan.num_windows)
+            self._next_windows.extend(self.plan.windows_at(self.cursor_epoch, self._position, stop))
+        return self._next_windows[0]
 
     # Lending --------------------------------------------------------------------------------------------
 
@@ -304,7 +309,7 @@ class Todo:
         """Set the cursor."""
         self.cursor_epoch, self._position, self._offset = epoch, position, offset
         self._ahead = self.plan.size - self.plan.records_before(epoch, position) - offset
-        self._next_shards.clear()
+        self._next_windows.clear()
         self._mark("head")
         self._run_on()
 

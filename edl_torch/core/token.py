@@ -42,6 +42,11 @@ class Token:
         return int(str(self.identity["records_per_shard"]))
 
     @property
+    def shuffle_window(self) -> int:
+        """The shards that a window of the dataset has."""
+        return int(str(self.identity.get("shuffle_window", 1)))
+
+    @property
     def shuffle_in_shard(self) -> bool | None:
         """Whether the dataset shuffled inside shards."""
         shuffled = self.identity.get("shuffle_in_shard")
@@ -69,9 +74,9 @@ class Token:
             raise TokenError(f"damaged token of dataset {plan.spec.name!r}: {exc}") from exc
 
     def _check_cursor(self, plan: Plan) -> None:
-        if (self.position, self.offset) == (plan.num_shards, 0):
+        if (self.position, self.offset) == (plan.num_windows, 0):
             return
-        length = plan.length(plan.shard_at(self.epoch, self.position))
+        length = plan.records_in(self.epoch, plan.window_at(self.epoch, self.position))
         if self.offset >= length:
             raise InvalidArgument(f"the cursor is at record {self.offset} of a shard with {length}")
 
@@ -81,11 +86,10 @@ class Token:
         bad = (Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in self.quarantine)
         slices = (*self.open, *self.remainders, *bad)
         for s in sorted(slices, key=lambda s: (s.epoch, s.shard, s.skip)):
-            if not s.limit or s.stop > plan.length(s.shard):
-                raise InvalidArgument(
-                    f"{s} is not a part of its shard, which has {plan.length(s.shard)} records"
-                )
-            if (s.epoch, plan.position_of(s.epoch, s.shard), s.stop) > cursor:
+            length = plan.records_in(s.epoch, s.shard)
+            if not s.limit or s.stop > length:
+                raise InvalidArgument(f"{s} is not a part of its shard, which has {length} records")
+            if (s.epoch, plan.window_position(s.epoch, s.shard), s.stop) > cursor:
                 raise InvalidArgument(f"{s} reaches beyond the cursor")
             if (s.epoch, s.shard) == place and s.skip < last:
                 raise InvalidArgument(f"{s} overlaps another slice")
@@ -136,6 +140,7 @@ class Token:
             )
         epoch, position, offset = map(_count, value["cursor"])
         _count(value["identity"]["records_per_shard"])
+        _count(value["identity"].get("shuffle_window", 1))
         return cls(
             identity=dict(value["identity"]),
             epoch=epoch,

@@ -38,6 +38,14 @@ def _opened(message: bytes, ticket: Ticket, size: int) -> Envelope:
     return Envelope(unpacked(message), ticket, size)
 
 
+@dataclass(slots=True, eq=False)
+class Collated:
+    """A batch that was made of so many samples where these were read."""
+
+    batch: Any
+    size: int
+
+
 class TicketedCollate:
     """The user's `collate_fn` with the count of drawn positions taken *before* it is called.
 
@@ -57,10 +65,12 @@ class TicketedCollate:
         self._generators.put_back()
         ticket = self._tally.take()
         size = ticket_size(ticket)
-        if self._batched and size != len(samples):
+        made = type(samples) is Collated
+        count = samples.size if made else len(samples) if self._batched else size
+        if size != count:
             raise AccountingError(
-                f"a batch of {len(samples)} samples was drawn from {size} positions: "
+                f"a batch of {count} samples was drawn from {size} positions: "
                 f"something between ShardedDataset and the loader adds or drops samples; do it in "
                 f"`transform` or `collate_fn` instead"
             )
-        return Envelope(self._collate(samples), ticket, size)
+        return Envelope(samples.batch if made else self._collate(samples), ticket, size)

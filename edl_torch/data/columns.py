@@ -26,15 +26,49 @@ def read_columns(
 ) -> Iterator[tuple[Runs, Any]]:
     """Yield `(runs of positions, batch)` of at most `batch_size` records each, in the order of the slice.
 
-    A batch never mixes sources; with a global shuffle over several sources batches are therefore smaller.
+    A batch has records of several sources where these are mixed and the reader makes arrays, or arrays by
+    column; where it makes something else its batches are of one source, and smaller.
     """
     announce(reader, plan, grant.slice)
     indices = plan.indices(grant.slice)
     for skip in range(0, len(indices), batch_size):
         part = indices[skip : skip + batch_size]
+        mixed = None if part.sources is None else _mixed(reader, part)
+        if mixed is not None:
+            yield [(grant.slice.skip + skip, grant.slice.skip + skip + len(part))], mixed
+            continue
         for first, after in _same_source(part):
             name, position = part[first][0], grant.slice.skip + skip + first
             yield from _read(reader, name, part.numbers[first:after], position, on_bad)
+
+
+def _mixed(reader: AbstractDataReader, part: Indices) -> Any | None:
+    """Return the records of several sources as one batch; None where one cannot be read, or batches of this
+    reader not be put together."""
+    assert part.sources is not None
+    by_source = np.argsort(part.sources, kind="stable")
+    edges = np.flatnonzero(np.diff(part.sources[by_source])) + 1
+    batches = []
+    for places in np.split(by_source, edges):
+        name, numbers = part.names[int(part.sources[places[0]])], part.numbers[places]
+        try:
+            batches.append(reader.read_batch(name, numbers))
+        except Exception as exc:
+            if is_source_error(exc):
+                raise name_record(exc, name, int(numbers[0])) from exc
+            return None  # whoever reads it alone is told which record it is
+    return _joined(batches, np.argsort(by_source))
+
+
+def _joined(batches: list[Any], order: IndexArray) -> Any | None:
+    first = batches[0]
+    if all(isinstance(batch, dict) and batch.keys() == first.keys() for batch in batches):
+        columns = {name: _joined([batch[name] for batch in batches], order) for name in first}
+        return None if any(column is None for column in columns.values()) else columns
+    if all(type(batch) is np.ndarray for batch in batches):
+        kinds = {(batch.dtype, batch.shape[1:]) for batch in batches}
+        return np.concatenate(batches)[order] if len(kinds) == 1 else None
+    return None
 
 
 def _same_source(indices: Indices) -> Iterator[tuple[int, int]]:

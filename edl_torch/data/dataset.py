@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -24,6 +25,7 @@ from edl_torch.data.frameworks import check_asked_by, check_no_trainer
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
+from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads
 from edl_torch.shard import Slice
@@ -80,6 +82,7 @@ class ShardedDataset(IterableDataset[Any]):
         self._link: tuple[int, SocketLink] | None = None
         self._feed: Feed | None = None
         self._generators: Generators | None = None
+        self._reading: weakref.ref[ThreadedReading] | None = None
 
     @property
     def service(self) -> DataShardService:
@@ -96,7 +99,13 @@ class ShardedDataset(IterableDataset[Any]):
         return self.service.size
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_service": None, "_link": None, "_run": iterations.beginning_run}
+        return {
+            **self.__dict__,
+            "_service": None,
+            "_link": None,
+            "_reading": None,
+            "_run": iterations.beginning_run,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         iterations.unpickled(state.pop("_run"))
@@ -130,6 +139,8 @@ class ShardedDataset(IterableDataset[Any]):
         feed.tally.clear()
         if feed.columnar:
             return self._batches(link, plan, feed.tally)
+        if feed.threading is not None:
+            return self._in_threads(link, plan, feed, feed.threading)
         if feed.list_size:
             return self._lists(link, plan, feed.tally, feed.list_size)
         return self._samples(link, plan, feed.tally)
@@ -175,6 +186,29 @@ class ShardedDataset(IterableDataset[Any]):
             return read(grant, tally.start(grant.task, grant.slice.skip), on_bad)
 
         return chain.from_iterable(map(read_lease, iter(link.next, None)))
+
+    def _in_threads(self, link: Link, plan: Plan, feed: Feed, threading: Threading) -> Iterator[Any]:
+        self._end_reading()
+        reading = ThreadedReading(
+            self.reader,
+            plan,
+            iter(link.next, None),
+            feed.tally,
+            partial(self._bad, link),
+            transform=self._record_transform,
+            generators=self._generators,
+            threading=threading,
+            keeps_samples=self._quarantines,
+        )
+        self._reading = weakref.ref(reading)
+        return reading
+
+    def _end_reading(self) -> None:
+        """End the threads of an iteration that was left."""
+        reading = None if self._reading is None else self._reading()
+        self._reading = None
+        if reading is not None:
+            reading.close()
 
     def _batches(self, link: Link, plan: Plan, tally: Tally) -> Iterator[Any]:
         for grant in iter(link.next, None):
@@ -231,14 +265,16 @@ def raise_error(error: EdlError) -> NoReturn:
 class Feed:
     """What an `ElasticDataLoader` binds to its dataset for a pass; pickled with it to loader workers.
 
-    The iteration yields lists of `list_size` samples; where that is 0, samples one by one.
+    The iteration yields lists of `list_size` samples, by several threads where `threading` says so; samples
+    one by one where `list_size` is 0.
     """
 
-    __slots__ = ("columnar", "generators", "list_size", "tally")
+    __slots__ = ("columnar", "generators", "list_size", "tally", "threading")
 
-    def __init__(self, *, columnar: bool, list_size: int) -> None:
+    def __init__(self, *, columnar: bool, list_size: int, threading: Threading | None = None) -> None:
         self.columnar = columnar
         self.list_size = list_size
+        self.threading = threading
         self.generators = Generators(after_each=False)
         self.tally = Tally()
 

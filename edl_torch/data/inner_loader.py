@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.dataset import Feed, ShardedDataset
+from edl_torch.data.threaded_reading import Threading
 from edl_torch.data.worker_start import WorkerStart, end_by_kill, starting_workers
 
 
@@ -23,8 +24,18 @@ class InnerLoader:
     `arguments` are torch's. A partial batch is never dropped here.
     """
 
-    def __init__(self, dataset: ShardedDataset, batch_size: int | None, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        dataset: ShardedDataset,
+        batch_size: int | None,
+        arguments: dict[str, Any],
+        *,
+        threads: int = 0,
+        ahead: int = 0,
+    ) -> None:
         self._dataset = dataset
+        self._threads = threads
+        self._ahead = ahead  # batches that threads may be ahead
         self._batch_size = batch_size
         self._arguments = arguments
         self._feed: Feed | None = None
@@ -59,7 +70,7 @@ class InnerLoader:
     def _make(self) -> DataLoader[Any]:
         size = self._batch_size
         list_size = 0 if size is None or not self._dataset._makes_lists else size
-        self._feed = Feed(columnar=self.columnar, list_size=list_size)
+        self._feed = Feed(columnar=self.columnar, list_size=list_size, threading=self._threading(list_size))
         collate = TicketedCollate(
             self._user_collate(), self._feed.tally, self._feed.generators, batched=size is not None
         )
@@ -69,11 +80,21 @@ class InnerLoader:
             self._dataset.service._take_along(self)
         return DataLoader(self._dataset, batch_size=None if list_size else size, **arguments)
 
+    def _threading(self, batch_size: int) -> Threading | None:
+        if not self._threads:
+            return None
+        collate = None if self._arguments.get("collate_fn") is not None else to_batch
+        return Threading(threads=self._threads, ahead=self._ahead, batch_size=batch_size, collate=collate)
+
     def _user_collate(self) -> Callable[[Any], Any]:
         given: Callable[[Any], Any] | None = self._arguments.get("collate_fn")
         if given is not None:
             return given
         return to_tensors if self._batch_size is None else to_batch
+
+    def end_threads(self) -> None:
+        """End the threads that read in this process."""
+        self._dataset._end_reading()
 
     def end_workers(self) -> None:
         """End all workers: as the program exits torch would wait for those that are left, or complain."""

@@ -33,6 +33,7 @@ from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.parts_pass import PartsPass
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.data.read_ahead import ReadAhead
+from edl_torch.data.reader_threads import NumThreads, thread_count
 from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.weights import Weights
 from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
@@ -49,6 +50,7 @@ class _FromService:
 
 
 _FROM_SERVICE: Any = _FromService()
+_AHEAD = 2  # batches, as torch's workers
 _ELSEWHERE = {
     "sampler": "the master decides who reads what",
     "batch_sampler": "the master decides who reads what",
@@ -80,8 +82,10 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         batch_size: records in a batch. Around a `ShardedDataset` left out, or None for batches that the
             reader makes.
         shuffle: True is the best that the reader can: records over the whole dataset, where each can be read
-            by itself; else as "in_shard": another order of shards in each epoch, and of records inside each.
-            "shards" shuffles shards only.
+            by itself; else another order of shards in each epoch, and of the records inside windows of 16
+            shards. "in_shard" mixes the records of each shard only, "shards" shuffles shards only.
+        shuffle_window: the number of shards whose records are mixed, with `shuffle=True`. A loader worker
+            holds so many. See docs/shuffling.md.
         transform, target_transform: applied to each record, as by `ImageDataset` where the reader yields
             images, else by `ShardedDataset`. So are `on_bad_record` and `seed_transforms`.
         num_epochs, seed: and the arguments after `seed_transforms`, those of `DataShardService`.
@@ -91,6 +95,10 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         mesh: a device mesh over all ranks, where some hold one model in parts (tensor, pipeline or context
             parallelism): they get the same batches, which one of them reads. It implies `synchronous=True`.
         dp: the dimension or dimensions of `mesh` over which ranks read different data.
+        num_threads: read and transform records by so many threads, in this process or, with `num_workers`,
+            in each loader worker; "auto" for as many as there are cores, eight at most. They are up to
+            `prefetch_factor` (2) batches ahead of the loop. Batches are those of one thread; `transform` is
+            called by several at once.
         kwargs: those of `torch.utils.data.DataLoader`.
 
     Raises:
@@ -107,6 +115,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         *,
         num_epochs: int | None = 1,
         shuffle: ShuffleKind = False,
+        shuffle_window: int | None = None,
         seed: int = 0,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
@@ -126,12 +135,15 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         process_group: ProcessGroup | None = None,
         mesh: DeviceMesh | None = None,
         dp: str | tuple[str, ...] = "dp",
+        num_threads: NumThreads = None,
         **kwargs: Any,
     ) -> None:
         _check_arguments(kwargs)
+        self._num_threads = thread_count(num_threads, kwargs.get("num_workers", 0))
         options = ReadingOptions(
             num_epochs=num_epochs,
             shuffle=shuffle,
+            shuffle_window=shuffle_window,
             seed=seed,
             transform=transform,
             target_transform=target_transform,
@@ -174,8 +186,16 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             raise InvalidArgument(f"batch_size is {service.batch_size} at the service: leave it out here")
         if batch_size is None and kwargs.get("drop_last"):
             raise InvalidArgument("drop_last needs batches made by the loader: leave out batch_size=None")
+        threads = self._num_threads
+        if threads:
+            _check_threads(dataset, batch_size)
+        ahead = kwargs.get("prefetch_factor")
+        if threads and not kwargs.get("num_workers"):
+            kwargs.pop("prefetch_factor", None)  # torch refuses it without workers
+            if ahead is not None and ahead < 1:
+                raise InvalidArgument(f"prefetch_factor is {ahead}: threads are at least one batch ahead")
         super().__init__(dataset, batch_size=batch_size, **kwargs)
-        self._inner = InnerLoader(dataset, batch_size, kwargs)
+        self._inner = InnerLoader(dataset, batch_size, kwargs, threads=threads, ahead=ahead or _AHEAD)
         self._live: weakref.ref[LoaderPass] | None = None
         self._peers = peers
         self._padding = PaddingBatch()
@@ -204,7 +224,15 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
     def __repr__(self) -> str:
         name, batches = self.service.dataset_name, self.batch_size or "the reader's"
-        return f"<ElasticDataLoader {name!r} batch_size={batches} num_workers={self.num_workers}>"
+        threads = f" num_threads={self.num_threads}" if self.num_threads else ""
+        order = f" shuffle={self.service.order!r}" if self.service.order else ""
+        workers = f"num_workers={self.num_workers}{threads}"
+        return f"<ElasticDataLoader {name!r} batch_size={batches} {workers}{order}>"
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that read and transform records, in this process or in each loader worker; 0 for none."""
+        return self._num_threads
 
     @property
     def synchronous(self) -> bool:
@@ -213,7 +241,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
     @property
     def preempted(self) -> bool:
-        """Whether this job is to end soon: save, and leave the loop. Look after each batch, on every rank.
+        """Whether the job is to end soon. Then save, and leave the loop. Look after each batch, on all ranks.
 
         SIGTERM is such a notice from the first look on, which belongs in the main thread: the first one is
         noted, and a handler that the program had is still called; the second one ends the process as ever.
@@ -367,6 +395,18 @@ def _dataset_of(data: Any, batch_size: int | None, options: ReadingOptions) -> S
             "ShardedDataset around a DataShardService(batch_size=…)"
         )
     return open_dataset(data, batch_size, options)
+
+
+def _check_threads(dataset: ShardedDataset, batch_size: int | None) -> None:
+    if batch_size is None:
+        raise InvalidArgument(
+            "num_threads is for batches that the loader makes of records: leave it out with batch_size=None"
+        )
+    if not dataset._makes_lists:
+        raise InvalidArgument(
+            f"num_threads is for datasets that iterate as ShardedDataset does, and {type(dataset).__name__} "
+            f"has an __iter__ of its own: do it in `transform`, or leave num_threads out"
+        )
 
 
 def _check_arguments(kwargs: dict[str, Any]) -> None:

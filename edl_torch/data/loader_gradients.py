@@ -35,8 +35,8 @@ class GradientMethods:
         return self._weights.weigh(loss, count)
 
     def scale_gradients(self, *optimizers: torch.optim.Optimizer) -> None:
-        """Make gradients the mean over all records (or `count`s) of all ranks that were weighed since the
-        last call.
+        """Make gradients the mean over all records (or counts) of all ranks that were weighed since the last
+        call.
 
         Call it once before each `step()`, for the optimizers that step: before clipping, and with a
         `GradScaler` after `unscale_(optimizer)`. Each optimizer has a window of its own: the batches

@@ -14,6 +14,7 @@ from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
+from edl_torch.data.stopwatch import Stopwatch
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.tickets import Ticket
 
@@ -28,10 +29,10 @@ class Sizes(Protocol):
     """Who needs to know how many records each batch has that goes to the loop."""
 
     def step(self, own: int) -> None:
-        """A batch of `own` records goes to the loop; 0 for one that stands in."""
+        """A batch of `own` records goes to the loop; 0 for a padding batch."""
 
     def warn_of_padding(self) -> None:
-        """Warn, once, a loop that has trained on a batch which stands in."""
+        """Warn, once, a loop that has trained on a padding batch as on any other."""
 
 
 class LoaderPass(Iterator[Any]):
@@ -53,6 +54,7 @@ class LoaderPass(Iterator[Any]):
         self._loader = loader
         self._session = session
         self._passes = session.elastic
+        self._stopwatch = Stopwatch(session.trainer.state.measuring)
         self._whole_batch = whole_batch
         self._weights = weights
         self._inner: Iterator[Envelope] | None = None
@@ -66,18 +68,26 @@ class LoaderPass(Iterator[Any]):
         return self._passes.open(self._epoch)
 
     def __next__(self) -> Any:
+        self._stopwatch.asked()
         self._request()
         going_on = False
         try:
-            envelope = self._pull(self._passes.more_to_read, self._passes.hand)
-            going_on = envelope is not None
+            batch, records = self._step()
+            going_on = True
         finally:
             if not going_on:
                 self.close()
+        self._stopwatch.handed(records)
+        return batch
+
+    def _step(self) -> tuple[Any, int]:
+        """Return the batch of the next step, and its records; 0 for a padding batch. Raises StopIteration at
+        the end of the epoch."""
+        envelope = self._pull(self._passes.more_to_read, self._passes.hand)
         if envelope is None:
             raise StopIteration
         self._weights.step(envelope.size)
-        return envelope.batch
+        return envelope.batch, envelope.size
 
     def _request(self) -> None:
         """The loop asks for a batch. Raises StopIteration where the pass has ended."""
@@ -143,9 +153,10 @@ class LoaderPass(Iterator[Any]):
             self._let_go()
 
     def _let_go(self) -> None:
-        """End the workers now: where the loop raised, its traceback would keep them, and the garbage
+        """End threads and workers now: where the loop raised, its traceback would keep them, and the garbage
         collector can take 5 s for each."""
         inner, self._inner = self._inner, None
+        self._loader.end_threads()
         shut_down = getattr(inner, "_shutdown_workers", None)
         if shut_down is not None and (self._worker_died or not self._loader.persistent_workers):
             shut_down()

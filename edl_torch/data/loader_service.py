@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
+from edl_torch.client.progress import Progress
 from edl_torch.client.service import DataShardService
-from edl_torch.core.calls import DatasetStatus
 from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.notice import Notice
 from edl_torch.data.read_ahead import ReadAhead
@@ -70,10 +70,15 @@ class ServiceMethods:
         """Say, in a wrapper that reads ahead, that the oldest batch which it has read goes to its loop.
 
         For `lookahead="told"`. Call it for each batch when the loop asks for it, and once more when it asks
-        and none is left. What was read and not passed on is neither acknowledged nor lost.
+        and none is left. What was read and not passed on is neither acknowledged nor lost. Synchronous ranks
+        make these calls together.
         """
-        own = self._read_ahead is None or self._read_ahead.passed_on()
-        self.service._live_session.elastic.passed_on(stands_in=not own)
+        session, read_ahead = self.service._live_session, self._read_ahead
+        none_left = read_ahead is not None and not read_ahead
+        own = read_ahead is None or read_ahead.passed_on()
+        session.elastic.passed_on(stands_in=not own)
+        if none_left:
+            session.position.agree_again()
 
     def give_back(self, *, window: bool = False) -> None:
         """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.
@@ -93,6 +98,6 @@ class ServiceMethods:
         """Make the master go back to `state`; see `DataShardService.load_state_dict`."""
         self.service.load_state_dict(state)
 
-    def progress(self) -> DatasetStatus:
-        """Counts of the dataset over all trainers; see `DataShardService.progress`."""
+    def progress(self) -> Progress:
+        """How far all trainers are, and how long this one waits; see `DataShardService.progress`."""
         return self.service.progress()

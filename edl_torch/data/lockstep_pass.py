@@ -14,9 +14,10 @@ from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.inner_loader import InnerLoader
-from edl_torch.data.loader_pass import LoaderPass, Sizes
+from edl_torch.data.loader_pass import Sizes
 from edl_torch.data.notice import Notice
 from edl_torch.data.padding import PaddingBatch, Statistics
+from edl_torch.data.stepping_pass import SteppingPass
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.tickets import Ticket
 
@@ -42,8 +43,8 @@ class Pulled(Protocol):
         ...
 
 
-class LockstepPass(LoaderPass):
-    """The iterator. `padding`, `statistics`, `notice` and `weights` are the loader's and outlive it."""
+class LockstepPass(SteppingPass):
+    """The iterator. `notice` is the loader's and outlives it."""
 
     def __init__(
         self,
@@ -62,14 +63,13 @@ class LockstepPass(LoaderPass):
             raise InvalidArgument("the session has no peers: make the loader with synchronous=True")
         self._lockstep: Lockstep = lockstep
         self._peers: Peers = lockstep.peers
-        self._padding = padding
-        self._statistics = statistics
         self._notice = notice
         self._pulled: Pulled | None = None
         self._error: Exception | None = None
         self._vote: Vote | None = None
-        self._steps = 0
-        super().__init__(loader, session, whole_batch, weights, epoch)
+        super().__init__(
+            loader, session, whole_batch, weights, padding=padding, statistics=statistics, epoch=epoch
+        )
 
     def _open(self) -> int:
         """All ranks read the epoch that rank 0 sees."""
@@ -77,24 +77,15 @@ class LockstepPass(LoaderPass):
         epoch = self._session.position.epoch_of_all(self._lockstep) if mine == NEW_PASS else mine
         return self._passes.open(epoch)
 
-    def __next__(self) -> Any:
-        self._statistics.let_go()
-        self._weights.warn_of_padding()
-        self._request()
-        going_on = False
-        try:
-            if self._vote is None:
-                self._cast()
-            count = self._agree()
-            if count is not None:
-                batch = self._take(count)
-                self._cast()
-                going_on = True
-                return batch
-        finally:
-            if not going_on:
-                self.close()
-        raise StopIteration
+    def _step(self) -> tuple[Any, int]:
+        if self._vote is None:
+            self._cast()
+        count = self._agree()
+        if count is None:
+            raise StopIteration
+        step = self._take(count)
+        self._cast()
+        return step
 
     def _cast(self, wait_s: float = 0.0) -> None:
         """Vote on the next step: has this rank a batch? Waits for its own decoding only."""
@@ -146,7 +137,7 @@ class LockstepPass(LoaderPass):
         vote, self._vote = self._vote, None
         if vote is None:
             raise InvalidArgument("no vote is under way")
-        count = vote.wait()
+        count = self._stopwatch.wait_for_ranks(vote.wait)
         if count.preempted:
             self._notice.agree()
         return count
@@ -156,8 +147,8 @@ class LockstepPass(LoaderPass):
             together(self._peers, Doing.END, self._passes.settle_stuck, str)
         self._session.position.agree_on_end(self._lockstep)
 
-    def _take(self, count: Count) -> Any:
-        """This rank's batch of the step, or what stands in for it."""
+    def _take(self, count: Count) -> tuple[Any, int]:
+        """This rank's batch of the step and its records, or a padding batch and 0."""
         mine = self._pulled
         batch = None if mine is None else mine.batch
         if mine is not None:
@@ -166,22 +157,19 @@ class LockstepPass(LoaderPass):
             lent = self._peers.lend(batch)
             self._padding.keep(lent)
         self._steps += 1
-        self._weights.step(0 if mine is None else mine.size)
         if mine is None:
-            self._passes.pad()
-            self._statistics.keep()
-            return self._padding.batch()
+            return self._pad(), 0
+        self._weights.step(mine.size)
         if not self._passes.deliver(mine.ticket):
             raise StaleLease(
                 "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "
                 "cut off from the master. Start all ranks again from the last checkpoint"
             )
-        return batch
+        return batch, mine.size
 
     def close(self) -> None:
         """End the pass. The vote under way is counted first: the other ranks have cast theirs."""
         vote, self._vote = self._vote, None
-        self._statistics.let_go()
         try:
             super().close()
         finally:

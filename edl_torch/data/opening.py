@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.registry import open_reader
 from edl_torch.shard import TaskType
 
+USUAL_WINDOW = 16  # shards, for readers of whole blocks: docs/shuffling.md has what it mixes
+
+log = logging.getLogger("edl_torch.client")
+
 ShuffleKind = bool | Literal["shards", "in_shard"]
 
 
@@ -26,6 +31,7 @@ class ReadingOptions:
 
     num_epochs: int | None = 1
     shuffle: ShuffleKind = False
+    shuffle_window: int | None = None
     seed: int = 0
     transform: Callable[[Any], Any] | None = None
     target_transform: Callable[[Any], Any] | None = None
@@ -55,7 +61,7 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
     Raises InvalidArgument for anything else, and what the reader and the service raise.
     """
     reader = reader_of(data, options.task_type)
-    shuffle, shuffle_shards, in_shard = _orders(reader, options.shuffle)
+    order = _order_of(reader, options)
     service = DataShardService(
         batch_size,
         options.master_client,
@@ -65,8 +71,9 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
         num_epochs=options.num_epochs,
         records_per_shard=options.records_per_shard,
         num_minibatches_per_shard=options.num_minibatches_per_shard,
-        shuffle=shuffle,
-        shuffle_shards=shuffle_shards,
+        shuffle=order.all_records,
+        shuffle_shards=order.shards,
+        shuffle_window=order.window,
         seed=options.seed,
         epoch_barrier=options.epoch_barrier,
         max_bad_records=options.max_bad_records,
@@ -75,7 +82,13 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
         audit_dir=options.audit_dir,
     )
     try:
-        return _dataset(service, reader, in_shard, options)
+        if order.usual_window is not None:
+            service._suggest_window(order.usual_window)
+        dataset = _dataset(service, reader, order.in_shard, options)
+        if options.shuffle is True:
+            kind = type(reader).__name__
+            log.info("dataset %s: shuffle=True mixes %s (%s)", service.dataset_name, service.order, kind)
+        return dataset
     except BaseException:
         service.close()
         raise
@@ -117,18 +130,42 @@ def _dataset(
     )
 
 
-def _orders(reader: AbstractDataReader, shuffle: ShuffleKind) -> tuple[bool, bool, bool]:
-    """Return whether records are shuffled over the whole dataset, shards, and records inside each shard."""
-    match shuffle:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What is shuffled: all records, or the order of shards, and records inside windows of them."""
+
+    all_records: bool = False
+    shards: bool = False
+    in_shard: bool = False
+    window: int | None = None
+    usual_window: int | None = None
+
+
+def _order_of(reader: AbstractDataReader, options: ReadingOptions) -> _Order:
+    window = options.shuffle_window
+    if window is not None and options.shuffle not in (True, "in_shard"):
+        raise InvalidArgument(
+            f"shuffle_window={window} mixes records, and shuffle={options.shuffle!r} does not: give "
+            f"shuffle=True"
+        )
+    match options.shuffle:
         case False:
-            return False, False, False
-        case True if has_random_access(reader) and not getattr(reader, "reads_blocks", False):
-            return True, False, False
-        case True | "in_shard":
-            return False, True, True
+            return _Order()
         case "shards":
-            return False, True, False
+            return _Order(shards=True)
+        case True if window is None and reads_records_alone(reader):
+            return _Order(all_records=True)
+        case True:
+            usual = USUAL_WINDOW if window is None else None
+            return _Order(shards=True, in_shard=True, window=window, usual_window=usual)
+        case "in_shard":
+            return _Order(shards=True, in_shard=True, window=window or 1)
     raise InvalidArgument(
-        f"shuffle is {shuffle!r}: it must be True (as well as the reader can), False, 'in_shard' (shards, "
-        f"and records inside each) or 'shards' (shards only)"
+        f"shuffle is {options.shuffle!r}: it must be True (as well as the reader can), False, 'in_shard' "
+        f"(shards, and records inside each) or 'shards' (shards only)"
     )
+
+
+def reads_records_alone(reader: AbstractDataReader) -> bool:
+    """Return whether a record costs no more than itself, wherever it is."""
+    return has_random_access(reader) and not getattr(reader, "reads_blocks", False)

@@ -22,6 +22,9 @@ class ReadAhead:
     def __repr__(self) -> str:
         return f"<ReadAhead {list(self._sizes)}>"
 
+    def __len__(self) -> int:
+        return len(self._sizes)
+
     def step(self, own: int) -> None:
         """Note that a batch of `own` records was read."""
         self._sizes.append(own)

@@ -5,7 +5,9 @@ It names the record when reading fails; what becomes of the failure is decided b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, starmap
@@ -14,9 +16,9 @@ from typing import Any, Protocol
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
-from edl_torch.readers.base import AbstractDataReader, has_random_access
+from edl_torch.readers.base import AbstractDataReader, has_expectations, has_random_access
 from edl_torch.readers.error_classification import is_source_error, name_record
-from edl_torch.shard import Shard, Shuffle, Slice, Task
+from edl_torch.shard import Indices, Shard, Shuffle, Slice, Task
 
 Run = list[int]  # of `Tally.start`: its last item is the next position to read
 Source = Callable[[Slice], Iterable[Any]]  # the records of a slice, in its order
@@ -72,10 +74,11 @@ class SampleReader:
         self._reader = reader
         self._to_samples = to_samples
         self._random = has_random_access(reader)
+        self._window = _KeptWindow()
 
     def samples(self, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun) -> Iterator[Any]:
         """Yield a sample for every readable record of the lease, in order, and keep `run` at the next one."""
-        source = self._source(plan, grant)
+        source = self.source(plan, grant)
         cut = grant.slice
         while (position := run[2]) < cut.stop:
             try:
@@ -89,14 +92,14 @@ class SampleReader:
             except Exception as exc:  # noqa: BLE001  a reader is the user's code: whatever it raises is named
                 error = exc
             run[2] = max(position, run[2] - 1)
-            run = on_bad(run[2], self._named(error, plan, cut, run[2]))
+            run = on_bad(run[2], self.named(error, plan, cut, run[2]))
 
     def lists(
         self, samples: SampleList, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun
     ) -> Iterator[list[Any]]:
         """As `samples`, but add to a list and yield it when it is full. For a record no Python runs but the
         reader's and the transform's."""
-        source = self._source(plan, grant)
+        source = self.source(plan, grant)
         cut, stop = grant.slice, grant.slice.stop
         while run[2] < stop:
             try:
@@ -110,17 +113,19 @@ class SampleReader:
                 error: Exception = too_few(self._reader, stop - run[2])
             except Exception as exc:  # noqa: BLE001  as above
                 error = exc
-            run = on_bad(run[2], self._named(error, plan, cut, run[2]))
+            run = on_bad(run[2], self.named(error, plan, cut, run[2]))
 
     def _rest(self, plan: Plan, cut: Slice, position: int, source: Source) -> Iterator[Any]:
         """The samples of a slice from `position` on."""
         rest = cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
         return iter(self._to_samples(plan, rest, source(rest)))
 
-    def _named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
+    def named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
+        """Return the error with the name of the record at a position of a slice in front."""
         return name_record(error, *plan.locate(cut.epoch, cut.shard, position))
 
-    def _source(self, plan: Plan, grant: Grant) -> Source:
+    def source(self, plan: Plan, grant: Grant) -> Source:
+        """Return what reads parts of the lease, each record in the plan's order."""
         if plan.order is Shuffle.NONE:
             return partial(self._in_order, plan, grant.task)
         if self._random:
@@ -138,52 +143,102 @@ class SampleReader:
         return starmap(self._reader.read_record, plan.indices(rest))
 
     def _permuted(self, plan: Plan, grant: Grant) -> Source:
-        """Without random access: the shard's records are read in storage order and kept, then picked."""
+        """Without random access: the window's records are read in storage order and kept, then picked."""
         if plan.order is Shuffle.GLOBAL:
             raise AccountingError(
                 f"{type(self._reader).__name__} has no read_record(name, index), which a global shuffle "
                 f"needs: use shuffle_shards=True at the service and shuffle=True at the dataset"
             )
-        kept = self._whole_shard(plan, grant)
+        if not self._window.covers(plan, grant.slice):
+            self._window = _KeptWindow()  # before the next one is read: two would be in memory
+            self._window = self._read_window(plan, grant)
+        self._window.begin = grant.slice.stop
+        kept = self._window.records
 
         def pick(name: str, index: int) -> Any:
-            found = kept[index]
+            found = kept[name].pop(index)
             if isinstance(found, _Unreadable):
                 raise found.error
             return found
 
         return lambda rest: starmap(pick, plan.indices(rest))
 
-    def _whole_shard(self, plan: Plan, grant: Grant) -> dict[int, Any]:
-        shard = plan.shard(grant.slice)
-        wanted = set(shard.indices().numbers.tolist())
-        shard = Shard(name=shard.name, start=shard.start, end=shard.end, epoch=shard.epoch)
-        kept: dict[int, Any] = {}
+    def _read_window(self, plan: Plan, grant: Grant) -> _KeptWindow:
+        """Read the shards of a window, and keep what is at the lease's positions and after them."""
+        cut = grant.slice
+        left = plan.records_in(cut.epoch, cut.shard) - cut.skip
+        window = _KeptWindow(plan, cut.epoch, cut.shard)
+        wanted = _by_name(plan.indices(replace(cut, limit=left)))
+        for shard in plan.storage_of(cut.epoch, cut.shard):
+            kept = window.records.setdefault(shard.name, {})
+            if window.error is None:
+                window.error = self._read_shard(plan, shard, grant.task, wanted[shard.name], kept)
+            else:
+                kept |= dict.fromkeys(range(shard.start, shard.end), window.error)
+        return window
+
+    def _read_shard(
+        self, plan: Plan, shard: Shard, task: int, wanted: set[int], kept: dict[int, Any]
+    ) -> _Unreadable | None:
+        """Read the records of a shard into `kept`. Returns the error if the source itself is in trouble."""
         index = shard.start
         while index < shard.end:
             part = replace(shard, start=index)
             try:
-                for record in islice(self._range(plan, part, grant.task), shard.end - index):
+                for record in islice(self._range(plan, part, task), shard.end - index):
                     if index in wanted:
                         kept[index] = record
                     index += 1
             except Exception as exc:  # noqa: BLE001  as above
                 kept[index] = _Unreadable(exc)
                 if is_source_error(exc):  # the records after it would fail in the same way, each in its time
-                    return kept | dict.fromkeys(range(index, shard.end), kept[index])
+                    kept |= dict.fromkeys(range(index, shard.end), kept[index])
+                    return _Unreadable(exc)
             else:
                 if index < shard.end:
                     kept[index] = _Unreadable(too_few(self._reader, shard.end - index))
             index += 1
-        return kept
+        return None
 
 
 def announce(reader: AbstractDataReader, plan: Plan, part: Slice) -> None:
     """Tell the reader which records come next, where they lie together."""
-    expect = getattr(reader, "expect", None)  # a reader may be any object with the two methods
-    if expect is not None and plan.order is not Shuffle.GLOBAL:
-        shard = plan.shard(part)
-        expect(shard.name, shard.start, shard.end)
+    if plan.order is Shuffle.GLOBAL or not has_expectations(reader):
+        return
+    in_order = plan.order is Shuffle.NONE
+    shards = [plan.shard(part)] if in_order else plan.storage_of(part.epoch, part.shard)
+    with suppress(ReaderError):  # whoever reads what is not there is told
+        reader.expect([(shard.name, shard.start, shard.end) for shard in shards], in_order=in_order)
+
+
+class _KeptWindow:
+    """Records of one window that are in memory, by name and number, until they are picked.
+
+    `begin` is the position from which on all are here. With an `error` some are not: the source was in
+    trouble.
+    """
+
+    def __init__(self, plan: Plan | None = None, epoch: int = 0, number: int = 0) -> None:
+        self._of = plan, epoch, number
+        self.begin = 0
+        self.records: dict[str, dict[int, Any]] = {}
+        self.error: _Unreadable | None = None
+
+    def covers(self, plan: Plan, cut: Slice) -> bool:
+        """Whether all records of a slice are here."""
+        plan_of, epoch, number = self._of
+        same = plan_of is plan and (epoch, number) == (cut.epoch, cut.shard)
+        return same and cut.skip >= self.begin and self.error is None
+
+
+def _by_name(indices: Indices) -> dict[str, set[int]]:
+    """Return the numbers of the records of each source."""
+    if indices.sources is None:
+        return {indices.names[0]: set(indices.numbers.tolist())}
+    numbers: defaultdict[str, set[int]] = defaultdict(set)
+    for name, index in indices:
+        numbers[name].add(index)
+    return numbers
 
 
 class _Unreadable:

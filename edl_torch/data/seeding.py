@@ -28,7 +28,7 @@ class Generators:
 
     def __init__(self, *, after_each: bool) -> None:
         self._after_each = after_each
-        self._own: Any = None
+        self._own: GeneratorStates | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _generators, (self._after_each,)
@@ -38,10 +38,8 @@ class Generators:
 
         def call(record: Any, seed: int) -> Any:
             if self._own is None:
-                self._own = random.getstate(), np.random.get_state(), torch.get_rng_state()
-            random.seed(seed)
-            np.random.seed(seed & 0xFFFFFFFF)
-            torch.default_generator.manual_seed(seed)
+                self._own = GeneratorStates()
+            _seed(seed)
             try:
                 return transform(record)
             finally:
@@ -52,12 +50,59 @@ class Generators:
 
     def put_back(self) -> None:
         """Let the generators go on from where they were before the first record."""
-        if self._own is not None:
-            python, legacy, torch_state = self._own
-            self._own = None
-            random.setstate(python)
-            np.random.set_state(legacy)
-            torch.set_rng_state(torch_state)
+        own, self._own = self._own, None
+        if own is not None:
+            own.restore()
+
+    def drew_since(self, seed: int) -> bool:
+        """Whether somebody has drawn since the generators were seeded by `seed`; they are so again."""
+        now = GeneratorStates()
+        _seed(seed)
+        return now != GeneratorStates()
+
+
+class GeneratorStates:
+    """Where the global generators of Python, numpy and torch (CPU) stand at a moment."""
+
+    __slots__ = ("_numpy", "_python", "_torch")
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy: Any = np.random.get_state()
+        self._torch = torch.get_rng_state()
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, GeneratorStates)
+            and self._python == other._python
+            and _same(self._numpy, other._numpy)
+            and torch.equal(self._torch, other._torch)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def restore(self) -> None:
+        """Let the generators go on from here."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Whether two states of numpy are equal: tuples and dicts with arrays in them."""
+    if isinstance(left, np.ndarray):
+        return np.array_equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    return bool(left == right)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
 
 
 def _generators(after_each: bool) -> Generators:

@@ -1,4 +1,4 @@
-"""Tells of a dataset that is sorted by label and mixed only inside its shards."""
+"""Tells of a dataset that is sorted by label and mixed only inside its shards, or a few of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FEW = 0.5  # of all classes: what a shard that mixes has more of
 
 
 def warn_of_sorted_labels(reader: AbstractDataReader, plan: Plan) -> None:
-    """Warn where the records of a shard, which alone are mixed, have few of the dataset's classes.
+    """Warn where the records of a window, which alone are mixed, have few of the dataset's classes.
 
     Known of readers that have `targets`, the class of each record, as torchvision's datasets have.
     """
@@ -27,14 +27,29 @@ def warn_of_sorted_labels(reader: AbstractDataReader, plan: Plan) -> None:
         return
     changes = np.flatnonzero(labels[1:] != labels[:-1]) + 1
     classes = len(changes) + 1
-    in_a_shard = 1 + np.count_nonzero(changes % spec.records_per_shard) / plan.num_shards
-    if in_a_shard <= _FEW * classes:
+    mixed = _classes_mixed(changes, classes, plan)
+    if mixed <= _FEW * classes:
+        per = spec.records_per_shard
+        where = "shards" if plan.window == 1 else f"windows of {plan.window} shards"
         warn_user(
-            f"the records of {spec.name!r} are sorted by label and mixed only inside shards of "
-            f"{spec.records_per_shard} records: a batch has some {in_a_shard:.1f} of the {classes} classes, "
+            f"the records of {spec.name!r} are sorted by label and mixed only inside {where} of "
+            f"{per} records: a batch has some {mixed:.1f} of the {classes} classes, "
             f"and models learn badly from that. Give ElasticDataLoader(reader, shuffle=True), or "
-            f"DataShardService(shuffle=True), which mix all records; or shuffle the data where they lie"
+            f"DataShardService(shuffle=True), which mix all records; where records are read in blocks, "
+            f"shuffle_window={16 * plan.window}, which mixes those of so many shards; or shuffle the data "
+            f"where they lie"
         )
+
+
+def _classes_mixed(changes: Any, classes: int, plan: Plan) -> float:
+    """Return how many classes are in a window, on average; `changes` are the first records of classes."""
+    per = plan.spec.records_per_shard
+    if not plan.spec.shuffle_shards:
+        return float(1 + np.count_nonzero(changes % (per * plan.window)) / plan.num_windows)
+    in_a_shard = 1 + np.count_nonzero(changes % per) / plan.num_shards
+    return float(
+        in_a_shard if plan.window == 1 else classes * (1 - (1 - in_a_shard / classes) ** plan.window)
+    )
 
 
 def _one_dimensional(targets: Any) -> Any:

@@ -82,13 +82,14 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
         """A reader or a map-style dataset."""
 
         row: Annotated[Callable[..., Any], tyro.conf.Suppress] = next_tokens
-        """Called as `row(record, tokenizer=…, seq_len=…)`; returns `({"input": tokens, …}, labels)`."""
+        """Function of a record, `tokenizer=` and `seq_len=` that returns a dict with the tokens as "input",
+        and the labels."""
 
         num_epochs: int = 1
         """How often every record is read."""
 
         shuffle: bool = True
-        """The best that the reader can: see ElasticDataLoader."""
+        """Shuffle as well as the reader can; see ElasticDataLoader."""
 
         seed: int = 0
         """Of the order of records."""
@@ -97,7 +98,7 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
         """The name of the data at the master."""
 
         records_per_shard: int | None = None
-        """Size of a shard, which is what is leased. Default: the master's choice."""
+        """Size of a shard, which is what is leased. By default the master chooses."""
 
         audit_dir: str | None = None
         """Where each rank writes down what was trained on, for `edl-torch audit`."""

@@ -137,7 +137,7 @@ class ElasticTrainer:
             )
 
     def _end_on_notice(self) -> Any:
-        from edl_torch.integrations.transformers_notices import EndOnNotice
+        from edl_torch.integrations._transformers_notices import EndOnNotice
 
         notices = EndOnNotice(self.elastic_loader)
         self.add_callback(notices)

@@ -224,7 +224,9 @@ class ElasticDLAdapter:
         self._deadlines[lease.dataset, first.task] = now + self.task_timeout_s
         self._heard[lease.session] = now
         plan = ledger.plan
-        source, start, _ = plan.bounds(first.slice.shard)
+        source, start = -1, plan.shard(first.slice).start
+        if plan.window == 1:
+            source, start, _ = plan.bounds(first.slice.shard)
         return ForeignTask(
             task_id=self._task_names().name(first.task, plan.spec.task_type),
             type=plan.spec.task_type,
@@ -366,7 +368,7 @@ class ElasticDLAdapter:
                 del self._heard[session]
             elif heard + self.task_timeout_s <= now and not self._holds(session):
                 del self._heard[session]
-                released += self._dispatcher.leave(session, self._member(session).number)
+                released += self._dispatcher.leave(session, self._member(session).number, now)
         return lost, tuple(released)
 
     def _overdue(self, now: float) -> list[LostTask]:
@@ -391,7 +393,7 @@ class ElasticDLAdapter:
 
 
 def _storage(spec: DatasetSpec, source: int) -> str:
-    """The name of a shard's storage; the global shuffle has one, which `check_expressible` has seen to."""
+    """The name of a shard's storage; one where they are mixed, as `check_expressible` says."""
     if source >= 0:
         return spec.sources[source].name
     return next(s.name for s in spec.sources if s.count)

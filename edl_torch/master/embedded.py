@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar, TypeVarTuple
 
 from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.measures import Measures
 from edl_torch.errors import ServiceClosed
 
 T = TypeVar("T")
@@ -24,8 +25,13 @@ Ts = TypeVarTuple("Ts")
 LOOK_AGAIN_S = 1.0  # a waiting call looks at least so often, and so stays known as waiting
 
 
-class Wanted(Protocol):
-    """A session that hears that another one waits."""
+class Listener(Protocol):
+    """A session that hears that another one waits, and tells what it has measured."""
+
+    @property
+    def measures(self) -> Measures:
+        """What it has measured by now. Takes no lock."""
+        ...
 
     def wanted(self, dataset: str) -> None:
         """Another trainer waits for records of this dataset."""
@@ -53,9 +59,10 @@ class LocalMaster:
         self._clock = clock
         self._changed = threading.Condition()
         self._version = self._dispatcher.version
-        self._listeners: dict[str, Wanted] = {}
+        self._listeners: dict[str, Listener] = {}
         self._closed = False
         self._pid = os.getpid()
+        self._dispatcher.history.set_wall(clock(), time.time())
 
     def apply(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
         """Let the dispatcher act at the present time, and wake the calls that wait. Raises ServiceClosed."""
@@ -74,11 +81,12 @@ class LocalMaster:
                 if version != self._version:
                     self._version = version
                     self._changed.notify_all()
+                    self._dispatcher.look(self._clock())
 
     def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
         return self.apply(Dispatcher.register, call)
 
-    def attend(self, session: str, member: int, listener: Wanted) -> None:
+    def attend(self, session: str, member: int, listener: Listener) -> None:
         """Remember whom to call back. That happens in the thread of the session that waits.
 
         Returns None: the liveness of a session in this process is never in doubt.
@@ -139,15 +147,27 @@ class LocalMaster:
         return self.apply(Dispatcher.progress, call)
 
     def dataset_status(self, dataset: str) -> calls.DatasetStatus:
-        return self.apply(lambda dispatcher, _: dispatcher.dataset_status(dataset))
+        return self.apply(Dispatcher.dataset_status, dataset)
 
     def status(self) -> calls.MasterStatus:
-        return self.apply(Dispatcher.status)
+        wall = time.time()
+        return self.apply(lambda dispatcher, now: self._status(dispatcher, now, wall))
+
+    def _status(self, dispatcher: Dispatcher, now: float, wall: float) -> calls.MasterStatus:
+        for session, listener in self._listeners.items():  # there are no heartbeats that tell it
+            dispatcher.measured(session, listener.measures)
+        dispatcher.history.set_wall(now, wall)
+        return dispatcher.status(now)
+
+    @property
+    def last_event(self) -> int:
+        """Number of the last event of the status; takes no lock."""
+        return self._dispatcher.history.latest
 
     def leave(self, session: str, member: int) -> None:
         """End the session. After `close` this does nothing."""
         with contextlib.suppress(ServiceClosed):
-            self.apply(lambda dispatcher, _: dispatcher.leave(session, member))
+            self.apply(Dispatcher.leave, session, member)
         with self._changed:
             self._listeners.pop(session, None)
 

@@ -12,7 +12,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from edl_torch.core.calls import LeaseAnswer, LeaseCall, RegisterAnswer, RegisterCall, RestoreCall
+from edl_torch.core.calls import (
+    LeaseAnswer,
+    LeaseCall,
+    MasterStatus,
+    RegisterAnswer,
+    RegisterCall,
+    RestoreCall,
+)
 from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.printable import printable
 from edl_torch.errors import EdlError, JournalError
@@ -80,12 +87,13 @@ class MasterHost:
         self._deadlines_changed = asyncio.Event()
         self._reaps_at: float | None = None  # None: whenever a deadline comes up
         self._reaper: asyncio.Task[None] | None = None
+        dispatcher.history.set_wall(clock(), time.time())
         self.draining = False  # about to stop
 
     def start(self) -> None:
         """Begin to expire sessions; those known from before get their full time to come back."""
         self.dispatcher.resume(self._clock())
-        self._epochs.look(self.dispatcher, self._clock())
+        self._look()
         self._reaper = asyncio.create_task(self._reap(), name="edl-reaper")
 
     def drain(self) -> None:
@@ -139,13 +147,24 @@ class MasterHost:
             version = self.dispatcher.version
             if version != self._version:
                 self._version = version
-                self._epochs.look(self.dispatcher, self._clock())
+                self._look()
                 self.wake()
             if self._commits is not None:
                 self._commits.changed()
             if self._ledger_id != self.dispatcher.ledger_id:
                 self._ledger_id = self.dispatcher.ledger_id
                 log.error("suspended: %s", printable(next(iter(self.dispatcher.suspended.values()), "")))
+
+    def _look(self) -> None:
+        now = self._clock()
+        if self.dispatcher.look(now):
+            self._epochs.look(self.dispatcher, now)
+
+    def status(self) -> MasterStatus:
+        """Return the state of the master, for people."""
+        now = self._clock()
+        self.dispatcher.history.set_wall(now, time.time())
+        return self.dispatcher.status(now)
 
     def register(self, call: RegisterCall) -> RegisterAnswer:
         """Join a dataset."""
@@ -193,7 +212,7 @@ class MasterHost:
 
     def leave(self, session: str, member: int) -> None:
         """End the session of that `member`."""
-        log_released(self.apply(lambda dispatcher, _: dispatcher.leave(session, member)), "left")
+        log_released(self.apply(lambda dispatcher, now: dispatcher.leave(session, member, now)), "left")
         if self.dispatcher.members.get(session) is not None:
             return  # another member by now
         stream = self._streams.pop(session, None)

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -16,9 +15,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from edl_torch.core.calls import MasterStatus
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import MESSAGE_BYTES
-from edl_torch.errors import AccessDenied, EdlError, InvalidArgument, JournalError, MasterStartError
+from edl_torch.errors import AccessDenied, EdlError, JournalError, MasterStartError
+from edl_torch.master.addresses import check_free, checked_address
 from edl_torch.master.durable import GroupCommit
 from edl_torch.master.elasticdl import ElasticDLServicer
 from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
@@ -26,10 +27,11 @@ from edl_torch.master.health import SERVICE as HEALTH_SERVICE
 from edl_torch.master.health import Health, HealthPort
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import SERVICE, MasterServicer
+from edl_torch.master.web import web_port
 from edl_torch.rpc import elasticdl as elasticdl_wire
 from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, ServerCredentials
 from edl_torch.rpc.status import to_status
-from edl_torch.system.address import HostPort, parse_address
+from edl_torch.system.address import HostPort
 from edl_torch.system.forks import keep_children_alive
 from edl_torch.system.processes import until_gone
 
@@ -141,6 +143,15 @@ class MasterServer:
         """Stop at once."""
         await self.drain(0.0)
 
+    def status(self) -> MasterStatus:
+        """Return the state of the master, for people."""
+        return self._host.status()
+
+    @property
+    def last_event(self) -> int:
+        """Number of the last event of the status."""
+        return self._host.dispatcher.history.latest
+
     @property
     def failure(self) -> JournalError | None:
         """Reason why it cannot answer any more, or None."""
@@ -165,10 +176,13 @@ async def serve(
     with_process: int | None = None,
     elasticdl: ElasticDLOptions | None = None,
     health_address: str | None = None,
+    http_address: str | None = None,
+    on_page: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, or the end of `with_process`, then drain; a second one stops at once.
 
-    At `health_address` health checks are answered without TLS, as long as calls are answered at all.
+    At `health_address` health checks are answered without TLS, as long as calls are answered at all; at
+    `http_address` the page and metrics, whose URL `on_page` hears.
     `make_commits` is called on the loop. Raises JournalError, after it has stopped, when a commit fails.
     """
     signals: asyncio.Queue[int] = asyncio.Queue()
@@ -187,6 +201,15 @@ async def serve(
             elasticdl=elasticdl,
         )
         probes = None if health_address is None else HealthPort(server.health, health_address)
+        page = None
+        if http_address is not None:
+            page = web_port(
+                server.status,
+                lambda: server.last_event,
+                http_address,
+                insecure=insecure,
+                credentials=credentials,
+            )
     except EdlError:
         if commits is not None:
             await commits.close()
@@ -195,9 +218,13 @@ async def serve(
         ready = await server.start()
         if probes is not None:
             log.info("health checks on %s", await probes.start())
+        if page is not None:
+            on_page(f"{page.scheme}://{await page.start()}/")
         on_ready(ready)
     except EdlError as error:
         await server.stop()
+        if page is not None:
+            await page.stop()
         raise (server.failure or error) from None
     await first_of(_signal_came(signals), server.failed())
     if server.failure is None:
@@ -206,6 +233,8 @@ async def serve(
         await server.stop()
     if probes is not None:
         await probes.stop()
+    if page is not None:
+        await page.stop()
     if server.failure is not None:
         raise server.failure
 
@@ -276,62 +305,6 @@ def server_options(lease_timeout_s: float) -> list[tuple[str, int]]:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
     ]
-
-
-def checked_address(text: str, *, insecure: bool, credentials: ServerCredentials) -> HostPort:
-    """Return the address to listen on. Raises MasterStartError for a wrong one, or one too open."""
-    try:
-        address = parse_address(text)
-        found = address.resolve()
-    except InvalidArgument as exc:
-        raise MasterStartError(f"cannot listen: {exc}") from exc
-    except OSError as exc:
-        raise MasterStartError(f"cannot listen on {text}: host {address.host!r} is unknown: {exc}") from exc
-    exposed = sorted(str(ip) for ip in found if not ip.is_loopback)
-    if not exposed or credentials.closed:
-        return address
-    open_how = _exposure(credentials)
-    if not insecure:
-        raise MasterStartError(
-            f"{text} can be reached from other machines ({', '.join(exposed)}), and {open_how}: give "
-            "--tls-cert, --tls-key and --token-file (or --tls-client-ca), listen on 127.0.0.1, or pass "
-            "--insecure if the network is your own"
-        )
-    log.warning("listening on %s though %s (--insecure)", text, open_how)
-    return address
-
-
-def _exposure(credentials: ServerCredentials) -> str:
-    if credentials.encrypted:
-        return "whoever reaches it may use it"
-    if credentials.token is not None:
-        return "whoever listens there can read the token"
-    return "whoever reaches it may use it, unencrypted"
-
-
-def check_free(address: HostPort) -> None:
-    """Raise MasterStartError with the system's own reason when the address cannot be bound."""
-    for family, kind, protocol, _, where in socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM
-    ):
-        with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(where)
-                probe.listen(1)
-            except OSError as exc:
-                raise MasterStartError(f"cannot listen on {address}: {exc.strerror}{_hint(exc)}") from exc
-
-
-def _hint(error: OSError) -> str:
-    import errno
-
-    hints = {
-        errno.EADDRINUSE: ": another process has this port; stop it, or take another one (port 0 picks one)",
-        errno.EADDRNOTAVAIL: ": no interface of this machine has this address",
-        errno.EACCES: ": ports below 1024 need privileges; take a higher one",
-    }
-    return hints.get(error.errno or 0, "")
 
 
 def write_address_file(path: Path, address: HostPort) -> None:

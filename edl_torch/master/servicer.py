@@ -115,8 +115,11 @@ class MasterServicer:
     @guarded
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         progress = request.progress if request.HasField("progress") else None
+        measures = convert.measures_from_wire(request.measures) if request.HasField("measures") else None
         self._host.apply(
-            lambda dispatcher, now: dispatcher.heartbeat(request.session, request.member, now, progress)
+            lambda dispatcher, now: dispatcher.heartbeat(
+                request.session, request.member, now, progress, measures
+            )
         )
         return pb.HeartbeatResponse()
 
@@ -157,8 +160,8 @@ class MasterServicer:
     @guarded
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         if not request.HasField("dataset"):
-            return convert.status_to_wire(self._host.apply(lambda d, now: d.status(now)))
-        return convert.status_to_wire(self._host.apply(lambda d, _: _status_of(d, request.dataset)))
+            return convert.status_to_wire(self._host.status())
+        return convert.status_to_wire(self._host.apply(lambda d, now: _status_of(d, request.dataset, now)))
 
     @guarded
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
@@ -176,8 +179,8 @@ def _attending(dispatcher: Dispatcher) -> pb.Attending:
     )
 
 
-def _status_of(dispatcher: Dispatcher, dataset: str) -> calls.MasterStatus:
-    found = dispatcher.dataset_status(dataset)
+def _status_of(dispatcher: Dispatcher, dataset: str, now: float) -> calls.MasterStatus:
+    found = dispatcher.dataset_status(dataset, now)
     return calls.MasterStatus(
         ledger=dispatcher.ledger_id, durable=dispatcher.durable, datasets=(found,), trainers=()
     )

@@ -16,6 +16,7 @@ from typing import Any
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.shard import IndexArray, Source, Task, TaskType
 
+Range = tuple[str, int, int]  # of records: name of the source, first, and the one after the last
 Shards = Mapping[str, int | tuple[int, int]] | Sequence[tuple[str, int, int]]
 
 
@@ -24,11 +25,13 @@ class AbstractDataReader(ABC):
 
     A subclass that can reach any record overrides `read_record`; one that can read many at once into arrays
     overrides `read_batch`. `yields_images` and `reads_blocks` tell a loader how to transform and shuffle its
-    records. Readers are pickled to loader workers: keep paths and numbers in them, open files on first use.
+    records, `thread_safe` whether its threads may read at once. Readers are pickled to loader workers: keep
+    paths and numbers in them, open files on first use.
     """
 
     yields_images = False  # whether a record is an image, or an image and its target
     reads_blocks = False  # whether one record costs as much as the many that lie with it
+    thread_safe = False  # whether several threads may call `read_record` at once, and `expect` meanwhile
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = kwargs
@@ -56,9 +59,14 @@ class AbstractDataReader(ABC):
         """Optional: the path of the file behind each entry of the reader's list, for `edl-torch check`."""
         return ()
 
-    def expect(self, name: str, start: int, end: int) -> None:  # noqa: B027  nothing is a good answer
-        """Optional: the records `start … end - 1` of `name` are asked for next, one by one or in batches, in
-        any order. A reader that fetches ahead then knows how far."""
+    def expect(  # noqa: B027  nothing is a good answer
+        self, ranges: Sequence[Range], *, in_order: bool = False
+    ) -> None:
+        """Optional: the records of these `(name, start, end)` are asked for next, one by one or in batches.
+
+        A reader that fetches ahead then knows how far. Unless they come `in_order`, they come in any: one
+        that reads whole blocks then keeps those until other ranges are expected.
+        """
 
 
 def has_random_access(reader: AbstractDataReader) -> bool:
@@ -69,6 +77,11 @@ def has_random_access(reader: AbstractDataReader) -> bool:
 def has_batch_reads(reader: AbstractDataReader) -> bool:
     """Whether the reader has a `read_batch` of its own."""
     return _overrides(reader, "read_batch")
+
+
+def has_expectations(reader: AbstractDataReader) -> bool:
+    """Whether the reader has an `expect` of its own."""
+    return _overrides(reader, "expect")
 
 
 def _overrides(reader: AbstractDataReader, method: str) -> bool:

@@ -24,11 +24,13 @@ class MapDatasetReader(IndexedReader):
     Args:
         dataset: The dataset; its length is taken once, here.
         name: The source's name; default the name of the dataset's class.
+        thread_safe: Whether several threads of a loader (`num_threads`) may call `dataset[…]` at once. Else
+            one thread reads at a time, and only `transform` runs in several.
 
     Raises InvalidArgument for an object that is not map-style.
     """
 
-    def __init__(self, dataset: Any, name: str | None = None) -> None:
+    def __init__(self, dataset: Any, name: str | None = None, *, thread_safe: bool = False) -> None:
         super().__init__(type(dataset).__name__ if name is None else name)
         if (
             isinstance(dataset, Mapping)
@@ -40,6 +42,7 @@ class MapDatasetReader(IndexedReader):
                 "by number; for other data write a reader (AbstractDataReader)"
             )
         self.dataset: Any = dataset
+        self.thread_safe = thread_safe
         self.count = len(dataset)
 
     @property

@@ -11,6 +11,9 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from edl_torch.core import calls
+from edl_torch.core.events import Departed, Event, EventKind
+from edl_torch.core.measures import Histogram, Measures, padded, trimmed
+from edl_torch.core.picture import Picture
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
@@ -68,7 +71,7 @@ def _fenced_from_wire(message: Any) -> dict[str, Any]:
 
 _OPTIONAL = (
     *("records_per_shard", "seed", "shuffle", "shuffle_shards", "shuffle_in_shard", "task_type"),
-    *("num_epochs", "epoch_barrier", "max_bad_records"),
+    *("num_epochs", "epoch_barrier", "max_bad_records", "shuffle_window"),
 )
 _take_optional = taker(*_OPTIONAL)
 _take_source = taker("name", "start", "count")
@@ -104,6 +107,7 @@ def spec_from_wire(message: pb.DatasetSpec) -> DatasetSpec:
     fields = _take_optional(message)
     fields["task_type"] = _member(_TYPE_FROM_WIRE, message.task_type)
     fields["shuffle_in_shard"] = message.shuffle_in_shard if message.HasField("shuffle_in_shard") else None
+    fields["shuffle_window"] = message.shuffle_window or 1
     return DatasetSpec(name=message.name, sources=_sources_from_wire(message.sources), **fields)
 
 
@@ -311,14 +315,53 @@ def restore_call_from_wire(message: pb.RestoreRequest) -> calls.RestoreCall:
     return calls.RestoreCall(token=token, request=message.request, **_fenced_from_wire(message))
 
 
+# Measures ---------------------------------------------------------------------------------------------
+
+_take_measures = taker("batches", "records", "waited_for_ranks_s")
+
+
+def measures_to_wire(value: Measures) -> pb.Measures:
+    return pb.Measures(
+        waited=_histogram_to_wire(value.waited),
+        stepped=_histogram_to_wire(value.stepped),
+        **_take_measures(value),
+    )
+
+
+def measures_from_wire(message: pb.Measures) -> Measures:
+    return Measures(
+        waited=_histogram_from_wire(message.waited),
+        stepped=_histogram_from_wire(message.stepped),
+        **_take_measures(message),
+    )
+
+
+def _histogram_to_wire(value: Histogram) -> pb.Histogram:
+    return pb.Histogram(counts=trimmed(value.counts), sum_s=value.sum_s)
+
+
+def _histogram_from_wire(message: pb.Histogram) -> Histogram:
+    return Histogram(counts=padded(message.counts[:]), sum_s=message.sum_s)
+
+
 # Status -----------------------------------------------------------------------------------------------
 
 _take_counts = taker(
     *("dataset", "epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases"),
     *("acknowledged", "quarantined", "dropped", "finished", "trainers", "failure", "ledger", "lineage"),
+    *("rate", "returned_slices", "returned_records", "given_back", "checkpoints", "restores"),
 )
 _take_quarantined = taker("epoch", "shard", "position", "name", "index", "reason")
-_take_session = taker("session", "worker_id", "leased", "idle_s", "since_progress_s")
+_take_session = taker(
+    *("session", "worker_id", "leased", "idle_s", "since_progress_s", "pace", "slow", "trained", "leases"),
+    "oldest_lease_s",
+)
+_take_departed = taker("session", "worker_id", "at", "died", "why", "trained", "slices", "records")
+_take_event = taker("number", "at", "dataset", "worker_id", "count", "slices", "records", "text")
+_KINDS = {kind.value: kind for kind in EventKind}  # those of a newer master are left out
+_TRAINER_STATES = {state.value: state for state in calls.TrainerState}
+_STATES = ("waiting", "lent", "done", "returned", "quarantined")
+_take_cells = taker(*_STATES)
 _MOST = (1 << 63) - 1
 
 
@@ -336,7 +379,20 @@ def _all_fit(values: dict[str, Any]) -> dict[str, Any]:
 def dataset_status_to_wire(value: calls.DatasetStatus) -> pb.DatasetStatus:
     quarantine = [pb.QuarantinedRecord(**_all_fit(_take_quarantined(q))) for q in value.quarantine]
     return pb.DatasetStatus(
-        task_type=value.task_type.name, quarantine=quarantine, **_all_fit(_take_counts(value))
+        task_type=value.task_type.name,
+        quarantine=quarantine,
+        picture=None if value.picture is None else _picture_to_wire(value.picture),
+        **_all_fit(_take_counts(value)),
+    )
+
+
+def _picture_to_wire(value: Picture) -> pb.Picture:
+    return pb.Picture(epoch=value.epoch, **_take_cells(value))
+
+
+def _picture_from_wire(message: pb.Picture) -> Picture:
+    return Picture(
+        epoch=message.epoch, **{name: tuple(cells) for name, cells in _take_cells(message).items()}
     )
 
 
@@ -344,6 +400,7 @@ def dataset_status_from_wire(message: pb.DatasetStatus) -> calls.DatasetStatus:
     return calls.DatasetStatus(
         task_type=_member(_TYPE_FROM_WIRE, message.task_type),
         quarantine=tuple(calls.QuarantinedRecord(**_take_quarantined(q)) for q in message.quarantine),
+        picture=_picture_from_wire(message.picture) if message.HasField("picture") else None,
         **_take_counts(message),
     )
 
@@ -353,8 +410,13 @@ def status_to_wire(value: calls.MasterStatus) -> pb.StatusResponse:
         ledger=value.ledger,
         durable=value.durable,
         datasets=[dataset_status_to_wire(d) for d in value.datasets],
-        trainers=[pb.TrainerStatus(datasets=t.datasets, **_take_session(t)) for t in value.trainers],
+        trainers=[_trainer_to_wire(trainer) for trainer in value.trainers],
         suspended={_fit(name): _fit(why) for name, why in value.suspended.items()},
+        time=value.time,
+        started_at=value.started_at,
+        events=[pb.Event(kind=e.kind.value, **_all_fit(_take_event(e))) for e in value.events],
+        departed=[pb.Departed(**_all_fit(_take_departed(d))) for d in value.departed],
+        event_counts=value.event_counts,
     )
 
 
@@ -363,8 +425,30 @@ def status_from_wire(message: pb.StatusResponse) -> calls.MasterStatus:
         ledger=message.ledger,
         durable=message.durable,
         datasets=tuple(dataset_status_from_wire(d) for d in message.datasets),
-        trainers=tuple(
-            calls.TrainerStatus(datasets=tuple(t.datasets), **_take_session(t)) for t in message.trainers
-        ),
+        trainers=tuple(_trainer_from_wire(trainer) for trainer in message.trainers),
         suspended=dict(message.suspended),
+        time=message.time,
+        started_at=message.started_at,
+        events=tuple(
+            Event(kind=_KINDS[e.kind], **_take_event(e)) for e in message.events if e.kind in _KINDS
+        ),
+        departed=tuple(Departed(**_take_departed(d)) for d in message.departed),
+        event_counts=dict(message.event_counts),
+    )
+
+
+def _trainer_to_wire(value: calls.TrainerStatus) -> pb.TrainerStatus:
+    measures = None if value.measures is None else measures_to_wire(value.measures)
+    return pb.TrainerStatus(
+        datasets=value.datasets, state=value.state.value, measures=measures, **_take_session(value)
+    )
+
+
+def _trainer_from_wire(message: pb.TrainerStatus) -> calls.TrainerStatus:
+    measures = measures_from_wire(message.measures) if message.HasField("measures") else None
+    return calls.TrainerStatus(
+        datasets=tuple(message.datasets),
+        state=_TRAINER_STATES.get(message.state, calls.TrainerState.LIVE),
+        measures=measures,
+        **_take_session(message),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import os
 import ssl
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -181,6 +182,21 @@ class ServerCredentials:
     def closed(self) -> bool:
         """Whether strangers on the network are kept out: by TLS, and by callers that authenticate."""
         return self.encrypted and (self.token is not None or self.client_ca is not None)
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Return them for a server of Python's own; None without TLS."""
+        if self.cert is None or self.key is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        with tempfile.TemporaryDirectory(prefix="edl_torch_") as folder:  # ssl reads files alone; only we can
+            cert, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
+            cert.write_bytes(self.cert)
+            key.write_bytes(self.key)
+            context.load_cert_chain(cert, key)
+        if self.client_ca is not None:
+            context.load_verify_locations(cadata=self.client_ca.decode())
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """Return them for grpc; None without TLS."""

@@ -50,7 +50,8 @@ class Registration(_message.Message):
     num_epochs: int
     epoch_barrier: bool
     max_bad_records: int
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Union[SourceList, _Mapping]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ...) -> None: ...
+    shuffle_window: int
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Union[SourceList, _Mapping]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ...) -> None: ...
 
 class DatasetSpec(_message.Message):
     name: str
@@ -64,7 +65,8 @@ class DatasetSpec(_message.Message):
     num_epochs: int
     epoch_barrier: bool
     max_bad_records: int
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ...) -> None: ...
+    shuffle_window: int
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     session: str
@@ -105,7 +107,21 @@ class HeartbeatRequest(_message.Message):
     session: str
     progress: int
     member: int
-    def __init__(self, session: _Optional[str] = ..., progress: _Optional[int] = ..., member: _Optional[int] = ...) -> None: ...
+    measures: Measures
+    def __init__(self, session: _Optional[str] = ..., progress: _Optional[int] = ..., member: _Optional[int] = ..., measures: _Optional[_Union[Measures, _Mapping]] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum_s: float
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., sum_s: _Optional[float] = ...) -> None: ...
+
+class Measures(_message.Message):
+    batches: int
+    records: int
+    waited: Histogram
+    stepped: Histogram
+    waited_for_ranks_s: float
+    def __init__(self, batches: _Optional[int] = ..., records: _Optional[int] = ..., waited: _Optional[_Union[Histogram, _Mapping]] = ..., stepped: _Optional[_Union[Histogram, _Mapping]] = ..., waited_for_ranks_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     def __init__(self) -> None: ...
@@ -267,12 +283,56 @@ class StatusResponse(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class EventCountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ledger: str
     durable: bool
     datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
     trainers: _containers.RepeatedCompositeFieldContainer[TrainerStatus]
     suspended: _containers.ScalarMap[str, str]
-    def __init__(self, ledger: _Optional[str] = ..., durable: bool = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., suspended: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    time: float
+    started_at: float
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    departed: _containers.RepeatedCompositeFieldContainer[Departed]
+    event_counts: _containers.ScalarMap[str, int]
+    def __init__(self, ledger: _Optional[str] = ..., durable: bool = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., suspended: _Optional[_Mapping[str, str]] = ..., time: _Optional[float] = ..., started_at: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., departed: _Optional[_Iterable[_Union[Departed, _Mapping]]] = ..., event_counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Event(_message.Message):
+    number: int
+    at: float
+    kind: str
+    dataset: str
+    worker_id: str
+    count: int
+    slices: int
+    records: int
+    text: str
+    def __init__(self, number: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., dataset: _Optional[str] = ..., worker_id: _Optional[str] = ..., count: _Optional[int] = ..., slices: _Optional[int] = ..., records: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Departed(_message.Message):
+    session: str
+    worker_id: str
+    at: float
+    died: bool
+    why: str
+    trained: int
+    slices: int
+    records: int
+    def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., at: _Optional[float] = ..., died: bool = ..., why: _Optional[str] = ..., trained: _Optional[int] = ..., slices: _Optional[int] = ..., records: _Optional[int] = ...) -> None: ...
+
+class Picture(_message.Message):
+    epoch: int
+    waiting: _containers.RepeatedScalarFieldContainer[int]
+    lent: _containers.RepeatedScalarFieldContainer[int]
+    done: _containers.RepeatedScalarFieldContainer[int]
+    returned: _containers.RepeatedScalarFieldContainer[int]
+    quarantined: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., waiting: _Optional[_Iterable[int]] = ..., lent: _Optional[_Iterable[int]] = ..., done: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class QuarantinedRecord(_message.Message):
     epoch: int
@@ -303,7 +363,14 @@ class DatasetStatus(_message.Message):
     quarantine: _containers.RepeatedCompositeFieldContainer[QuarantinedRecord]
     ledger: str
     lineage: int
-    def __init__(self, dataset: _Optional[str] = ..., task_type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., num_epochs: _Optional[int] = ..., size: _Optional[int] = ..., shards: _Optional[int] = ..., shards_left: _Optional[int] = ..., todo: _Optional[int] = ..., leased: _Optional[int] = ..., leases: _Optional[int] = ..., acknowledged: _Optional[int] = ..., quarantined: _Optional[int] = ..., dropped: _Optional[int] = ..., finished: bool = ..., trainers: _Optional[int] = ..., failure: _Optional[str] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedRecord, _Mapping]]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ...) -> None: ...
+    rate: float
+    returned_slices: int
+    returned_records: int
+    given_back: int
+    checkpoints: int
+    restores: int
+    picture: Picture
+    def __init__(self, dataset: _Optional[str] = ..., task_type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., num_epochs: _Optional[int] = ..., size: _Optional[int] = ..., shards: _Optional[int] = ..., shards_left: _Optional[int] = ..., todo: _Optional[int] = ..., leased: _Optional[int] = ..., leases: _Optional[int] = ..., acknowledged: _Optional[int] = ..., quarantined: _Optional[int] = ..., dropped: _Optional[int] = ..., finished: bool = ..., trainers: _Optional[int] = ..., failure: _Optional[str] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedRecord, _Mapping]]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., rate: _Optional[float] = ..., returned_slices: _Optional[int] = ..., returned_records: _Optional[int] = ..., given_back: _Optional[int] = ..., checkpoints: _Optional[int] = ..., restores: _Optional[int] = ..., picture: _Optional[_Union[Picture, _Mapping]] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
     session: str
@@ -312,4 +379,11 @@ class TrainerStatus(_message.Message):
     leased: int
     idle_s: float
     since_progress_s: float
-    def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ..., leased: _Optional[int] = ..., idle_s: _Optional[float] = ..., since_progress_s: _Optional[float] = ...) -> None: ...
+    measures: Measures
+    state: str
+    pace: float
+    slow: bool
+    trained: int
+    leases: int
+    oldest_lease_s: float
+    def __init__(self, session: _Optional[str] = ..., worker_id: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ..., leased: _Optional[int] = ..., idle_s: _Optional[float] = ..., since_progress_s: _Optional[float] = ..., measures: _Optional[_Union[Measures, _Mapping]] = ..., state: _Optional[str] = ..., pace: _Optional[float] = ..., slow: bool = ..., trained: _Optional[int] = ..., leases: _Optional[int] = ..., oldest_lease_s: _Optional[float] = ...) -> None: ...

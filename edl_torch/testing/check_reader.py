@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import random
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise, zip_longest
 from typing import Any
 
@@ -17,6 +20,8 @@ from edl_torch.errors import EdlError
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, has_random_access, reader_sources
 from edl_torch.shard import Shard, Source, Task, TaskType
 
+_THREADS = 4
+_BEGIN_S = 60.0
 _REFUSALS = (EdlError, IndexError, KeyError, OSError)
 _NO_SOURCE = "no source of this reader has this name"
 
@@ -36,6 +41,7 @@ def check_reader(
     - two iterators do not disturb each other;
     - `read_record` and `read_batch`, where the reader has them, give the same records; a batch has a record's
       structure (dict, tuple or single value) with columns in the places of values;
+    - a reader that is `thread_safe` gives the same records to several threads at once;
     - a reader pickles, small, before and after use, and the copy reads the same;
     - a number beyond a source's end and an unknown source raise (EdlError, IndexError, KeyError, OSError), a
       range beyond the end raises or ends early.
@@ -128,6 +134,8 @@ class _SourceCheck:
         self._check_interleaved(whole)
         if has_random_access(self.reader):
             self._check_random_access(whole)
+            if getattr(self.reader, "thread_safe", False):
+                self._check_threads(whole)
         if has_batch_reads(self.reader) and self.n:
             self._check_batches(whole)
 
@@ -207,6 +215,21 @@ class _SourceCheck:
         for position in reversed(range(self.n)):
             record = self.reader.read_record(self.source.name, self.source.start + position)
             self.same([record], [whole[position]], position, "read_record equals read_records")
+
+    def _check_threads(self, whole: list[Any]) -> None:
+        """Each thread reads all records, in an order of its own."""
+        begin = threading.Barrier(_THREADS)
+
+        def read(number: int) -> list[tuple[int, Any]]:
+            order = random.Random(number).sample(range(self.n), self.n)
+            begin.wait(_BEGIN_S)
+            first = self.source.start
+            return [(at, self.reader.read_record(self.source.name, first + at)) for at in order]
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for found in pool.map(read, range(_THREADS)):
+                for at, record in found:
+                    self.same([record], [whole[at]], at, "a thread_safe reader reads the same in threads")
 
     def _check_batches(self, whole: list[Any]) -> None:
         positions = np.arange(self.n, dtype=np.int64)[::-1][:: 1 + (self.n > 2)]

@@ -22,6 +22,7 @@ from edl_torch.master.embedded import LocalMaster
 from edl_torch.shard import Slice
 from edl_torch.testing.clock import FakeClock
 from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.measuring import Measuring
 
 Record = tuple[int, str, int]  # (epoch, source name, record number)
 T = TypeVar("T")
@@ -294,8 +295,9 @@ class Listening(LivenessFeed):
     def __init__(self, member: int, wanted: Callable[[str], object] | None = None) -> None:
         self.liveness = Liveness()
         self.liveness.member = member
+        self.measuring = Measuring()
         self._hears = wanted
-        super().__init__(self.liveness, threading.Condition(), self._heard)
+        super().__init__(self.liveness, self.measuring, threading.Condition(), self._heard)
 
     def _heard(self, dataset: str) -> None:
         if self._hears is not None:

@@ -34,11 +34,10 @@ class Confirmer:
         while not self.is_sure:
             assert self._state.liveness is not None
             # An answer that this process slept over is no longer sure: it counts from when it was asked for.
-            while not (yield from self._present(self._state.liveness)):
-                pass
+            yield from self._present(self._state.liveness)
 
-    def _present(self, liveness: Liveness) -> Procedure[bool]:
-        """Ask once. False when something happened meanwhile that the answer does not cover."""
+    def _present(self, liveness: Liveness) -> Procedure[None]:
+        """Ask once. The doubt stays when something happened meanwhile that the answer does not cover."""
         state = self._state
         fence, doubts, asked_at = state.fence, liveness.doubts, state.now
         liveness.presented += 1
@@ -47,10 +46,9 @@ class Confirmer:
             answer = yield Call("confirm", call)
         except SessionLost:
             yield from self._registrar.again(fence)
-            return False
+            return
         if answer.void:
             state.void(answer.void)
-        if not set(state.inflight.leases()) <= set(call.leases):
-            return False  # the call has waited for the stream, and others came meanwhile
-        liveness.confirmed(doubts, asked_at)
-        return liveness.doubts == doubts and fence == state.fence
+        # The call may have waited for the stream, and others have come meanwhile.
+        if fence == state.fence and set(state.inflight.leases()) <= set(call.leases):
+            liveness.confirmed(doubts, asked_at)

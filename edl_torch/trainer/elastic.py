@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from edl_torch.core.calls import NEW_PASS, PassState
+from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.confirming import Confirmer
 from edl_torch.trainer.facts import Way
 from edl_torch.trainer.leasing import Leasing
-from edl_torch.trainer.phases import Loop, moved
+from edl_torch.trainer.loop_warnings import LoopWarnings
+from edl_torch.trainer.phases import LOOP, Loop
 from edl_torch.trainer.plain import PlainPasses
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
@@ -31,17 +32,13 @@ class ElasticPasses:
         self._leasing = leasing
         self._confirmer = confirmer
         self._plain = plain
+        self.warnings = LoopWarnings(state)
         self.phase = Loop.IDLE
         self.superseded = 0  # the last pass that a later iteration ended
         self.taken_out = 0  # how often the batch in hand was taken out of the loop's: it failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
         self._promised: Ticket = ()  # of the next step, on which the ranks have agreed
-        self._finished_in = 0  # the lineage in which a pass ended with the last epoch
-        self._told_finished = False
-        self._took_back = False  # whether a batch in hand went back that the loop may have trained on
-        self._told_took_back = False
-        self._unstepped: list[str] = []  # optimizers that never stepped, to be told of when there is more
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self.phase.name} exhausted={self._exhausted} {self._state.supply}>"
@@ -53,9 +50,7 @@ class ElasticPasses:
         state = self._state
         yield from self.supersede()
         yield from self._plain.finish()
-        yield from self.tell_taken_back()
-        yield from self._tell_finished()
-        yield from self._tell_idle()
+        yield from self.warnings.of_the_last_pass()
         if state.steps.told_in_hand:  # read and not passed on, or passed on to a loop that was left
             self._withdraw()
         state.steps.begin_pass()
@@ -63,38 +58,6 @@ class ElasticPasses:
         self._exhausted = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
-
-    def _tell_finished(self) -> Procedure[None]:
-        """Warn, once, of a pass that begins after the last epoch."""
-        plan, lineage = self._state.registered.plan, self._state.fence.lineage
-        if self._finished_in == lineage and plan is not None and not self._told_finished:
-            self._told_finished = True
-            yield Warn(
-                f"all {plan.spec.num_epochs} epoch(s) of {plan.spec.name!r} are over: this pass over the "
-                f"loader reads nothing, and neither does a later one. Give num_epochs=… for more epochs, and "
-                f"loop with `while not service.finished:` or `for epoch in loader.epochs():`"
-            )
-
-    def _tell_idle(self) -> Procedure[None]:
-        """Warn of optimizers that did not step in the last pass, though others did."""
-        steps = self._state.steps
-        self._unstepped = steps.take_never()
-        if idle := steps.take_idle():
-            self._unstepped = []
-            yield Warn(
-                f"of the optimizers attached for {self._state.config.dataset!r}, {', '.join(idle)} did not "
-                f"step since the last pass began, though others did: batches wait for a step of each. Call "
-                f"service.detach(optimizer) where another has taken its place"
-            )
-
-    def _tell_unstepped(self) -> Procedure[None]:
-        """Warn of optimizers that did not step in the last pass, now that there is more to read."""
-        unstepped, self._unstepped = self._unstepped, []
-        yield Warn(
-            f"{', '.join(unstepped)}, attached for {self._state.config.dataset!r}, did not step since the "
-            f"last pass began, and no batch counts before it does. Attach the optimizer whose step() the "
-            f"loop calls, and call service.detach(optimizer) for the other"
-        )
 
     def is_open(self, number: int) -> bool:
         """Whether elastic pass `number` is open."""
@@ -105,21 +68,6 @@ class ElasticPasses:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         if self.end(number):
             yield from self._reporter.send()
-
-    def tell_taken_back(self) -> Procedure[None]:
-        """Warn, once, that a batch went back which the loop may have trained on. For the loop's own calls."""
-        if self._took_back and not self._told_took_back:
-            self._told_took_back = True
-            yield Warn(
-                f"the loop was left with the batch in hand of {self._state.config.dataset!r}, which goes "
-                f"back and is read again, though the loop may have trained on it: nothing says that it is "
-                f"done. Call service.attach(optimizer) before the loop, so that each step says so, or "
-                f"service.report_batch_done() before leaving it"
-            )
-
-    def restored(self) -> None:
-        """The model and the data are at a token: what went back before is in neither."""
-        self._took_back = False
 
     def supersede(self) -> Procedure[None]:
         """Another iteration begins: the pass that is open ends, and its iterator is of no use any more."""
@@ -140,13 +88,11 @@ class ElasticPasses:
         # Synchronous ranks look ahead of the batch in hand: all may be handed out, and one be in training.
         finished = self._exhausted and self.phase is Loop.ASKING
         had_batch = self.phase is Loop.TRAINING and self._in_hand is not None
-        self.phase = moved(self.phase, Loop.IDLE)
-        if self._state.supply.current.state is PassState.FINISHED:
-            self._finished_in = self._state.fence.lineage
+        self.phase = LOOP[self.phase, Loop.IDLE]
+        self.warnings.pass_ended()
         self._state.close_pass()
-        if not finished:
-            unfinished = self._withdraw()
-            self._took_back |= had_batch and bool(unfinished) and not self._state.steps.attached
+        if not finished and self._withdraw() and had_batch:
+            self.warnings.went_back()
         return not finished
 
     def _withdraw(self) -> int:
@@ -170,8 +116,8 @@ class ElasticPasses:
         self._exhausted = not more
         if not more:
             yield from self.settle_stuck()
-        elif self._unstepped:
-            yield from self._tell_unstepped()
+        else:
+            yield from self.warnings.of_no_steps()
         return more
 
     def look_for_more(self, wait_s: float = 0.0) -> Procedure[bool]:
@@ -179,8 +125,8 @@ class ElasticPasses:
         yield from self._drain()
         more = yield from self._leasing.look_for_more(wait_s)
         self._exhausted = not more
-        if more and self._unstepped:
-            yield from self._tell_unstepped()
+        if more:
+            yield from self.warnings.of_no_steps()
         return more
 
     def _drain(self) -> Procedure[None]:
@@ -294,14 +240,14 @@ class ElasticPasses:
         holds = self._state.inflight.hand(ticket)
         if holds is None:
             return False
-        self.phase = moved(self.phase, Loop.TRAINING)
+        self.phase = LOOP[self.phase, Loop.TRAINING]
         self._state.steps.handed()
         self._in_hand = holds
         return True
 
     def pad(self) -> None:
         """The loop gets a padding batch, which holds no record of its own."""
-        self.phase = moved(self.phase, Loop.TRAINING)
+        self.phase = LOOP[self.phase, Loop.TRAINING]
         self._state.steps.padded()
         if not self._state.steps.is_told:  # there, those read before it may still be in hand
             self._in_hand = None
@@ -336,16 +282,17 @@ class ElasticPasses:
         """
         if not self.is_open(number):
             return False
-        self._request()
-        return True if self._state.outbox.is_settled else None
+        return None if self._request() else True
 
-    def _request(self) -> None:
+    def _request(self) -> bool:
+        """Note that the loop asks for a batch. Returns whether a report must be sent."""
         state = self._state
-        self.phase = moved(self.phase, Loop.ASKING)
+        self.phase = LOOP[self.phase, Loop.ASKING]
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        if not state.steps.attached and not state.steps.is_told:
-            self._settle(state.steps.ahead, Way.NEXT)
+        if state.steps.attached or state.steps.is_told:
+            return False  # what another report led to is raised before the batch is handed over
+        return self._settle(state.steps.ahead, Way.NEXT)
 
     def passed_on(self, *, stands_in: bool = False) -> Procedure[None]:
         """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
@@ -391,10 +338,11 @@ class ElasticPasses:
         self._settle(steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN)
         yield from self._reporter.send()
 
-    def _settle(self, keep: int, way: Way) -> None:
-        """Acknowledge all handed batches but the last `keep`."""
-        if done := self._state.inflight.settle(keep):
-            self._state.outbox.note(acknowledgements=done, way=way)
+    def _settle(self, keep: int, way: Way) -> bool:
+        """Acknowledge all handed batches but the last `keep`. Returns whether there are any."""
+        done = self._state.inflight.settle(keep)
+        self._state.outbox.note(acknowledgements=done, way=way)
+        return bool(done)
 
     def report(self) -> Procedure[int]:
         """The loop says that it is done with the batch in hand. Returns how many leases that completed."""

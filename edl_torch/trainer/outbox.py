@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from edl_torch.core.calls import UNREGISTERED, Acknowledgement, Failure, Fence, GiveBack
 from edl_torch.errors import EdlError, MasterUnavailable
 from edl_torch.trainer.facts import Run, Way
-from edl_torch.trainer.phases import Telling, moved
+from edl_torch.trainer.phases import TELLING, Telling
 
 
 @dataclass(slots=True, repr=False)
@@ -64,7 +64,7 @@ class Outbox:
     @property
     def sendable(self) -> bool:
         """Whether there is something to send, and nothing on its way."""
-        return (self._unsent.notes > 0 or self._sent is not None) and self.phase is Telling.IDLE
+        return self.phase is Telling.IDLE and (self._unsent.notes > 0 or self._sent is not None)
 
     def note(
         self,
@@ -92,12 +92,20 @@ class Outbox:
     def retry(self) -> None:
         """Let what was not answered be sent again: somebody asks for it."""
         if self.phase is Telling.STALLED:
-            self.phase = moved(self.phase, Telling.IDLE)
+            self.phase = TELLING[self.phase, Telling.IDLE]
 
     def forget_unavailable(self) -> None:
         """Forget that the master was away: the attempt to come says whether it is there now."""
-        if self.phase is Telling.STALLED and isinstance(self.error, MasterUnavailable):
+        if isinstance(self.error, MasterUnavailable):
             self.error = None
+
+    def prepare(self) -> bool:
+        """Raise what an earlier report led to, once; let what was not answered be sent again. Return whether
+        there is something to send now."""
+        if self.error is not None or self.phase is Telling.STALLED:
+            self.raise_error()
+            self.retry()
+        return self.sendable
 
     def raise_error(self) -> None:
         """Raise what an earlier report led to, once."""
@@ -109,7 +117,7 @@ class Outbox:
 
     def take(self, fence: Fence) -> Report:
         """Begin to send: the report that was not answered, else all that was noted since."""
-        self.phase = moved(self.phase, Telling.SENDING)
+        self.phase = TELLING[self.phase, Telling.SENDING]
         if self._sent is None:
             self._sent, self._unsent = self._unsent, Report()
             self._sent.fence = fence
@@ -118,7 +126,7 @@ class Outbox:
 
     def answered(self) -> None:
         """The report on its way was answered, or refused."""
-        self.phase = moved(self.phase, Telling.IDLE)
+        self.phase = TELLING[self.phase, Telling.IDLE]
         self._sent = None
 
     def unanswered_by(self, fence: Fence, error: EdlError | None) -> Report | None:
@@ -127,7 +135,7 @@ class Outbox:
         if sent is not None and sent.fence != fence:
             self.answered()
             return sent
-        self.phase = moved(self.phase, Telling.STALLED)
+        self.phase = TELLING[self.phase, Telling.STALLED]
         self.error = error or self.error
         return None
 

@@ -1,4 +1,4 @@
-"""The phases of a trainer's four parts, and the table of the changes that are legal.
+"""The phases of a trainer's four parts, and tables of the changes that are legal.
 
 Everything else is refused: an illegal change is a defect of this package, raises, and leaves the phase as it
 was.
@@ -7,7 +7,7 @@ was.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from edl_torch.errors import AccountingError
 
@@ -52,24 +52,38 @@ class Telling(Phase):
 
 P = TypeVar("P", bound=Phase)
 
-TABLE: dict[Phase, frozenset[Phase]] = {
-    Member.NEW: frozenset({Member.REGISTERING}),
-    Member.REGISTERING: frozenset({Member.MEMBER, Member.NEW}),
-    Member.MEMBER: frozenset({Member.REJOINING}),
-    Member.REJOINING: frozenset({Member.MEMBER}),
-    Loop.IDLE: frozenset({Loop.ASKING}),
-    Loop.ASKING: frozenset({Loop.ASKING, Loop.TRAINING, Loop.IDLE}),
-    Loop.TRAINING: frozenset({Loop.ASKING, Loop.IDLE}),
-    Asking.IDLE: frozenset({Asking.ASKING}),
-    Asking.ASKING: frozenset({Asking.IDLE}),
-    Telling.IDLE: frozenset({Telling.SENDING}),
-    Telling.SENDING: frozenset({Telling.IDLE, Telling.STALLED}),
-    Telling.STALLED: frozenset({Telling.SENDING, Telling.IDLE}),
-}
 
+class Table(dict[tuple[P, P], P]):
+    """The legal changes of one part: `TABLE[phase, to]` is `to`. Another change raises AccountingError."""
 
-def moved(phase: P, to: P) -> P:
-    """Return the phase `to`. Raises AccountingError where it may not follow on `phase`."""
-    if to not in TABLE[phase]:
+    def __init__(self, follows: dict[P, set[P]]) -> None:
+        super().__init__({(phase, to): to for phase, ways in follows.items() for to in ways})
+
+    def __missing__(self, change: tuple[P, P]) -> NoReturn:
+        phase, to = change
         raise AccountingError(f"{type(phase).__name__} is {phase.name}: it cannot become {to.name}")
-    return to
+
+
+MEMBER = Table(
+    {
+        Member.NEW: {Member.REGISTERING},
+        Member.REGISTERING: {Member.MEMBER, Member.NEW},
+        Member.MEMBER: {Member.REJOINING},
+        Member.REJOINING: {Member.MEMBER},
+    }
+)
+LOOP = Table(
+    {
+        Loop.IDLE: {Loop.ASKING},
+        Loop.ASKING: {Loop.ASKING, Loop.TRAINING, Loop.IDLE},
+        Loop.TRAINING: {Loop.ASKING, Loop.IDLE},
+    }
+)
+ASKING = Table({Asking.IDLE: {Asking.ASKING}, Asking.ASKING: {Asking.IDLE}})
+TELLING = Table(
+    {
+        Telling.IDLE: {Telling.SENDING},
+        Telling.SENDING: {Telling.IDLE, Telling.STALLED},
+        Telling.STALLED: {Telling.SENDING, Telling.IDLE},
+    }
+)

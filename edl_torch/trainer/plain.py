@@ -154,7 +154,9 @@ class PlainPasses:
     def report(self, batch_size: int | None) -> Procedure[int]:
         """Note that a batch was trained on. Returns how many leases that completed."""
         state = self._state
-        done = {task: after for task, _, after in state.plain.report(batch_size)}
+        proved = state.plain.report(batch_size)
+        state.measuring.reported(sum(after - first for _, first, after in proved))
+        done = {task: after for task, _, after in proved}
         made = [state.inflight.acknowledge(task, upto) for task, upto in done.items()]
         acknowledgements = [a for a in made if a is not None]
         completed = sum(a.task not in state.inflight for a in acknowledgements)

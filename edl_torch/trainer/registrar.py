@@ -11,7 +11,7 @@ from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.actions import Attend, Call, Procedure, Register, Wait
 from edl_torch.trainer.facts import Joined
-from edl_torch.trainer.phases import Member, moved
+from edl_torch.trainer.phases import MEMBER, Member
 from edl_torch.trainer.state import State
 
 _BUSY = (Member.REGISTERING, Member.REJOINING)
@@ -31,7 +31,7 @@ class Registrar:
         return self._state.registered.phase
 
     def _move(self, to: Member) -> None:
-        self._state.registered.phase = moved(self._phase, to)
+        self._state.registered.phase = MEMBER[self._phase, to]
 
     def _begin(self, to: Member) -> Procedure[None]:
         while self._phase in _BUSY:

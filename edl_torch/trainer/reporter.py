@@ -24,12 +24,8 @@ class Reporter:
     def send(self) -> Procedure[None]:
         """Send what was noted, or, where calls take time, leave it to another thread. Raises what a report
         led to; what was not answered may be sent again."""
-        outbox = self._state.outbox
-        while not outbox.is_settled:
-            outbox.raise_error()
-            outbox.retry()
-            if not (outbox.sendable and self._state.config.in_process):
-                return
+        state = self._state
+        while state.outbox.prepare() and state.config.in_process:
             yield from self.send_one()
 
     def post(self) -> Procedure[None]:
@@ -49,8 +45,8 @@ class Reporter:
         outbox = self._state.outbox
         outbox.raise_error()
         while outbox.unanswered > most and not self._state.closed:
-            outbox.retry()  # another caller may have been told that the master is away, and nobody asks again
-            if outbox.sendable:
+            # Another caller may have been told that the master is away, and nobody else would ask again.
+            if outbox.prepare():
                 yield from self.send_one()
             else:
                 yield Wait(lambda: not outbox.is_sending or self._state.closed)

@@ -13,6 +13,7 @@ from edl_torch.trainer.counting import PlainPass
 from edl_torch.trainer.facts import Dropped, Fact, Logged, Run, Uncounted, Voided
 from edl_torch.trainer.inflight import InFlight
 from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.measuring import Measuring
 from edl_torch.trainer.outbox import Outbox, Report, tasks_of
 from edl_torch.trainer.phases import Member
 from edl_torch.trainer.steps import Steps
@@ -87,6 +88,7 @@ class State:
         self.outbox = Outbox()
         self.steps = Steps(config.lookahead)
         self.plain = PlainPass()
+        self.measuring = Measuring()
         self.closed = False
         self._lost = ""  # what the model has learnt from and will come again
 

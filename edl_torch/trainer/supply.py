@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
-from edl_torch.trainer.phases import Asking, moved
+from edl_torch.trainer.phases import ASKING, Asking
 
 
 class Mode(Enum):
@@ -144,11 +144,11 @@ class Supply:
 
     def begin_asking(self) -> None:
         """A call for leases goes out."""
-        self.phase = moved(self.phase, Asking.ASKING)
+        self.phase = ASKING[self.phase, Asking.ASKING]
 
     def end_asking(self) -> None:
         """It was answered, or given up."""
-        self.phase = moved(self.phase, Asking.IDLE)
+        self.phase = ASKING[self.phase, Asking.IDLE]
         self.answers += 1
 
     def take_in(self, answer: LeaseAnswer, number: int) -> bool:

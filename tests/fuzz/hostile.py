@@ -271,7 +271,7 @@ class Honest:
 
     async def beat(self) -> None:
         member = fenced(self.master, self.session)["member"]
-        await self.tell("Heartbeat", pb.HeartbeatRequest(progress=self.request, member=member))
+        await self.tell("Heartbeat", pb.HeartbeatRequest(progress=self.request, member=member, measures={}))
 
 
 def fenced(master: Master, session: str, dataset: str = "training") -> dict[str, Any]:

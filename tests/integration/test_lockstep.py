@@ -560,6 +560,7 @@ def test_a_wrapper_that_reads_ahead_weighs_the_batch_that_it_has_passed_on(
                 sgd.step()
 
     ranks = run_ranks(fake, size, work, reader, num_epochs=EPOCHS, lookahead="told")
+    assert [len(rank.seen.passes) for rank in ranks] == [EPOCHS] * size, "no pass reads nothing at the end"
     records = [number for rank in ranks for number in rank.seen.trained]
     assert Counter(records) == Counter(dict.fromkeys(records, EPOCHS))
     assert len(records) == EPOCHS * sum(counts.values())

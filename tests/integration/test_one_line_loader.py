@@ -19,6 +19,7 @@ from edl_torch.errors import (
     MasterUnavailable,
     ReaderError,
     ServiceClosed,
+    TokenError,
 )
 from edl_torch.readers import ImageFolderReader, MapDatasetReader
 from edl_torch.testing import FakeMaster
@@ -133,6 +134,61 @@ def test_shuffle_is_as_good_as_the_reader_can(reader: Any, shuffle: Any, expecte
     with ElasticDataLoader(reader, 4, shuffle=shuffle, master_client=FakeMaster()) as loader:
         spec = loader.service._live_session.plan().spec
     assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == expected
+
+
+@pytest.mark.parametrize(
+    ("reader", "options", "window", "order"),
+    [
+        (NumberReader({"a": 8}), {"shuffle": True}, 16, "windows of 16 shards"),
+        (Blocks({"a": 8}), {"shuffle": True}, 16, "windows of 16 shards"),
+        (NumberReader({"a": 8}), {"shuffle": True, "shuffle_window": 5}, 5, "windows of 5 shards"),
+        (MapDatasetReader(SQUARES), {"shuffle": True, "shuffle_window": 5}, 5, "windows of 5 shards"),
+        (MapDatasetReader(SQUARES), {"shuffle": "in_shard", "shuffle_window": 5}, 5, "windows of 5 shards"),
+        (MapDatasetReader(SQUARES), {"shuffle": "in_shard"}, 1, "in_shard"),
+        (MapDatasetReader(SQUARES), {"shuffle": "shards"}, 1, "shards"),
+        (MapDatasetReader(SQUARES), {"shuffle": True}, 1, "all records"),
+        (MapDatasetReader(SQUARES), {}, 1, ""),
+    ],
+)
+def test_a_loader_says_what_it_mixes(
+    reader: Any, options: dict[str, Any], window: int, order: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level("INFO", logger="edl_torch.client"),
+        ElasticDataLoader(reader, 4, master_client=FakeMaster(), **options) as loader,
+    ):
+        said = loader.service.order, repr(loader)
+        assert loader.service._live_session.plan().spec.shuffle_window == window
+        assert (loader.service.order, repr(loader)) == said
+    assert said[0] == order
+    assert (f"shuffle={order!r}" in said[1]) == bool(order)
+    told = [line for line in caplog.messages if "shuffle=True mixes" in line]
+    assert len(told) == (options.get("shuffle") is True)
+    assert all(order in line for line in told)
+
+
+def test_a_window_without_a_shuffle_is_refused() -> None:
+    for shuffle in (False, "shards"):
+        with pytest.raises(InvalidArgument, match="shuffle_window=4 mixes records"):
+            ElasticDataLoader(SQUARES, 8, shuffle=shuffle, shuffle_window=4, master_client=FakeMaster())
+    with pytest.raises(InvalidArgument, match="shuffle_window must be 1 or more"):
+        ElasticDataLoader(SQUARES, 8, shuffle=True, shuffle_window=0, master_client=FakeMaster())
+    with pytest.raises(InvalidArgument, match="not both: shuffle=True mixes all records"):
+        DataShardService(8, FakeMaster(), dataset_size=8, shuffle=True, shuffle_window=4)
+
+
+def test_a_window_that_was_not_asked_for_follows_the_token() -> None:
+    reader = Blocks({"a": 64})
+    with ElasticDataLoader(reader, 4, shuffle="in_shard", master_client=FakeMaster()) as loader:
+        state = loader.state_dict()
+    with ElasticDataLoader(reader, 4, shuffle=True, master_client=FakeMaster()) as loader:
+        loader.load_state_dict(state)
+        assert loader.service.order == "in_shard"
+    with (
+        ElasticDataLoader(reader, 4, shuffle=True, shuffle_window=4, master_client=FakeMaster()) as loader,
+        pytest.raises(TokenError, match="shuffle_window: registered 4, asked 1"),
+    ):
+        loader.load_state_dict(state)
 
 
 def test_batches_of_a_sorted_folder_mix_its_classes(tmp_path: Path) -> None:

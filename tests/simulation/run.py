@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import random
 import resource
 import sys
 import time
@@ -44,6 +45,7 @@ def options(seed: int, *, trainers: int, shards: int, faults: int, restores: int
         epochs=1 if large else 2,
         seed=seed,
         shuffle_shards=seed % 5 != 0,
+        shuffle_window=random.Random(seed).choice((None, 1, 2, 16, 10**6)),
         drop_last=seed % 2 == 1,
         bad_every=97 if seed % 3 == 0 else 0,
         breaks=0.002,

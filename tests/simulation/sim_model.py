@@ -27,7 +27,7 @@ class BrokenPromise(AssertionError):
 
 @dataclass(slots=True)
 class Held:
-    """A lease as the calls and answers say that it stands: `base` is where its shard begins."""
+    """A lease as the calls and answers say that it stands: `base` is where its window begins."""
 
     session: str
     attempt: int
@@ -145,6 +145,8 @@ class Model(History):
             return
         cut = grant.slice
         base = cut.shard * self._per_shard
+        if self.plan.window > 1:
+            base = self.plan.records_before(cut.epoch, self.plan.window_position(cut.epoch, cut.shard))
         first, after = base + cut.skip, base + cut.stop
         records = self._of(cut.epoch)
         if records.count(WAITING, first, after) != cut.limit:

@@ -39,6 +39,7 @@ class Job:
     epochs: int
     seed: int
     shuffle_shards: bool = True
+    shuffle_window: int | None = None
     drop_last: bool = False
     bad_every: int = 0  # of so many positions one cannot be read
     breaks: float = 0.0  # how likely it is that a loop breaks after a batch
@@ -52,6 +53,8 @@ class Job:
             sources=(Source(name="", count=self.size),),
             records_per_shard=self.records_per_shard,
             shuffle_shards=self.shuffle_shards,
+            shuffle_in_shard=self.shuffle_window is not None,
+            shuffle_window=self.shuffle_window or 1,
             seed=self.seed,
             num_epochs=self.epochs,
         )
@@ -65,6 +68,7 @@ class Job:
             num_epochs=self.epochs,
             records_per_shard=self.records_per_shard,
             shuffle_shards=self.shuffle_shards,
+            shuffle_window=self.shuffle_window,
             seed=self.seed,
             max_bad_records=self.size * self.epochs if self.bad_every else 0,
         )

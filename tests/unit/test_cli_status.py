@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from edl_torch.cli.status import as_table
-from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord
+import json
+
+from edl_torch.cli.status import as_json, as_table
+from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
+from edl_torch.core.measures import Histogram, Measures
 from edl_torch.shard import TaskType
 
 
@@ -48,3 +51,15 @@ def test_a_long_quarantine_says_how_many_records_are_not_shown() -> None:
     lines = table_of(*(bad(index, epoch, "torn") for epoch in (0, 1) for index in range(23)))
     assert len([line for line in lines if "torn" in line]) == 20
     assert lines[-1] == "… and 3 more: see --json"
+
+
+def test_json_has_what_each_trainer_measured_and_the_share_of_waiting() -> None:
+    measured = Measures(batches=2, waited=Histogram(sum_s=1.0), stepped=Histogram(sum_s=3.0))
+    trainers = tuple(
+        TrainerStatus(session="s", worker_id="w", datasets=(), leased=0, idle_s=0.0, measures=measures)
+        for measures in (measured, None)
+    )
+    status = MasterStatus(ledger="l", durable=False, datasets=(), trainers=trainers)
+    first, second = (trainer["measures"] for trainer in json.loads(as_json(status))["trainers"])
+    assert (first["batches"], first["waited"]["sum_s"], first["waiting_share"]) == (2, 1.0, 0.25)
+    assert second is None

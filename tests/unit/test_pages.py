@@ -1,12 +1,12 @@
 """The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
 
-Pages that need data, a service or a framework have tests of their own: those of readers of files in
-`integration/test_file_readers.py`, MaxCompute, TensorFlow, Transformers and DeepSpeed. Blocks of torchrun and
-Ray show places in a program, with `...` for the rest of it.
+Pages that need data, a service or a framework have tests of their own (`RUN_ELSEWHERE`). Blocks of torchrun
+and Ray show places in a program, with `...` for the rest of it: they are read, not run.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,18 +24,37 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from edl_torch.cli.main import build_parser
+from edl_torch.cli.main import build_parser, main
 from edl_torch.readers import ImageFolderReader
 from edl_torch.testing.images import encode, render, write_image_folder
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
-    "docs/training.md": 9,
+    "docs/training.md": 10,
+    "docs/elasticdl.md": 1,
     "docs/testing.md": 1,
+    "docs/threads.md": 1,
     "docs/evaluation-and-prediction.md": 1,
 }
-LINKING = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
+RUN_ELSEWHERE = {
+    "docs/accelerate.md": "with_accelerate/test_accelerate_page.py",
+    "docs/ddp.md": "unit/test_pages.py",
+    "docs/deepspeed.md": "with_deepspeed/test_deepspeed_page.py",
+    "docs/images.md": "unit/readers/test_image_docs.py",
+    "docs/lightning.md": "with_lightning/test_lightning_page.py",
+    "docs/maxcompute.md": "unit/readers/odps/test_odps_docs.py",
+    "docs/parquet.md": "integration/test_file_readers.py",
+    "docs/recordio.md": "integration/test_file_readers.py",
+    "docs/synchronous.md": "unit/test_pages.py",
+    "docs/tensorflow.md": "with_tensorflow/test_tf_page.py",
+    "docs/text-and-csv.md": "integration/test_file_readers.py",
+    "docs/torchtitan.md": "with_torchtitan/test_titan_page.py",
+    "docs/tutorial.md": "integration/test_tutorial.py",
+}
+ONLY_READ = {"docs/ray.md", "docs/slurm.md", "docs/torchrun.md"}
+LINKING = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
+FOR_MAINTAINERS = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "releasing.md")  # who install tools too
 
 
 def blocks(page: str) -> list[str]:
@@ -46,6 +66,7 @@ def test_pages_install_what_is_there_and_pin_nothing_of_the_users() -> None:
     installs = [
         line
         for page in LINKING
+        if page not in FOR_MAINTAINERS
         for line in re.findall(r"pip install [^`#\n]+", page.read_text(encoding="utf-8"))
     ]
     assert len(installs) > 7
@@ -59,6 +80,20 @@ def test_pages_install_what_is_there_and_pin_nothing_of_the_users() -> None:
         assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"]), line
 
 
+def test_every_page_with_python_is_run_somewhere() -> None:
+    pages = {str(page.relative_to(ROOT)) for page in LINKING if blocks(str(page.relative_to(ROOT)))}
+    assert pages == {*PAGES, *RUN_ELSEWHERE, *ONLY_READ}
+    for page, test in RUN_ELSEWHERE.items():
+        assert Path(page).name in (ROOT / "tests" / test).read_text(encoding="utf-8"), test
+
+
+@pytest.mark.parametrize("page", sorted({*RUN_ELSEWHERE, *ONLY_READ}))
+def test_blocks_are_python(page: str) -> None:
+    for number, block in enumerate(blocks(page)):
+        within = "def page():\n" + textwrap.indent(block, "    ")  # some have a `return`
+        compile(within, f"{page}, block {number}", "exec")
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_has_its_examples(page: str) -> None:
     assert len(blocks(page)) == PAGES[page]
@@ -70,11 +105,28 @@ def test_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    module = ModuleType(f"page_block_{number}")  # so that what a block defines can be pickled
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(blocks(page)[number], f"{page}, block {number}", "exec"), module.__dict__)
+    name = f"{Path(page).stem}_block_{number}"  # a module: loader workers that are not forked import it
+    (tmp_path / f"{name}.py").write_text(blocks(page)[number], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(name)
     if hasattr(module, "main"):
         module.main()
+
+
+def test_the_readme_is_short_and_its_program_is_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert not re.search(r"[A-Z]+-OF-|example\.(com|org)", text), "nothing to be filled in"
+    (printed,) = re.findall(r"^\$ edl-torch audit audit\n(.*?)```", text, re.S | re.M)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
+    (program,) = blocks("README.md")
+    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+    assert main(["audit", "audit"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert set(printed.splitlines()) - set(said) == {"  …"}
 
 
 def test_the_loop_that_looks_for_notices_goes_on_where_it_was(
@@ -103,11 +155,48 @@ def test_the_loop_that_looks_for_notices_goes_on_where_it_was(
     assert batches == 20
 
 
+CONVERTED = """
+import os
+import torch
+
+MyDataset = lambda: [(torch.ones(3) * number, number % 2) for number in range(100)]
+MyModel = lambda: torch.nn.Linear(3, 2)
+criterion = torch.nn.functional.cross_entropy
+"""
+
+
+def test_the_converted_script_runs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+    diff, _ = re.findall(r"```diff\n(.*?)```", page, re.S)
+    before, after = ("\n".join(line[1:] for line in diff.splitlines() if line[:1] != other) for other in "+-")
+    compile(before, "docs/convert.md, before", "exec")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
+    after = after.replace("num_workers=4", "num_workers=0")
+    stepped = []
+    step = torch.optim.AdamW.step
+
+    def dying(optimizer: torch.optim.AdamW) -> None:
+        step(optimizer)
+        stepped.append(optimizer)
+        if len(stepped) == 9:  # two epochs are saved, and one batch of the third is trained on
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as dies:
+        dies.setattr(torch.optim.AdamW, "step", dying)
+        with pytest.raises(KeyboardInterrupt):
+            exec(compile(CONVERTED + after, "docs/convert.md", "exec"), {})
+    again: dict[str, object] = {}
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda optimizer: stepped.append(step(optimizer)))
+    exec(compile(CONVERTED + after, "docs/convert.md", "exec"), again)
+    assert len(stepped) == 9 + 8 * 4
+
+
 @pytest.mark.slow
-def test_the_first_program_runs_where_loader_workers_are_spawned(tmp_path: Path) -> None:
+def test_the_program_of_images_runs_where_loader_workers_are_spawned(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos")
     spawned = "import multiprocessing\nmultiprocessing.set_start_method('spawn', force=True)\n"
-    (tmp_path / "train.py").write_text(spawned + blocks("README.md")[0])
+    (tmp_path / "train.py").write_text(spawned + blocks("docs/training.md")[0])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "MASTER_"))}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     ran = subprocess.run(
@@ -154,6 +243,19 @@ def test_the_loop_of_synchronous_ranks_runs(
     assert given["loader"].service.finished
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
     given["loader"].close()
+
+
+def test_the_whole_program_of_ddp_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_rank: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the only rank; `integration/test_ddp_page.py` has two, of which one is killed."""
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks("docs/ddp.md")
+    module = ModuleType("page_ddp")
+    exec(compile(program, "docs/ddp.md", "exec"), module.__dict__)
+    module.main()
+    assert main(["audit", "audit"]) == 0
+    assert "acknowledged 4000 " in capsys.readouterr().out
 
 
 MESH = """

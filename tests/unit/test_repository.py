@@ -46,6 +46,11 @@ def test_all_pythons_that_are_promised_are_tested() -> None:
     assert project()["project"]["requires-python"] == f">={versions[0]}"
 
 
+def test_the_changelog_begins_with_this_version_or_what_follows_it() -> None:
+    (top, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert top in ("Unreleased", edl_torch.__version__)
+
+
 def test_hooks_and_tests_lint_with_the_same_ruff() -> None:
     (hook,) = loaded(".pre-commit-config.yaml")["repos"]
     pinned = re.search(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.M)

@@ -89,7 +89,7 @@ class ElasticDLMasterClient:
 
     @property
     def address(self) -> str:
-        """The master's `host:port`."""
+        """Host and port of the master."""
         return str(self._channel.address)
 
     # Taking part ------------------------------------------------------------------------------------------

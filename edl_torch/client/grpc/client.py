@@ -80,7 +80,7 @@ class MasterClient:
 
     @property
     def address(self) -> str:
-        """The master's `host:port`."""
+        """Host and port of the master."""
         return str(self._channel.address)
 
     # Calls ----------------------------------------------------------------------------------------------

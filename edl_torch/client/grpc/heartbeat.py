@@ -18,6 +18,7 @@ from edl_torch.client.liveness import suspended_clock
 from edl_torch.client.master_api import Listener
 from edl_torch.errors import SessionLost
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc.convert import measures_to_wire
 from edl_torch.rpc.status import from_status
 from edl_torch.system.forks import ForkGuard
 
@@ -150,7 +151,10 @@ class Heartbeat:
     def _beat_once(self, timeout_s: float) -> None:
         asked_at = self.clock()
         request = pb.HeartbeatRequest(
-            session=self._session, member=self.listener.member, progress=self.listener.progress
+            session=self._session,
+            member=self.listener.member,
+            progress=self.listener.progress,
+            measures=measures_to_wire(self.listener.measures),
         )
         try:
             self._stub.Heartbeat(request, timeout=timeout_s)

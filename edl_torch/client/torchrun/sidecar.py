@@ -107,6 +107,9 @@ def _command(job: Job, host: Address, address_file: Path) -> list[str]:
     state = os.environ.get("EDL_MASTER_STATE", "").strip()
     if state:
         command += ["--state", state]
+    page = os.environ.get("EDL_HTTP", "").strip()
+    if page:
+        command += ["--http", page]
     return command
 
 

@@ -31,7 +31,7 @@ from edl_torch.readers.images.coco_file import (
     numbers,
     unique_ids,
 )
-from edl_torch.readers.images.decode import Image, read_image_in, require_folder
+from edl_torch.readers.images.decode import Image, checked_min_side, read_image_in, require_folder
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
@@ -43,6 +43,7 @@ class _CocoReader(IndexedReader):
     """A reader of an annotation file; a subclass has one kind of them."""
 
     yields_images = True
+    thread_safe = True
 
     def _parse(self, images: Path, key: str, kind: str, other: str) -> tuple[CocoFile, IndexArray, str]:
         """The file of this `kind`, the image row of each annotation, and how errors name an annotation."""
@@ -70,6 +71,8 @@ class CocoCaptionsReader(_CocoReader):
         images: The folder that `file_name` is relative to.
         annotations: The JSON file.
         per: What a record is.
+        min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
+            below this, for photographs that `transform` makes far smaller.
 
     Raises DataFormatError, naming the file and the entry, for a file of another kind, missing keys, ids that
     occur twice, annotations of images that are not listed, file names that lead out of the folder and a
@@ -77,9 +80,15 @@ class CocoCaptionsReader(_CocoReader):
     """
 
     def __init__(
-        self, images: Path, annotations: Path, per: Literal["annotation", "image"] = "annotation"
+        self,
+        images: Path,
+        annotations: Path,
+        per: Literal["annotation", "image"] = "annotation",
+        *,
+        min_side: int | None = None,
     ) -> None:
         super().__init__(os.fspath(annotations))
+        self.min_side = checked_min_side(min_side)
         if per not in ("annotation", "image"):
             raise InvalidArgument(
                 f"per={per!r}: use 'annotation' (one caption a record) or 'image' (all of an image)"
@@ -98,7 +107,7 @@ class CocoCaptionsReader(_CocoReader):
         return self._read(index), [self._captions[number] for number in self._groups[index].tolist()]
 
     def _read(self, row: int) -> Image:
-        return read_image_in(self.images, self._images.files[row])
+        return read_image_in(self.images, self._images.files[row], self.min_side)
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:

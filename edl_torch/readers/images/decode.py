@@ -11,7 +11,8 @@ And the folder that a dataset's files lie in: whether it is there, and which nam
 | EXIF orientation | applied: the array is upright |
 | missing, empty, truncated, no image | `BadRecord` with path, reason and remedy |
 
-A JPEG that is complete but damaged in the middle decodes as OpenCV decodes it.
+A JPEG that is complete but damaged in the middle decodes as OpenCV decodes it. With `min_side` one is decoded
+at a half, a quarter or an eighth of its size, where that is large enough.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.errors import BadRecord, DataFormatError, SourceUnavailable
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, SourceUnavailable
 from edl_torch.readers.base import required
 
 Image = npt.NDArray[np.uint8]
@@ -41,14 +42,19 @@ _PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 # In entropy-coded data 0xff is followed by 0 (stuffing), a restart marker or another 0xff (fill).
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _END_OF_IMAGE, _START_OF_IMAGE, _TEMPORARY = 0xD9, 0xD8, 0x01
+# Frame headers, which have the size, are all markers from 0xc0 to 0xcf but tables and extensions.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SCALES = (8, 4, 2)
 # Whatever does not match is a plain relative path: the check costs one regex for each ordinary entry.
 _SUSPICIOUS = re.compile(r"^$|^/|^[A-Za-z]:|\\|\x00|(?:^|/)\.{0,2}(?:/|$)")
 
 
-def read_image(path: str) -> Image:
+def read_image(path: str, min_side: int | None = None) -> Image:
     """Read and decode one file: C-contiguous uint8 array [height, width, 3], RGB.
 
-    Raises BadRecord that names the path, the reason and the remedy.
+    With `min_side` a JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 of its size whose shorter side is
+    not below it: in the JPEG's own blocks, which is faster than to decode all pixels. Raises BadRecord that
+    names the path, the reason and the remedy.
     """
     try:
         with open(path, "rb", buffering=0) as file:  # it is read whole
@@ -57,16 +63,25 @@ def read_image(path: str) -> Image:
         raise _bad(path, "the file is missing", "restore it, or take it out of the dataset") from exc
     except (OSError, ValueError) as exc:
         raise _bad(path, f"{type(exc).__name__}: {exc}", "check the path and its permissions") from exc
-    return decode_image(data, path)
+    return decode_image(data, path, min_side)
 
 
-def read_image_in(folder: str, file: str) -> Image:
+def read_image_in(folder: str, file: str, min_side: int | None = None) -> Image:
     """`read_image` of a file in a dataset's folder. Raises SourceUnavailable where the folder is gone."""
     with within(folder):
-        return read_image(os.path.join(folder, file))
+        return read_image(os.path.join(folder, file), min_side)
 
 
-def decode_image(data: bytes, path: str) -> Image:
+def checked_min_side(min_side: int | None) -> int | None:
+    """The argument of a reader. Raises InvalidArgument."""
+    if min_side is None or (isinstance(min_side, int) and not isinstance(min_side, bool) and min_side > 0):
+        return min_side
+    raise InvalidArgument(
+        f"min_side is {min_side!r}: it must be the least number of pixels that the shorter side may have"
+    )
+
+
+def decode_image(data: bytes, path: str, min_side: int | None = None) -> Image:
     """Decode the bytes of an image file; `path` is for messages only. See `read_image`."""
     if not data:
         raise _bad(path, "the file is empty (0 bytes)", "copy it again, or take it out of the dataset")
@@ -75,7 +90,8 @@ def decode_image(data: bytes, path: str) -> Image:
         raise _bad(path, reason, "copy it again, or take it out of the dataset")
     cv2 = _opencv(os.getpid())
     try:
-        image = _decode_rgb(cv2, np.frombuffer(data, np.uint8))
+        scale = 1 if min_side is None else _jpeg_scale(data, min_side)
+        image = _decode_rgb(cv2, np.frombuffer(data, np.uint8), scale)
     except cv2.error as exc:
         raise _bad(path, f"OpenCV refuses it: {exc}", "save it again as JPEG or PNG") from exc
     if image is None:
@@ -85,7 +101,10 @@ def decode_image(data: bytes, path: str) -> Image:
     return np.ascontiguousarray(image)
 
 
-def _decode_rgb(cv2: Any, data: Image) -> Any:
+def _decode_rgb(cv2: Any, data: Image, scale: int) -> Any:
+    if scale > 1:  # no flag makes these RGB; they are small
+        image = cv2.imdecode(data, getattr(cv2, f"IMREAD_REDUCED_COLOR_{scale}"))
+        return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     flag = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since 4.11: saves one pass over the pixels
     if flag is not None:
         return cv2.imdecode(data, flag)
@@ -131,15 +150,31 @@ def truncated_format(data: bytes) -> str | None:
 
 def _jpeg_has_end(data: bytes) -> bool:
     """Walk the segments, so that the end marker of an embedded thumbnail is not taken for the end."""
+    return any(code == _END_OF_IMAGE for code, _ in _jpeg_markers(data))
+
+
+def _jpeg_scale(data: bytes, min_side: int) -> int:
+    """By how much libjpeg may divide both sides; 1 for other formats."""
+    if data.startswith(_JPEG_START):
+        for code, position in _jpeg_markers(data):
+            if code in _FRAMES:  # length, precision, height, width: two, one, two and two bytes
+                height, width = (
+                    int.from_bytes(data[at : at + 2], "big") for at in (position + 3, position + 5)
+                )
+                shorter = min(height, width)
+                return next((scale for scale in _SCALES if -(-shorter // scale) >= min_side), 1)
+    return 1
+
+
+def _jpeg_markers(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield each marker's code, and where what it announces begins."""
     position = 2
     while (marker := _NEXT_MARKER.search(data, position)) is not None:
         code = data[marker.start() + 1]
         position = marker.end()
-        if code == _END_OF_IMAGE:
-            return True
+        yield code, position
         if code not in (_START_OF_IMAGE, _TEMPORARY):
             position += int.from_bytes(data[position : position + 2], "big")
-    return False
 
 
 def _png_has_end(data: bytes) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.base import IndexedReader
-from edl_torch.readers.images.decode import EXTENSIONS, Image, read_image_in
+from edl_torch.readers.images.decode import EXTENSIONS, Image, checked_min_side, read_image_in
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import IndexArray, TaskType
 
@@ -32,12 +32,15 @@ class ImageFolderReader(IndexedReader):
         root: The folder; its path as given is the source's name.
         extensions: File name endings to take, any case; default `readers.images.decode.EXTENSIONS`.
         allow_empty: Whether a class may have no image.
+        min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
+            below this, for photographs that `transform` makes far smaller.
 
     Raises DataFormatError for a folder without images, for a class without images, and for one that has both
     images and class folders.
     """
 
     yields_images = True
+    thread_safe = True
 
     def __init__(
         self,
@@ -45,8 +48,10 @@ class ImageFolderReader(IndexedReader):
         extensions: Sequence[str] | None = None,
         *,
         allow_empty: bool = False,
+        min_side: int | None = None,
     ) -> None:
         super().__init__(os.fspath(root))
+        self.min_side = checked_min_side(min_side)
         suffixes = _suffixes(extensions)
         subfolders, images = _list_folder(self.name, suffixes)
         listed = {name: list(_images_below(os.path.join(self.name, name), suffixes)) for name in subfolders}
@@ -67,7 +72,7 @@ class ImageFolderReader(IndexedReader):
 
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
-        image = read_image_in(self.name, self._files[index])
+        image = read_image_in(self.name, self._files[index], self.min_side)
         if not self.classes:
             return image
         return image, int(np.searchsorted(self._bounds, index, side="right")) - 1

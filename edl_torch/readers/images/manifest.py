@@ -20,6 +20,7 @@ from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.images.decode import (
     EXTENSIONS,
     Image,
+    checked_min_side,
     read_image_in,
     require_folder,
     safe_relative_path,
@@ -27,7 +28,7 @@ from edl_torch.readers.images.decode import (
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
-_OWN_OPTIONS = {"root", "classes", "has_header"}
+_OWN_OPTIONS = {"root", "classes", "has_header", "min_side"}
 _SEEN_LINES = 20
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
@@ -47,12 +48,15 @@ class ImageManifestReader(IndexedReader):
             end as image files do and no such file is below `root`.
         delimiter: One character between the fields.
         classes: The class names in the order of their indices; labels must be among them.
+        min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
+            below this, for photographs that `transform` makes far smaller.
 
     Raises DataFormatError, naming file and line, for a list that cannot be understood and for file names that
     lead out of `root`.
     """
 
     yields_images = True
+    thread_safe = True
 
     def __init__(
         self,
@@ -62,8 +66,10 @@ class ImageManifestReader(IndexedReader):
         delimiter: str = ",",
         *,
         classes: Sequence[str] | None = None,
+        min_side: int | None = None,
     ) -> None:
         super().__init__(os.fspath(manifest))
+        self.min_side = checked_min_side(min_side)
         self.root = os.path.dirname(self.name) if root is None else os.fspath(root)
         if root is not None:
             require_folder(self.root)
@@ -89,7 +95,7 @@ class ImageManifestReader(IndexedReader):
 
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
-        image = read_image_in(self.root, self._files[index])
+        image = read_image_in(self.root, self._files[index], self.min_side)
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image
 

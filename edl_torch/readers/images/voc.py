@@ -56,6 +56,7 @@ class VocReader(IndexedReader):
     """
 
     yields_images = True
+    thread_safe = True
 
     def __init__(
         self,

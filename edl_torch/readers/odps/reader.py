@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.arrow.columns import Columns, flat_values, numpy_columns, rows
 from edl_torch.readers.arrow.values import row_numbers
-from edl_torch.readers.base import AbstractDataReader, check_range
+from edl_torch.readers.base import AbstractDataReader, Range, check_range
 from edl_torch.readers.odps.config import odps_config, parse_table_url, partition_patterns
 from edl_torch.readers.odps.retries import Retries
 from edl_torch.readers.odps.table import OdpsTable
@@ -125,7 +126,7 @@ class ODPSDataReader(AbstractDataReader):
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The columns that were asked for; None: all but partition keys."""
+        """The columns that were asked for; None for all but partition keys."""
         return self.table.columns
 
     @property
@@ -159,9 +160,12 @@ class ODPSDataReader(AbstractDataReader):
             return numpy_columns(self._fetch(name, 0, 0), self.fill_nulls)
         return numpy_columns(self.blocks.take(name, indices, count), self.fill_nulls)
 
-    def expect(self, name: str, start: int, end: int) -> None:
-        """Download just this range, in blocks, when its rows are asked for."""
-        self.blocks.expect(name, start, end)
+    def expect(self, ranges: Sequence[Range], *, in_order: bool = False) -> None:
+        """Download just these ranges, in blocks, when their rows are asked for.
+
+        Unless they come in order, keep them until others are expected.
+        """
+        self.blocks.expect(ranges, keep=not in_order)
 
     def _count(self, name: str, start: int, end: int) -> int:
         count = self.table.download(self.table.partition_of(name)).count
@@ -212,8 +216,8 @@ class Block:
 class RowBlocks:
     """Rows by number, read in blocks of at most `block_rows`.
 
-    Blocks lie one after the other from the beginning of a source, or of the range that was announced last
-    by `expect`: then nothing is read that is not in the range.
+    Blocks lie one after the other from the beginning of a source, or of a range that was announced last
+    by `expect`: then nothing is read that is not in the range. To `keep` them goes beyond `most_bytes`.
     """
 
     def __init__(
@@ -229,11 +233,16 @@ class RowBlocks:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._blocks: OrderedDict[Key, Block] = OrderedDict()
-        self._expected: Key | None = None
+        self._expected: dict[str, list[tuple[int, int]]] = {}  # ranges by source, ascending
+        self._keeps = False
 
-    def expect(self, name: str, start: int, end: int) -> None:
-        """Rows of this range are asked for next."""
-        self._expected = (name, start, end)
+    def expect(self, ranges: Iterable[Range], *, keep: bool) -> None:
+        """Rows of these ranges are asked for next."""
+        self._keeps = keep
+        expected: dict[str, list[tuple[int, int]]] = {}
+        for name, start, end in sorted(ranges):
+            expected.setdefault(name, []).append((start, end))
+        self._expected = expected
 
     def row(self, name: str, index: int, count: int) -> dict[str, Any]:
         """Row `index` of a source of `count` rows."""
@@ -265,13 +274,14 @@ class RowBlocks:
             start = stop
 
     def _key(self, name: str, index: int, count: int) -> Key:
-        expected = self._expected
-        if expected is not None and expected[0] == name and expected[1] <= index < expected[2]:
-            _, low, high = expected
-        else:
-            low, high = 0, count
+        low, high = self._expected_around(name, index) or (0, count)
         first = index - (index - low) % self._block_rows
         return name, first, min(first + self._block_rows, high)
+
+    def _expected_around(self, name: str, index: int) -> tuple[int, int] | None:
+        ranges = self._expected.get(name, ())
+        place = bisect_right(ranges, index, key=_first) - 1
+        return ranges[place] if place >= 0 and index < ranges[place][1] else None
 
     def _block(self, key: Key) -> Block:
         with self._lock:
@@ -284,13 +294,23 @@ class RowBlocks:
         with self._lock:
             self._blocks[key] = block
             kept = sum(held.nbytes for held in self._blocks.values())
-            while kept > self._most_bytes and len(self._blocks) > 1:
-                _, oldest = self._blocks.popitem(last=False)
-                kept -= oldest.nbytes
+            for old in [old for old in self._blocks if old != key and not self._is_expected(old)]:
+                if kept <= self._most_bytes:
+                    break
+                kept -= self._blocks.pop(old).nbytes
         return block
+
+    def _is_expected(self, key: Key) -> bool:
+        name, first, after = key
+        around = self._expected_around(name, first) if self._keeps else None
+        return around is not None and after <= around[1]
 
     def __repr__(self) -> str:
         return f"<RowBlocks {len(self._blocks)} of {self._block_rows} rows>"
+
+
+def _first(range_: tuple[int, int]) -> int:
+    return range_[0]
 
 
 def _consecutive(indices: IndexArray) -> bool:

@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError, ReaderError, SourceChanged
@@ -40,6 +41,7 @@ class RowGroups:
 
     def _forget(self) -> None:
         self._tables: OrderedDict[Key, Any] = OrderedDict()
+        self._expected: frozenset[Key] = frozenset()
         self._bytes = 0
         self._bad: dict[Key, str] = {}
         self._dropped_groups = self._dropped_rows = self._wanted_rows = 0
@@ -74,6 +76,14 @@ class RowGroups:
         self._keep(key, table)
         return table
 
+    def expect(self, keys: Iterable[Key]) -> None:
+        """Keep these, once they are read, until others are expected."""
+        self._expected = frozenset(keys)
+
+    def keeps(self, key: Key) -> bool:
+        """Whether this row group is in memory."""
+        return key in self._tables
+
     def close(self) -> None:
         """Let go of the files and tables; the next use opens them again."""
         for file in self._files.values():
@@ -84,8 +94,10 @@ class RowGroups:
     def _keep(self, key: Key, table: Any) -> None:
         self._tables[key] = table
         self._bytes += table.nbytes
-        while self._bytes > self._cache_bytes and len(self._tables) > 1:
-            _, dropped = self._tables.popitem(last=False)
+        for old in [old for old in self._tables if old != key and old not in self._expected]:
+            if self._bytes <= self._cache_bytes:
+                break
+            dropped = self._tables.pop(old)
             self._bytes -= dropped.nbytes
             self._dropped_groups += 1
             self._dropped_rows += dropped.num_rows

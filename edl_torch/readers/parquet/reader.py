@@ -15,7 +15,7 @@ import numpy as np
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.readers.arrow.columns import Columns, RowPicker, filled_type, numpy_columns, rows
 from edl_torch.readers.arrow.values import row_numbers, scalar
-from edl_torch.readers.base import AbstractDataReader, check_range, required
+from edl_torch.readers.base import AbstractDataReader, Range, check_range, required
 from edl_torch.readers.parquet.files import claims, find_files, partition_of, partition_types
 from edl_torch.readers.parquet.groups import RowGroups
 from edl_torch.readers.parquet.index import build_index
@@ -42,7 +42,8 @@ class ParquetReader(AbstractDataReader):
         fill_nulls: What stands for NULL, by column: integers and booleans have no value for it. In a column
             of lists a list stands for NULL lists, any other value for NULL inside of lists.
         storage_options: For fsspec: endpoint, credentials. They travel to loader workers and are not shown.
-        cache_bytes: How many bytes of decoded row groups each process keeps (always one).
+        cache_bytes: How many bytes of decoded row groups each process keeps (always one, and those of the
+            shards that a shuffle mixes).
 
     Raises ReaderError for what does not exist or cannot be reached, DataFormatError for what is not Parquet,
     truncated, or of another schema than the first file, and InvalidArgument for columns that are not there.
@@ -75,19 +76,19 @@ class ParquetReader(AbstractDataReader):
         self._fills = _checked_fills(fill_nulls, schema, self._keys, self.columns)
         self._groups = RowGroups(storage, self._index, schema, cache_bytes)
         self._numbers: dict[str, int] | None = None
-        self._picker: RowPicker | None = None  # of the row group that was used last
+        self._pickers: dict[tuple[int, int], RowPicker] = {}  # of row groups that are kept
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_numbers": None, "_picker": None}
+        return {**self.__dict__, "_numbers": None, "_pickers": {}}
 
     @property
     def rows_per_group(self) -> int:
-        """The usual length of a row group: a good `records_per_shard`, as is any multiple of it."""
+        """The usual length of a row group. It, or a multiple of it, is a good `records_per_shard`."""
         return self._index.rows_per_group()
 
     @property
     def groups_decoded(self) -> int:
-        """How many row groups this process has read: each that lies in a shard once, where all goes well."""
+        """How many row groups this process has read."""
         return self._groups.decoded
 
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
@@ -105,9 +106,9 @@ class ParquetReader(AbstractDataReader):
         file = self._number(name, index, index + 1)
         group, first, _ = self._index.group_of(file, int(index))
         table = self._groups.table(file, group, 1)
-        picker = self._picker
+        picker = self._pickers.get((file, group))
         if picker is None or picker.table is not table:
-            picker = self._picker = self._picker_of(table, file)
+            picker = self._new_picker(file, group, table)
         return picker.row(int(index) - first)
 
     def read_batch(self, name: str, indices: IndexArray) -> Columns:
@@ -134,12 +135,25 @@ class ParquetReader(AbstractDataReader):
 
     def close(self) -> None:
         """Let go of files and decoded row groups; the reader can be used again."""
-        self._picker = None
+        self._pickers.clear()
         self._groups.close()
 
-    def _picker_of(self, table: Any, file: int) -> RowPicker:
+    def expect(self, ranges: Sequence[Range], *, in_order: bool = False) -> None:
+        """Keep the row groups of these rows, whatever `cache_bytes` is, unless they come in order."""
+        wanted = []
+        for name, start, end in () if in_order else ranges:
+            file = self._number(name, start, end)
+            ends = self._index.group_ends(file)
+            first, last = np.searchsorted(ends, (start, end - 1), side="right").tolist()
+            wanted += [(file, group) for group in range(first, last + 1)]
+        self._groups.expect(wanted)
+
+    def _new_picker(self, file: int, group: int, table: Any) -> RowPicker:
         same = next(rows(self._partition(file, 1), self._fills)) if self._keys else {}
-        return RowPicker(table, self._fills, same, self.columns)
+        # A picker holds its row group: one that is not kept must not be either.
+        self._pickers = {key: one for key, one in self._pickers.items() if self._groups.keeps(key)}
+        self._pickers[file, group] = picker = RowPicker(table, self._fills, same, self.columns)
+        return picker
 
     def _number(self, name: str, start: int, end: int) -> int:
         """The file of a source, after a check of the range."""

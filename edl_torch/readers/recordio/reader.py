@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Any
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
-from edl_torch.readers.base import AbstractDataReader, check_range
+from edl_torch.readers.base import AbstractDataReader, Range, check_range
 from edl_torch.readers.recordio.chunk import Chunk
 from edl_torch.readers.recordio.format import MAGIC_BYTES
 from edl_torch.readers.recordio.index import Arrays, DataFile, build_index, check_dialect
@@ -46,7 +46,8 @@ class RecordIODataReader(AbstractDataReader):
         dialect: "python" or "go" for files that shall not be asked.
         decode: Makes something of a record's bytes: a function (it travels to loader workers), "text",
             "json", "npy", "npz", or "module:function".
-        cache_bytes: How much of the last chunks each process keeps, decompressed; at least the last one.
+        cache_bytes: How much of the last chunks each process keeps, decompressed; at least the last one, and
+            those of the shards that a shuffle mixes.
         index_dir: Where indexes of larger files are kept: a folder, or "beside" for beside the data; default
             as `readers.shared.index_cache` says.
 
@@ -122,6 +123,16 @@ class RecordIODataReader(AbstractDataReader):
             chunk = self._read(source, row)
         record = chunk[index - source.firsts[row]]
         return record if self.decode is None else self.decode(record)
+
+    def expect(self, ranges: Sequence[Range], *, in_order: bool = False) -> None:
+        """Keep the chunks of these records, whatever `cache_bytes` is, unless they come in order."""
+        wanted: list[int] = []
+        for name, start, end in () if in_order else ranges:
+            source = self._source(name)
+            check_range(start, end, 0, source.records, name)
+            first, last = source.row + source.chunk_of(start), source.row + source.chunk_of(end - 1)
+            wanted += range(first, last + 1)
+        self._cache.expect(wanted)
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -119,7 +119,7 @@ def sources_of_index(names: Iterable[str], arrays: Arrays) -> Iterator[RecordIOS
 
 
 class ChunkCache:
-    """Chunks by key, bounded in bytes; the last one is kept whatever its size.
+    """Chunks by key, bounded in bytes; the last one and those that are expected are kept whatever their size.
 
     A damaged chunk is remembered too: when bad records are set aside each of its records is asked for, and it
     is read once. There is no lock that a forked process could find held: threads that share a cache may at
@@ -129,6 +129,7 @@ class ChunkCache:
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._kept: OrderedDict[int, Chunk] = OrderedDict()
+        self._expected: frozenset[int] = frozenset()
         self._damaged: dict[int, str] = {}
         self._bytes = 0
         self._latest = -1
@@ -157,10 +158,20 @@ class ChunkCache:
         self._bytes += chunk.nbytes - (0 if before is None else before.nbytes)
         self._kept[key] = chunk
         self._latest = key
-        while self._bytes > self._limit and len(self._kept) > 1:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.nbytes
+        if self._bytes > self._limit:
+            self._drop_oldest()
         return chunk
+
+    def _drop_oldest(self) -> None:
+        for key in [key for key in list(self._kept) if key != self._latest and key not in self._expected]:
+            if self._bytes <= self._limit:
+                break
+            oldest = self._kept.pop(key, None)
+            self._bytes -= 0 if oldest is None else oldest.nbytes
+
+    def expect(self, keys: Iterable[int]) -> None:
+        """Keep these, once they are read, until others are expected."""
+        self._expected = frozenset(keys)
 
     @property
     def nbytes(self) -> int:

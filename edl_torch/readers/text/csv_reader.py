@@ -39,7 +39,7 @@ from edl_torch.shard import IndexArray, Task, TaskType
 SUFFIXES = (".csv", ".tsv")
 _HEAD = 100  # records that a heading is told by
 _SAMPLE = 1000  # records that types are inferred from, spread over all files
-_MANIFEST_ONLY = {"root", "classes", "has_header"}
+_MANIFEST_ONLY = {"root", "classes", "has_header", "min_side"}
 
 
 class CsvReader(AbstractDataReader):
@@ -126,7 +126,7 @@ class CsvReader(AbstractDataReader):
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The type of each column, as given or inferred: `dtypes=` for another reader of data like this."""
+        """The type of each column, as given or inferred. It may be given to another reader as `dtypes`."""
         return {name: kind.name for name, kind in self._layout.columns}
 
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:

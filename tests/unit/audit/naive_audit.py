@@ -20,9 +20,9 @@ def done(token: Token, plan: Plan) -> set[Record]:
     """The records that have an outcome in a token."""
     found = set()
     for epoch in range(token.epoch + 1):
-        for position in range(plan.num_shards):
-            shard = plan.shard_at(epoch, position)
-            for place in range(plan.length(shard)):
+        for position in range(plan.num_windows):
+            shard = plan.window_at(epoch, position)
+            for place in range(plan.records_in(epoch, shard)):
                 if (epoch, position, place) < (token.epoch, token.position, token.offset):
                     found.add((epoch, shard, place))
     for cut in (*token.open, *token.remainders):
@@ -142,8 +142,8 @@ class Naive:
         required = {
             (epoch, shard, place)
             for epoch in range(self.spec.num_epochs)
-            for shard in range(self.plan.num_shards)
-            for place in range(self.plan.length(shard))
+            for shard in self.plan.windows_at(epoch, 0, self.plan.num_windows)
+            for place in range(self.plan.records_in(epoch, shard))
         }
         counts: Counter[str] = Counter()
         repeated: defaultdict[str, set[Record]] = defaultdict(set)

@@ -22,6 +22,11 @@ ORDERS = [
     {"shuffle": True},
     {"shuffle_shards": True, "shuffle_in_shard": True},
 ]
+WINDOWED = [
+    {"shuffle_in_shard": True, "shuffle_window": 2},
+    {"shuffle_shards": True, "shuffle_in_shard": True, "shuffle_window": 2},
+    {"shuffle_shards": True, "shuffle_in_shard": True, "shuffle_window": 100},
+]
 
 
 def make(**order) -> Coordinates:
@@ -30,12 +35,16 @@ def make(**order) -> Coordinates:
 
 def every_record(plan: Plan, epochs: int) -> list[tuple[int, str, int]]:
     """Epoch, name and index of each number on the line, by the plan alone."""
-    shards = range(plan.num_shards)
-    slices = [Slice(epoch=e, shard=s, skip=0, limit=plan.length(s)) for e in range(epochs) for s in shards]
+    windows = [
+        (e, w)
+        for e in range(epochs)
+        for w in (range(plan.num_shards) if plan.window == 1 else plan.windows_at(e, 0, plan.num_windows))
+    ]
+    slices = [Slice(epoch=e, shard=w, skip=0, limit=plan.records_in(e, w)) for e, w in windows]
     return [(cut.epoch, *pair) for cut in slices for pair in plan.indices(cut)]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS + WINDOWED)
 @given(chosen=st.sets(st.integers(0, 74)))
 def test_ranges_are_the_records_that_the_plan_has_there(order, chosen):
     line = make(**order)
@@ -49,7 +58,7 @@ def test_ranges_are_the_records_that_the_plan_has_there(order, chosen):
     assert not ends & {(r.epoch, r.name, r.start) for r in ranges}  # nothing that touches is apart
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS + WINDOWED)
 def test_whole_epochs_are_one_range_a_source(order):
     ranges = name_records(make(**order), Intervals.run(25, 75), 10)
     assert [(r.epoch, r.name, r.start, r.end) for r in ranges] == [
@@ -60,7 +69,7 @@ def test_whole_epochs_are_one_range_a_source(order):
     ]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS + WINDOWED)
 def test_a_million_epochs_of_loss_are_named_at_once(order):
     ranges = name_records(make(**order), Intervals.run(7, 25 * 1_000_000), 3)
     assert len(ranges) == 3
@@ -80,7 +89,23 @@ def test_the_line_is_that_of_the_plan(order):
     assert line.starts(shards).tolist() == np.cumsum([0, *line.lengths(shards)[:-1]]).tolist()
     numbers = np.arange(75)
     firsts = np.repeat(line.starts(shards), line.lengths(shards))
-    assert line.shard_starts(numbers).tolist() == [25 * e + f for e in range(3) for f in firsts.tolist()]
+    assert line.window_starts(numbers).tolist() == [25 * e + f for e in range(3) for f in firsts.tolist()]
+
+
+@pytest.mark.parametrize("order", WINDOWED)
+def test_the_line_of_windows_is_that_of_the_plan(order):
+    line = make(**order)
+    plan = line.plan
+    windows = [(e, w) for e in range(3) for w in plan.windows_at(e, 0, plan.num_windows)]
+    lengths = [plan.records_in(*window) for window in windows]
+    firsts = [25 * e + plan.records_before(e, plan.window_position(e, w)) for e, w in windows]
+    epochs, numbers = np.array(windows).T
+    assert [part.tolist() for part in line.windows(epochs, numbers)] == [firsts, lengths]
+    assert line.window_starts(np.arange(75)).tolist() == np.repeat(firsts, lengths).tolist()
+    inside = [(e, s) for e in range(3) for s in range(plan.num_shards) if (e, s) not in windows]
+    for epoch, shard in inside:
+        one = np.array([0])
+        assert line.unsound(one + epoch, one + shard, one, one + 1).tolist() == [0]
 
 
 def test_more_than_64_bits_of_records_are_refused():

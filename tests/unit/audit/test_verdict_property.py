@@ -43,7 +43,9 @@ EVENTS = (
 )
 
 
-def spec_of(shuffle: bool, shards: bool, inside: bool, epochs: int, barrier: bool) -> DatasetSpec:
+def spec_of(
+    shuffle: bool, shards: bool, inside: bool, epochs: int, barrier: bool, window: int
+) -> DatasetSpec:
     return DatasetSpec(
         name="training",
         sources=SPEC.sources,
@@ -55,12 +57,13 @@ def spec_of(shuffle: bool, shards: bool, inside: bool, epochs: int, barrier: boo
         num_epochs=epochs,
         epoch_barrier=barrier,
         max_bad_records=1000,
+        shuffle_window=window,
     )
 
 
 specs = st.builds(
     spec_of,
-    *(st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3), st.booleans()),
+    *(st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3), st.booleans(), st.integers(1, 3)),
 )
 histories = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1)), max_size=60)
 
@@ -141,11 +144,11 @@ def agree(verdict: Verdict, naive: Naive) -> bool:
 @settings(max_examples=300)
 @given(specs, histories)
 @example(
-    spec_of(False, False, False, 1, False),
+    spec_of(False, False, False, 1, False, 1),
     [("train", 0), ("kill unheard", 0), ("fetch", 0), ("return_remainder", 0)],
 )
 @example(  # of records reported without an answer the token alone does not say that they were dropped
-    spec_of(False, False, False, 1, True),
+    spec_of(False, False, False, 1, True, 1),
     [("fetch", 1), ("give up unheard", 1), ("fetch", 0), ("fetch", 0), ("return_remainder", 0), ("train", 0)],
 )
 def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, events):

@@ -215,7 +215,7 @@ def test_a_newer_journal_is_refused(job, capsys):
     job.keep()
     job.close()
     change(job.state, "PRAGMA user_version = 99")
-    assert "has version 99, this edl-torch knows 2: use the newer edl-torch" in refused(
+    assert "has version 99, this edl-torch knows 3: use the newer edl-torch" in refused(
         job, capsys, job.state
     )
 

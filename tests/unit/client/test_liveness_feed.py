@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from edl_torch.client.liveness import LivenessFeed, suspended_clock
+from edl_torch.core.measures import Measures
 from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.measuring import Measuring
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def liveness() -> Liveness:
 
 @pytest.fixture
 def feed(liveness: Liveness) -> LivenessFeed:
-    return LivenessFeed(liveness, threading.Condition(), lambda _: None)
+    return LivenessFeed(liveness, Measuring(), threading.Condition(), lambda _: None)
 
 
 def test_who_waits_for_the_stream_is_woken(feed: LivenessFeed) -> None:
@@ -49,6 +51,20 @@ def test_heartbeats_carry_what_the_trainer_says(feed: LivenessFeed, liveness: Li
     liveness.member = 7
     liveness.moved_on(100.0)
     assert (feed.member, feed.progress) == (7, 1)
+
+
+def test_measures_are_those_of_the_moment_and_need_no_lock(liveness: Liveness) -> None:
+    changed, measuring = threading.Condition(), Measuring()
+    feed = LivenessFeed(liveness, measuring, changed, lambda _: None)
+    measuring.handed(4, 0.5)
+    with changed:
+        looked: list[Measures] = []
+        look = threading.Thread(target=lambda: looked.append(feed.measures))
+        look.start()
+        look.join(10)
+    assert [measures.batches for measures in looked] == [1]
+    measuring.handed(4, 0.5)
+    assert feed.measures.batches == 2
 
 
 def test_the_clock_counts_seconds_and_never_goes_back() -> None:

@@ -14,7 +14,7 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.shard import DatasetSpec, Slice, Source
 
-Record = tuple[int, int, int]  # epoch, shard, position
+Record = tuple[int, int, int]  # epoch, window, position
 
 AHEAD, LENT, REMAINDER, TRAINED, BAD, DROPPED = "ahead", "lent", "remainder", "trained", "bad", "dropped"
 NAMES = ("a", "b", "c", "d")
@@ -53,6 +53,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
         shuffles=st.tuples(st.booleans(), st.booleans(), st.booleans()),
         epochs=st.integers(1, 3),
         barrier=st.booleans(),
+        window=st.integers(1, 5),
         sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     )
     def begin(
@@ -62,6 +63,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
         shuffles: tuple[bool, bool, bool],
         epochs: int,
         barrier: bool,
+        window: int,
         sizes: list[int],
     ) -> None:
         self.spec = DatasetSpec(
@@ -75,13 +77,14 @@ class LedgerBesideModel(RuleBasedStateMachine):
             num_epochs=epochs,
             epoch_barrier=barrier,
             max_bad_records=10**6,
+            shuffle_window=window,
         )
         self.ledger = ShardLedger(self.spec)
         self.state: dict[Record, str] = {
-            (epoch, shard, position): AHEAD
+            (epoch, window, position): AHEAD
             for epoch in range(epochs)
-            for shard in range(self.ledger.plan.num_shards)
-            for position in range(self.ledger.plan.length(shard))
+            for window in self._windows(epoch)
+            for position in range(self.ledger.plan.records_in(epoch, window))
         }
         self.sizes: dict[str, int] = {}
         self.live: dict[int, ModelLease] = {}
@@ -95,6 +98,9 @@ class LedgerBesideModel(RuleBasedStateMachine):
             self._join(name, size)
 
     # Helpers --------------------------------------------------------------------------------------------
+
+    def _windows(self, epoch: int) -> list[int]:
+        return self.ledger.plan.windows_at(epoch, 0, self.ledger.plan.num_windows)
 
     def _join(self, name: str, size: int) -> None:
         self.ledger.join(name, size)
@@ -190,12 +196,12 @@ class LedgerBesideModel(RuleBasedStateMachine):
         begun = len([r for r in waiting if r[0] <= cursor_epoch])
         for grant in (g for g in grants if not g.bundle):
             piece = grant.slice
-            at_end = piece.stop == self.ledger.plan.length(piece.shard)
+            at_end = piece.stop == self.ledger.plan.records_in(piece.epoch, piece.shard)
             assert piece.limit % size == 0 or at_end or (piece.epoch, piece.shard, piece.stop) in ends
             share = begun // (2 * len(self.sizes))
             if self.spec.epoch_barrier:
                 assert piece.limit <= max(size, share - share % size), "the guided tail"
-            assert piece.limit <= max(size, self.spec.records_per_shard)
+            assert piece.limit <= max(size, self.ledger.plan.window * self.spec.records_per_shard)
             begun -= piece.limit
         bundled = sum(g.slice.limit for g in grants if g.bundle)
         assert bundled % size == 0, "a bundle is whole batches"

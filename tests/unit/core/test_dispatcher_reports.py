@@ -116,9 +116,10 @@ def test_a_report_with_a_bad_argument_changes_nothing(dispatcher: Dispatcher, a:
     good, other = a.lease(count=2).grants
     before = photo(dispatcher)
     outcomes = [Failure(task=good.task, attempt=1, position=1, reason="broken"), whole(good), *bad(other)]
-    with pytest.raises(InvalidArgument):
-        a.report(*outcomes)
-    assert photo(dispatcher) == before
+    for wrong in (outcomes, outcomes[2:]):
+        with pytest.raises(InvalidArgument):
+            a.report(*wrong)
+        assert photo(dispatcher) == before
     a.report(outcomes[0], outcomes[1])
     assert dispatcher.dataset_status("training").acknowledged == good.slice.limit - 1
 

@@ -44,6 +44,7 @@ def test_an_identity_survives_json() -> None:
         ("shuffle", True),
         ("shuffle_shards", True),
         ("shuffle_in_shard", True),
+        ("shuffle_window", 16),
     ],
 )
 def test_a_field_of_the_order_is_part_of_the_identity(field: str, value: Any) -> None:

@@ -235,10 +235,11 @@ class LedgerMachine(LedgerBesideModel):
         plan = ledger.plan
         for epoch in range(token.epoch, self.spec.num_epochs):
             first = token.position if epoch == token.epoch else 0
-            for place in range(first, plan.num_shards):
-                shard = plan.shard_at(epoch, place)
+            for place in range(first, plan.num_windows):
+                window = plan.window_at(epoch, place)
                 skip = token.offset if epoch == token.epoch and place == first else 0
-                waiting += [(epoch, shard, position) for position in range(skip, plan.length(shard))]
+                records = plan.records_in(epoch, window)
+                waiting += [(epoch, window, position) for position in range(skip, records)]
         assert len(waiting) == len(set(waiting)), "a record waits twice"
         return set(waiting)
 
@@ -328,7 +329,7 @@ class LedgerMachine(LedgerBesideModel):
     def shards_left_counts_shards_with_records(self) -> None:
         cursor = self.ledger.snapshot().epoch
         left = {r[:2] for r in self._in(AHEAD, LENT, REMAINDER) if r[0] <= cursor}
-        assert self.ledger.shards_left == len(left)
+        assert self.ledger.shards_left == sum(len(self.ledger.plan.shards_in(*window)) for window in left)
 
     @invariant()
     def an_epoch_begins_when_the_one_before_is_over(self) -> None:

@@ -46,6 +46,7 @@ def specs(draw: st.DrawFn) -> DatasetSpec:
         ),
         records_per_shard=draw(st.integers(1, 50)),
         seed=draw(st.integers()),
+        shuffle_window=draw(st.sampled_from([1, 1, 2, 3, 16, 10**9])),
         **draw(st.sampled_from(ORDERS)),
     )
 
@@ -54,13 +55,17 @@ def records_of(spec: DatasetSpec) -> list[tuple[str, int]]:
     return [(s.name, s.start + i) for s in spec.sources for i in range(s.count)]
 
 
-def whole(plan: Plan, epoch: int, shard: int) -> Slice:
-    return Slice(epoch=epoch, shard=shard, skip=0, limit=plan.length(shard))
+def whole(plan: Plan, epoch: int, window: int) -> Slice:
+    return Slice(epoch=epoch, shard=window, skip=0, limit=plan.records_in(epoch, window))
+
+
+def windows_of(plan: Plan, epoch: int) -> list[int]:
+    return plan.windows_at(epoch, 0, plan.num_windows)
 
 
 def epoch_of(plan: Plan, epoch: int) -> list[tuple[str, int]]:
-    shards = [plan.shard_at(epoch, position) for position in range(plan.num_shards)]
-    return list(chain.from_iterable(plan.indices(whole(plan, epoch, shard)) for shard in shards))
+    windows = windows_of(plan, epoch)
+    return list(chain.from_iterable(plan.indices(whole(plan, epoch, window)) for window in windows))
 
 
 # --- cutting -------------------------------------------------------------------------------------------
@@ -126,8 +131,8 @@ def test_any_cut_of_a_shard_into_slices_gives_the_same_order(
     spec: DatasetSpec, epoch: int, data: st.DataObject
 ) -> None:
     plan = Plan(spec)
-    shard = data.draw(st.integers(0, plan.num_shards - 1))
-    length = plan.length(shard)
+    shard = data.draw(st.sampled_from(windows_of(plan, epoch)))
+    length = plan.records_in(epoch, shard)
     cuts = sorted({0, length, *data.draw(st.lists(st.integers(0, length), max_size=5))})
     slices = [Slice(epoch=epoch, shard=shard, skip=a, limit=b - a) for a, b in pairwise(cuts)]
     expected = list(plan.indices(whole(plan, epoch, shard)))
@@ -165,6 +170,10 @@ def test_an_empty_slice_has_no_records(order: dict[str, bool]) -> None:
             {"shuffle_shards": True, "shuffle_in_shard": True},
             "a52 a2 a3 b102 b103 b100 b101 a1 a0 a50 a51 a4",
         ),
+        (
+            {"shuffle_shards": True, "shuffle_in_shard": True, "shuffle_window": 1},
+            "a52 a2 a3 b102 b103 b100 b101 a1 a0 a50 a51 a4",
+        ),
         ({"shuffle": True}, "b102 a0 a3 b100 b101 a50 b103 a51 a4 a2 a52 a1"),
         ({"shuffle": True, "shuffle_shards": True}, "a3 b100 b102 a0 b101 a50 b103 a51 a4 a2 a52 a1"),
     ],
@@ -172,6 +181,97 @@ def test_an_empty_slice_has_no_records(order: dict[str, bool]) -> None:
 def test_the_order_of_an_epoch_never_changes(order: dict[str, bool], expected: str) -> None:
     records = epoch_of(Plan(replace(SPEC, seed=5, **order)), 1)
     assert " ".join(f"{name}{index}" for name, index in records) == expected
+
+
+# --- windows ---------------------------------------------------------------------------------------------
+
+WINDOWED: dict[str, Any] = {"shuffle_shards": True, "shuffle_in_shard": True}
+
+
+@given(spec=specs(), epoch=st.integers(0, 10**6))
+@settings(max_examples=100, derandomize=True)
+def test_windows_are_runs_of_shards_in_the_order_of_the_epoch(spec: DatasetSpec, epoch: int) -> None:
+    plan = Plan(spec)
+    shards = [plan.shard_at(epoch, position) for position in range(plan.num_shards)]
+    windows = windows_of(plan, epoch)
+    assert windows == shards[:: plan.window]
+    assert [plan.window_at(epoch, position) for position in range(plan.num_windows)] == windows
+    assert [plan.window_position(epoch, window) for window in windows] == list(range(plan.num_windows))
+    assert list(chain.from_iterable(plan.shards_in(epoch, window) for window in windows)) == shards
+    before = 0
+    for position, window in enumerate(windows):
+        assert plan.records_before(epoch, position) == before
+        records = sum(plan.length(shard) for shard in plan.shards_in(epoch, window))
+        assert plan.records_in(epoch, window) == records
+        before += records
+        if plan.order is not Shuffle.GLOBAL:
+            where = [(s.name, i) for s in plan.storage_of(epoch, window) for i in range(s.start, s.end)]
+            assert sorted(plan.indices(whole(plan, epoch, window))) == sorted(where)
+    assert plan.records_before(epoch, plan.num_windows) == before == plan.size
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (2, "a3 a52 a2 b103 b101 b100 b102 a1 a50 a0 a51 a4"),
+        (3, "a2 a3 b102 b103 a52 a1 b100 a51 a50 b101 a0 a4"),
+        (100, "a1 b103 a0 a50 b100 a3 a52 a2 b102 b101 a4 a51"),
+    ],
+)
+def test_the_order_in_windows_never_changes(window: int, expected: str) -> None:
+    records = epoch_of(Plan(replace(SPEC, seed=5, shuffle_window=window, **WINDOWED)), 1)
+    assert " ".join(f"{name}{index}" for name, index in records) == expected
+
+
+def test_a_window_mixes_its_shards_evenly() -> None:
+    spec = DatasetSpec(
+        name="t",
+        sources=(Source(name="a", count=64 * 50),),
+        records_per_shard=50,
+        shuffle_window=16,
+        **WINDOWED,
+    )
+    plan = Plan(spec)
+    for window in windows_of(plan, 3):
+        numbers = plan.indices(whole(plan, 3, window)).numbers
+        for batch in numbers[: 16 * 50].reshape(-1, 50):
+            assert len(set((batch // 50).tolist())) > 10  # of 16; 15.3 on average
+
+
+def test_only_records_shuffled_in_shards_have_windows() -> None:
+    for order in ORDERS:
+        plan = Plan(replace(SPEC, shuffle_window=3, **order))
+        assert plan.window == (3 if plan.order is Shuffle.SHARD else 1)
+    assert Plan(replace(SPEC, shuffle_window=100, **WINDOWED)).window == 7
+
+
+def test_a_shard_inside_of_a_window_names_none() -> None:
+    plan = Plan(replace(SPEC, shuffle_window=3, **WINDOWED))
+    inside = plan.shard_at(0, 1)
+    for call in (plan.window_position, plan.records_in, plan.shards_in):
+        with pytest.raises(InvalidArgument, match=rf"no window .* begins with shard {inside} in epoch 0"):
+            call(0, inside)
+    with pytest.raises(InvalidArgument, match="no window"):
+        plan.indices(Slice(epoch=0, shard=inside, skip=0, limit=1))
+
+
+def test_a_slice_of_a_window_has_no_name_and_the_bounds_of_the_window() -> None:
+    plan = Plan(replace(SPEC, shuffle_window=3, **WINDOWED))
+    window = plan.window_at(6, 1)
+    shard = plan.shard(Slice(epoch=6, shard=window, skip=1, limit=2))
+    first = plan.records_before(6, 1)
+    assert (shard.name, shard.start, shard.end) == ("", first, first + plan.records_in(6, window))
+    assert shard.shuffled
+    assert len(shard) == 2
+    assert shard.indices()[0] == plan.locate(6, window, 1)
+
+
+def test_windows_of_shards_that_are_more_than_64_bits_are_refused() -> None:
+    sources = tuple(Source(name=str(i), count=1) for i in range(3))
+    spec = DatasetSpec(name="t", sources=sources, records_per_shard=2**61)
+    assert Plan(spec).records_before(0, 3) == 3
+    with pytest.raises(InvalidArgument, match="3 shards of 2305843009213693952 records"):
+        Plan(replace(spec, shuffle_window=2, shuffle_in_shard=True))
 
 
 def test_the_order_of_a_large_dataset_never_changes() -> None:
@@ -188,6 +288,13 @@ def test_the_order_of_a_large_dataset_never_changes() -> None:
     assert plan.position_of(2, plan.shard_at(2, 123_456_789)) == 123_456_789
     inside = plan.indices(Slice(epoch=2, shard=10**8, skip=0, limit=3))
     assert list(inside) == [("b", 445), ("b", 978), ("b", 924)]
+    mixed = Plan(replace(large, shuffle_window=16))
+    window = mixed.window_at(2, 10**6)
+    assert list(mixed.indices(Slice(epoch=2, shard=window, skip=0, limit=3))) == [
+        ("b", 453048238696),
+        ("a", 34627947111),
+        ("b", 222945189137),
+    ]
     everywhere = Plan(replace(large, shuffle=True)).indices(Slice(epoch=2, shard=0, skip=0, limit=3))
     assert list(everywhere) == [("b", 186308091575), ("b", 420108679170), ("b", 762021895417)]
 
@@ -247,14 +354,16 @@ def test_a_globally_shuffled_shard_has_no_name_and_global_numbers() -> None:
 # --- size ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_trillion_records_cost_neither_time_nor_memory(order: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "order", [*ORDERS, {**WINDOWED, "shuffle_window": 16}, {**WINDOWED, "shuffle_window": 10**9}]
+)
+def test_a_trillion_records_cost_neither_time_nor_memory(order: dict[str, Any]) -> None:
     sources = tuple(Source(name=f"s{i}", count=10**11) for i in range(10))
     spec = DatasetSpec(name="large", sources=sources, records_per_shard=256, **order)
     tracemalloc.start()
     began = time.process_time()
     plan = Plan(spec)
-    shard = plan.shard_at(0, plan.num_shards // 2)
+    shard = plan.window_at(0, plan.num_windows // 2)
     first = list(plan.indices(Slice(epoch=0, shard=shard, skip=0, limit=32)))
     took = time.process_time() - began
     _, peak = tracemalloc.get_traced_memory()

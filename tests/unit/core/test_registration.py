@@ -35,6 +35,7 @@ def test_what_is_given_is_taken() -> None:
         num_epochs=0,
         epoch_barrier=False,
         max_bad_records=2,
+        shuffle_window=3,
     )
     spec = new_spec(given, batch_size=4)
     assert all(getattr(spec, name) == getattr(given, name) for name in given.__slots__)
@@ -67,6 +68,7 @@ def test_the_same_description_fits() -> None:
         ({"shuffle": True}, "shuffle: registered False, asked True"),
         ({"shuffle_shards": True}, "shuffle_shards: registered False, asked True"),
         ({"shuffle_in_shard": True}, "shuffle_in_shard: registered False, asked True"),
+        ({"shuffle_window": 4}, "shuffle_window: registered 1, asked 4"),
         ({"sources": SOURCES[:1]}, r"num_sources: registered 2, asked 1; size: registered 25, asked 20"),
         ({"sources": SOURCES[::-1]}, r"sources \(digest"),
     ],
@@ -99,6 +101,19 @@ def test_the_first_trainer_says_whether_shards_are_shuffled_inside(said: bool | 
     left_open = replace(SPEC, shuffle_in_shard=None)
     spec = reconcile(left_open, replace(SAME, shuffle_in_shard=said), alone=True)
     assert spec.shuffle_in_shard is bool(said)
+
+
+def test_the_first_trainer_says_the_window_that_was_left_open() -> None:
+    left_open = replace(SPEC, shuffle_in_shard=None)
+    spec = reconcile(left_open, replace(SAME, shuffle_in_shard=True, shuffle_window=4), alone=True)
+    assert (spec.shuffle_in_shard, spec.shuffle_window) == (True, 4)
+    with pytest.raises(DatasetConflict, match="shuffle_window: registered 4, asked 5"):
+        reconcile(spec, replace(SAME, shuffle_window=5), alone=True)
+
+
+def test_a_window_that_is_named_without_a_trainer_mixes_records() -> None:
+    spec = new_spec(replace(SAME, shuffle_window=4), batch_size=4)
+    assert (spec.shuffle_in_shard, spec.shuffle_window) == (True, 4)
 
 
 def test_an_option_out_of_range_is_refused() -> None:

@@ -15,7 +15,7 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.errors import TokenError
-from edl_torch.shard import DatasetSpec, Source
+from edl_torch.shard import DatasetSpec, Slice, Source
 
 SPEC = DatasetSpec(
     name="training",
@@ -47,6 +47,35 @@ def position() -> ShardLedger:
 
 def test_the_token_of_a_known_position_never_changes() -> None:
     assert position().snapshot().encode() == GOLDEN
+
+
+def windowed(window: int) -> DatasetSpec:
+    return replace(SPEC, shuffle_shards=True, shuffle_in_shard=True, shuffle_window=window)
+
+
+def test_a_token_names_the_window_and_is_of_no_other_dataset() -> None:
+    ledger = ShardLedger(windowed(2))
+    ledger.join("s", 8)
+    (first,) = ledger.lease("s", epoch=NEW_PASS, count=1)[2]
+    ledger.acknowledge("s", first.task, first.attempt, 3)
+    token = Token.decode(ledger.snapshot().encode())
+    assert token.shuffle_window == 2
+    assert Token.decode(GOLDEN).shuffle_window == 1
+    again = ShardLedger(windowed(2))
+    again.restore(token)
+    assert again.snapshot() == token
+    with pytest.raises(TokenError, match="shuffle_window: registered 1, asked 2"):
+        ShardLedger(windowed(1)).restore(token)
+    with pytest.raises(TokenError, match="shuffle_window: registered 2, asked 1"):
+        ShardLedger(windowed(2)).restore(ShardLedger(windowed(1)).snapshot())
+
+
+def test_a_slice_of_a_shard_inside_of_a_window_is_damaged() -> None:
+    ledger = ShardLedger(windowed(2))
+    inside = ledger.plan.shard_at(0, 1)
+    token = replace(ledger.snapshot(), position=1, open=(Slice(epoch=0, shard=inside, skip=0, limit=1),))
+    with pytest.raises(TokenError, match="no window"):
+        ledger.restore(token)
 
 
 def test_the_golden_token_restores_exactly_its_records() -> None:

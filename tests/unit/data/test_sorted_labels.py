@@ -47,6 +47,16 @@ def test_a_sorted_dataset_mixed_inside_its_shards_is_told_of_once(targets: Any) 
     # 7 shards; of the 7 places where the label changes none is an edge of a shard.
     assert "shards of 128 records: a batch has some 2.0 of the 8 classes" in text
     assert "shuffle=True" in text
+    assert "shuffle_window=16" in text
+
+
+def test_windows_that_mix_few_classes_are_told_of() -> None:
+    targets = [number // 20 for number in range(800)]
+    options = {"shuffle": True, "records_per_shard": 20}
+    (text,) = warned(Labelled(targets), **options, shuffle_window=8)
+    assert "windows of 8 shards of 20 records: a batch has some 7.3 of the 40 classes" in text
+    assert "shuffle_window=128" in text
+    assert warned(Labelled(targets), **options, shuffle_window=40) == []
 
 
 @pytest.mark.parametrize(

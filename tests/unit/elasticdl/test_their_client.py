@@ -234,6 +234,25 @@ def define(name: str, kind: TaskType, *sources: Source, **options: object) -> Di
     return dispatcher
 
 
+def test_tasks_of_windows_carry_the_indices_of_one_storage(start_server: Callable[..., Server]) -> None:
+    shuffled = {"shuffle_shards": True, "shuffle_window": 3, "records_per_shard": 4}
+    a, b = Source(name="a.rec", start=3, count=40), Source(name="b.rec", count=5)
+    server = start_server(define("training", TaskType.TRAINING, a, **shuffled))
+    worker = server.worker()
+    worker.params(**PARAMS | {"dataset_size": 40})
+    tasks = []
+    while sum(len(task.numbers) for task in tasks) < 40:
+        tasks.append(worker.get())
+    assert {task.name for task in tasks} == {"a.rec"}
+    assert [task.end - task.start for task in tasks] == [len(task.numbers) for task in tasks]
+    assert len(tasks[0].numbers) == 12
+    assert sorted(number for task in tasks for number in task.numbers) == list(range(3, 43))
+    several = start_server(define("training", TaskType.TRAINING, a, b, **shuffled)).worker()
+    several.params(**PARAMS | {"dataset_size": 45})
+    with pytest.raises(Exception, match="instead of --shuffle_window, or one storage"):
+        several.get()
+
+
 def test_shards_of_named_storages(start_server: Callable[..., Server]) -> None:
     a, b = Source(name="a.rec", start=3, count=4), Source(name="b.rec", count=5)
     server = start_server(define("training", TaskType.TRAINING, a, b, records_per_shard=4, num_epochs=2))

@@ -46,6 +46,17 @@ def test_two_sessions_drain_a_dataset_exactly_once(calls):
     assert master.dataset_status("d").finished
 
 
+def test_status_has_what_sessions_have_measured_by_now(calls):
+    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
+    master.register(calls.register("a", size=2))
+    assert master.status().trainers[0].measures is None
+    listening = Listening(1)
+    master.attend("a", 1, listening)
+    for batches in (1, 2):
+        listening.measuring.handed(1, 0.5)
+        assert master.status().trainers[0].measures.batches == batches
+
+
 def test_waiting_lease_wakes_when_records_come_back(calls):
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     for session in "ab":

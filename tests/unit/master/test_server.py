@@ -11,8 +11,9 @@ import pytest
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import MasterStartError
+from edl_torch.master.addresses import checked_address
 from edl_torch.master.durable import GroupCommit
-from edl_torch.master.server import MasterServer, checked_address, serve, write_address_file
+from edl_torch.master.server import MasterServer, serve, write_address_file
 from edl_torch.rpc.credentials import ServerCredentials
 from edl_torch.system.address import HostPort
 

@@ -112,6 +112,17 @@ def test_heartbeats_keep_a_session_that_says_nothing_else(start_server, calls):
     wait_until(lambda: not server.dispatcher.sessions_of("d"))
 
 
+def test_heartbeats_carry_what_the_trainer_measures(start_server, calls):
+    client = start_server(lease_timeout_s=0.3).client()
+    client.register(calls.register())
+    listening = Listening(1)
+    listening.measuring.handed(4, 0.5)
+    client.attend("s", 1, listening)
+    measures = wait_until(lambda: client.status().trainers[0].measures)
+    assert measures == listening.measures
+    assert (measures.batches, measures.records, measures.waited.sum_s) == (1, 4, 0.5)
+
+
 def test_silent_session_without_a_stream_is_given_up(start_server, calls):
     server = start_server()
     client = server.client()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 
 import numpy as np
 import pytest
@@ -42,6 +43,10 @@ class Good(AbstractDataReader):
             raise ReaderError(f"{name} {start} {end}")
 
 
+class Safe(Good):
+    thread_safe = True
+
+
 class SequentialOnly(AbstractDataReader):
     def create_shards(self, mode):
         return {"lines": 9, "nothing": 0}
@@ -63,7 +68,7 @@ class TwoRunsOfOneStorage(Good):
         return [("a", 0, 3), ("b", 50, 10), ("a", 3, 4), ("b", 5, 40), ("b", 60, 45)]
 
 
-@pytest.mark.parametrize("factory", [Good, SequentialOnly, TwoRunsOfOneStorage])
+@pytest.mark.parametrize("factory", [Good, Safe, SequentialOnly, TwoRunsOfOneStorage])
 def test_good_readers_pass(factory):
     check_reader(factory, max_records=10)
     check_reader(factory, max_records=1000)
@@ -115,6 +120,19 @@ class OtherRecordAtRandomAccess(Good):
 class BatchInOtherOrder(Good):
     def read_batch(self, name, indices):
         return super().read_batch(name, np.sort(indices))
+
+
+class SharedSeek(Good):
+    """One position for all threads."""
+
+    thread_safe = True
+    position = 0
+
+    def read_record(self, name, index):
+        self.check(name, index, index + 1)
+        self.position = index
+        time.sleep(0.0001)
+        return self.record(name, self.position)
 
 
 class OpenFile(Good):
@@ -209,6 +227,7 @@ class OtherError(Good):
         (RangeFromTheStart, "a part equals that part of the whole"),
         (SharedPosition, "two iterators do not disturb each other"),
         (OtherRecordAtRandomAccess, "read_record equals read_records"),
+        (SharedSeek, "a thread_safe reader reads the same in threads"),
         (BatchInOtherOrder, "read_batch equals read_records"),
         (OpenFile, "a reader pickles: TypeError"),
         (OpenFileAfterUse, "a reader pickles: TypeError"),

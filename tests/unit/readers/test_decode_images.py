@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import multiprocessing
+import pickle
 import struct
 import zlib
 from pathlib import Path
 
+import cv2
 import numpy as np
 import PIL.Image
 import pytest
 
-from edl_torch.errors import BadRecord
+from edl_torch.errors import BadRecord, InvalidArgument
+from edl_torch.readers import CocoCaptionsReader, ImageFolderReader, ImageManifestReader
 from edl_torch.readers.images.decode import decode_image, read_image, truncated_format
 from edl_torch.testing.images import broken_images, encode, odd_images, render, with_exif_orientation
 
@@ -191,3 +195,76 @@ def test_real_grayscale_jpeg_has_three_channels(samples: Path):
     assert len(images) == 113
     assert all(image.ndim == 3 and image.shape[2] == 3 for image in images)
     assert sum(bool((image == image[..., :1]).all()) for image in images) >= 1
+
+
+PHOTOGRAPH = render(3, height=96, width=130)
+
+
+@pytest.mark.parametrize(
+    ("min_side", "shape"),
+    [
+        (97, (96, 130)),
+        (49, (96, 130)),
+        (48, (48, 65)),
+        (25, (48, 65)),
+        (24, (24, 33)),
+        (12, (12, 17)),
+        (1, (12, 17)),
+    ],
+)
+def test_a_jpeg_is_decoded_at_the_smallest_scale_that_is_large_enough(min_side, shape):
+    image = decode_image(encode(PHOTOGRAPH), "photo.jpg", min_side)
+    assert image.shape == (*shape, 3)
+    assert image.flags.c_contiguous
+    assert_close(image, cv2.resize(PHOTOGRAPH, shape[::-1], interpolation=cv2.INTER_AREA))
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {"subsampling": 0}, {"quality": 30}], ids=str)
+def test_scaled_decoding_knows_every_kind_of_frame(options):
+    data = pil_bytes(PIL.Image.fromarray(PHOTOGRAPH), "JPEG", **options)
+    assert decode_image(data, "photo.jpg", 24).shape == (24, 33, 3)
+
+
+def test_scaled_decoding_turns_images_upright_and_makes_grey_ones_rgb():
+    turned = decode_image(with_exif_orientation(encode(PHOTOGRAPH), 6), "turned.jpg", 24)
+    assert turned.shape == (33, 24, 3)
+    upright = np.rot90(cv2.resize(PHOTOGRAPH, (33, 24), interpolation=cv2.INTER_AREA), -1)
+    assert_close(turned, upright)
+    grey = decode_image(encode(PHOTOGRAPH[..., 0].copy()), "grey.jpg", 24)
+    assert grey.shape == (24, 33, 3)
+    assert (grey[..., 0] == grey[..., 2]).all()
+
+
+@pytest.mark.parametrize("ending", [".png", ".bmp"])
+def test_other_formats_are_decoded_whole(ending):
+    assert (decode_image(encode(PHOTOGRAPH, ending), "photo", 8) == PHOTOGRAPH).all()
+
+
+@pytest.mark.parametrize(("name", "data"), broken_images().items())
+def test_broken_images_are_as_bad_with_a_scale(name, data):
+    with pytest.raises(BadRecord, match=name):
+        decode_image(data, name, 4)
+
+
+def test_readers_decode_by_scale_and_refuse_what_is_none(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(encode(PHOTOGRAPH))
+    (tmp_path / "list.csv").write_text("cat/1.jpg,0\n")
+    made = {
+        "file_name": "cat/1.jpg",
+        "id": 1,
+        "height": 96,
+        "width": 130,
+    }
+    captions = {"images": [made], "annotations": [{"id": 1, "image_id": 1, "caption": "a cat"}]}
+    (tmp_path / "captions.json").write_text(json.dumps(captions))
+    readers = [
+        ImageFolderReader(tmp_path, min_side=24),
+        ImageManifestReader(tmp_path / "list.csv", min_side=24),
+        CocoCaptionsReader(tmp_path, tmp_path / "captions.json", min_side=24),
+    ]
+    for reader in readers:
+        assert pickle.loads(pickle.dumps(reader)).load(0)[0].shape == (24, 33, 3)
+    for wrong in (0, -1, 1.5, True, "256"):
+        with pytest.raises(InvalidArgument, match="min_side is"):
+            ImageFolderReader(tmp_path, min_side=wrong)

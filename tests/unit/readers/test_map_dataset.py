@@ -46,6 +46,7 @@ def task(name: str, start: int, end: int) -> Task:
 )
 def test_map_style_datasets_keep_the_contract(dataset):
     check_reader(lambda: MapDatasetReader(dataset))
+    check_reader(lambda: MapDatasetReader(dataset, thread_safe=True))
 
 
 def test_records_are_what_the_dataset_returns():

@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.core import calls
+from edl_torch.core.events import Departed, Event, EventKind
+from edl_torch.core.measures import BUCKETS, Histogram, Measures
+from edl_torch.core.picture import Picture
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
@@ -38,6 +41,7 @@ REGISTRATIONS = st.builds(
     num_epochs=st.none() | INT,
     epoch_barrier=st.none() | FLAG,
     max_bad_records=st.none() | INT,
+    shuffle_window=st.none() | INT,
 )
 SPECS = st.builds(
     DatasetSpec,
@@ -52,6 +56,20 @@ SPECS = st.builds(
     num_epochs=INT,
     epoch_barrier=FLAG,
     max_bad_records=INT,
+    shuffle_window=st.integers(1, 2**62),
+)
+HISTOGRAMS = st.builds(
+    Histogram,
+    counts=st.lists(INT, min_size=BUCKETS, max_size=BUCKETS).map(tuple),
+    sum_s=st.floats(0, 1e9),
+)
+MEASURES = st.builds(
+    Measures,
+    batches=INT,
+    records=INT,
+    waited=HISTOGRAMS,
+    stepped=HISTOGRAMS,
+    waited_for_ranks_s=st.floats(0, 1e9),
 )
 GRANTS = st.builds(
     calls.Grant,
@@ -73,6 +91,34 @@ REPORTS = st.builds(
 BAD_RECORDS = st.builds(
     calls.QuarantinedRecord, epoch=INT, shard=INT, position=INT, name=TEXT, index=INT, reason=TEXT
 )
+CELLS = many(INT)
+PICTURES = st.builds(
+    Picture, epoch=INT, **dict.fromkeys(("waiting", "lent", "done", "returned", "quarantined"), CELLS)
+)
+SECONDS = st.floats(0, 1e9)
+EVENTS = st.builds(
+    Event,
+    number=INT,
+    at=SECONDS,
+    kind=st.sampled_from(EventKind),
+    dataset=TEXT,
+    worker_id=TEXT,
+    count=INT,
+    slices=INT,
+    records=INT,
+    text=TEXT,
+)
+DEPARTED = st.builds(
+    Departed,
+    session=TEXT,
+    worker_id=TEXT,
+    at=SECONDS,
+    died=FLAG,
+    why=TEXT,
+    trained=INT,
+    slices=INT,
+    records=INT,
+)
 STATUSES = st.builds(
     calls.MasterStatus,
     ledger=TEXT,
@@ -90,9 +136,12 @@ STATUSES = st.builds(
                 (
                     *("epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases"),
                     *("acknowledged", "quarantined", "dropped", "trainers", "lineage"),
+                    *("returned_slices", "returned_records", "given_back", "checkpoints", "restores"),
                 ),
                 INT,
             ),
+            rate=SECONDS,
+            picture=st.none() | PICTURES,
         )
     ),
     trainers=many(
@@ -104,8 +153,20 @@ STATUSES = st.builds(
             leased=INT,
             idle_s=st.floats(0, 1e9),
             since_progress_s=st.floats(0, 1e9),
+            measures=st.none() | MEASURES,
+            state=st.sampled_from(calls.TrainerState),
+            pace=SECONDS,
+            slow=FLAG,
+            trained=INT,
+            leases=INT,
+            oldest_lease_s=SECONDS,
         )
     ),
+    time=SECONDS,
+    started_at=SECONDS,
+    events=many(EVENTS),
+    departed=many(DEPARTED),
+    event_counts=st.dictionaries(TEXT, INT, max_size=3),
 )
 
 ROUND_TRIPS = {
@@ -190,6 +251,7 @@ ROUND_TRIPS = {
         pb.RestoreRequest,
         convert.restore_call_from_wire,
     ),
+    "measures": (MEASURES, convert.measures_to_wire, pb.Measures, convert.measures_from_wire),
     "status": (STATUSES, convert.status_to_wire, pb.StatusResponse, convert.status_from_wire),
 }
 
@@ -244,6 +306,11 @@ def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
         (calls.DatasetStatus, pb.DatasetStatus),
         (calls.TrainerStatus, pb.TrainerStatus),
         (calls.MasterStatus, pb.StatusResponse),
+        (Picture, pb.Picture),
+        (Event, pb.Event),
+        (Departed, pb.Departed),
+        (Histogram, pb.Histogram),
+        (Measures, pb.Measures),
     ],
 )
 def test_no_field_was_forgotten_in_the_proto(value, message):
@@ -278,6 +345,12 @@ def test_unknown_task_type_is_an_invalid_argument():
     message = pb.RegisterRequest(registration=pb.Registration(name="d", task_type=77))
     with pytest.raises(InvalidArgument, match="77"):
         convert.checked(convert.register_call_from_wire, message)
+
+
+def test_empty_buckets_at_the_end_cost_nothing_on_the_wire():
+    some = Histogram(counts=(0, 3) + (0,) * (BUCKETS - 2), sum_s=1.0)
+    assert convert.measures_to_wire(Measures(waited=some)).waited.counts == [0, 3]
+    assert not pb.HeartbeatRequest(member=1).HasField("measures")
 
 
 def test_empty_message_is_a_call_with_nothing_in_it():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trainer_kit import Master, Shell, ack, back, reports_of, whole
 
-from edl_torch.core.calls import Grant
+from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
 from edl_torch.trainer.facts import Logged, Reporting, Voided, Way
 from edl_torch.trainer.phases import Loop
@@ -460,6 +460,43 @@ def test_nothing_is_stuck_outside_of_a_pass_or_without_leases(shell: Shell) -> N
     shell.run(shell.elastic.settle_stuck())
     shell.run(shell.trainer.open())
     shell.run(shell.elastic.settle_stuck())
+
+
+def train_without_the_last_step(shell: Shell, epochs: int) -> None:
+    """Train on two batches of 8 in each epoch; the optimizer does not step on the last one."""
+    optimizer = shell.state.steps.attach("sgd")
+    left = 2 * epochs
+    for _ in range(epochs):
+        number = shell.begin_elastic()
+        while shell.run(shell.elastic.more_to_read()):
+            while (grant := shell.next()) is not None:
+                assert shell.hand(grant)
+                left -= 1
+                if left:
+                    shell.run(shell.elastic.stepped(optimizer))
+                shell.request()
+        shell.run(shell.elastic.close(number))
+
+
+@pytest.mark.parametrize(("epochs", "next_one"), [(1, NEW_PASS), (1, 1), (2, NEW_PASS), (2, 2)])
+def test_batches_without_a_step_count_where_all_epochs_are_read(epochs: int, next_one: int) -> None:
+    shell = Shell(Master(records=16, num_epochs=epochs), batch_size=8, attended=False)
+    train_without_the_last_step(shell, epochs)
+    assert shell.master.status.acknowledged == 16 * epochs - 8
+    shell.run(shell.trainer.open(next_one))
+    assert not shell.run(shell.elastic.more_to_read())
+    assert shell.master.status.finished
+    assert ways(shell)[-1] is Way.UNSTEPPED
+    assert shell.warnings[-1].startswith("8 record(s) of 'training' were handed out after the last optimizer")
+    assert (shell.state.steps.keep, shell.state.inflight.batches) == (0, 0)
+
+
+def test_batches_without_a_step_do_not_count_where_an_epoch_follows() -> None:
+    shell = Shell(Master(records=16, num_epochs=3), batch_size=8, attended=False)
+    train_without_the_last_step(shell, 2)
+    shell.run(shell.trainer.open(1))
+    with pytest.raises(AccountingError, match="nothing else is left"):
+        shell.run(shell.elastic.more_to_read())
 
 
 def test_a_partial_batch_goes_back_as_a_remainder(master: Master, shell: Shell) -> None:

@@ -235,7 +235,7 @@ def test_a_loop_that_is_left_with_a_batch_is_warned_once(shell: Shell) -> None:
         number = shell.begin_elastic()
         hand_next(shell)
         shell.run(shell.elastic.close(number))
-        shell.run(shell.elastic.tell_taken_back())
+        shell.run(shell.elastic.warnings.of_what_went_back())
     (warning,) = shell.warnings
     assert warning.startswith("the loop was left with the batch in hand of 'training', which goes back")
 
@@ -258,7 +258,7 @@ def test_a_loop_that_is_left_between_batches_or_with_an_optimizer_is_not_warned(
     number = shell.begin_elastic()
     hand_next(shell)
     shell.run(shell.elastic.close(number))
-    shell.run(shell.elastic.tell_taken_back())
+    shell.run(shell.elastic.warnings.of_what_went_back())
     assert shell.warnings == []
 
 

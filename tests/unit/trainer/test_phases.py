@@ -10,45 +10,46 @@ import pytest
 
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.outbox import Outbox
-from edl_torch.trainer.phases import TABLE, Asking, Loop, Member, Telling, moved
+from edl_torch.trainer.phases import ASKING, LOOP, MEMBER, TELLING, Asking, Loop, Member, Table, Telling
 from edl_torch.trainer.supply import Supply
 
-PARTS: list[tuple[type[Enum], Enum]] = [
-    (Member, Member.NEW),
-    (Loop, Loop.IDLE),
-    (Asking, Asking.IDLE),
-    (Telling, Telling.IDLE),
+PARTS: list[tuple[type[Enum], Table[Any], Enum]] = [
+    (Member, MEMBER, Member.NEW),
+    (Loop, LOOP, Loop.IDLE),
+    (Asking, ASKING, Asking.IDLE),
+    (Telling, TELLING, Telling.IDLE),
 ]
-PAIRS = [(phase, to) for part, _ in PARTS for phase, to in product(part, part)]
+PAIRS = [
+    pytest.param(table, phase, to, id=f"{phase}-{to}")
+    for part, table, _ in PARTS
+    for phase, to in product(part, part)
+]
 
 
-@pytest.mark.parametrize(("phase", "to"), PAIRS, ids=str)
-def test_what_the_table_has_is_done_and_all_else_is_refused(phase: Any, to: Any) -> None:
-    if to in TABLE[phase]:
-        assert moved(phase, to) is to
+@pytest.mark.parametrize(("table", "phase", "to"), PAIRS)
+def test_what_the_table_has_is_done_and_all_else_is_refused(table: Table[Any], phase: Any, to: Any) -> None:
+    if (phase, to) in set(table):
+        assert table[phase, to] is to
     else:
         with pytest.raises(
-            AccountingError, match=f"{type(phase).__name__} is {phase.name}: it cannot become"
+            AccountingError, match=f"{type(phase).__name__} is {phase.name}: it cannot become {to.name}"
         ):
-            moved(phase, to)
+            table[phase, to]
 
 
 def test_no_part_becomes_a_phase_of_another() -> None:
-    assert all(type(phase) is type(to) for phase, follows in TABLE.items() for to in follows)
+    assert all(type(phase) is type(to) is part for part, table, _ in PARTS for phase, to in table)
 
 
-def test_every_phase_has_its_row() -> None:
-    assert set(TABLE) == {phase for part, _ in PARTS for phase in part}
-
-
-@pytest.mark.parametrize(("part", "first"), PARTS)
-def test_every_phase_is_reached_from_the_first_one_and_has_a_way_on(part: type[Enum], first: Any) -> None:
+@pytest.mark.parametrize(("part", "table", "first"), PARTS)
+def test_every_phase_is_reached_from_the_first_one_and_has_a_way_on(
+    part: type[Enum], table: Table[Any], first: Any
+) -> None:
     reached, found = set(), {first}
     while found:
         reached |= found
-        found = {to for phase in found for to in TABLE[phase]} - reached
-    assert reached == set(part)
-    assert all(TABLE[phase] for phase in reached)
+        found = {to for phase, to in table if phase in found} - reached
+    assert reached == set(part) == {phase for phase, _ in table}
 
 
 def test_a_refused_change_leaves_the_phase_of_the_calls_for_leases() -> None:

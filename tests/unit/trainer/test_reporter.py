@@ -283,6 +283,15 @@ def test_what_was_not_answered_is_void_in_another_lineage(remote: Case) -> None:
     assert "batches of 1 lease(s)" in remote.lost
 
 
+def test_that_the_master_was_away_is_forgotten_where_the_report_is_void(remote: Case) -> None:
+    remote.master.errors = [MasterUnavailable("away")]
+    remote.tell(ack(1, 4))
+    remote.work()
+    remote.move_to(lineage=2)
+    remote.flush()
+    remote.run(remote.trainer.close(1.0))
+
+
 def test_what_is_posted_is_sent_and_raised_later(case: Case) -> None:
     """By callers who cannot act on it: a thread that hears of another trainer's want."""
     case.master.errors = [StaleLease("another lineage")]

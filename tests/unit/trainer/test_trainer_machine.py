@@ -550,7 +550,7 @@ class TrainerMachine(RuleBasedStateMachine):
         if what == "stall":
             self.master.stall()
         elif member is not None and what != "break":
-            self.master.dispatcher.give_up(member)
+            self.master.dispatcher.give_up(member, self.master.now)
             if what == "give up and say so" and loop.shell.state.liveness is not None:
                 loop.shell.liveness.doubt()
         elif loop.is_member:

@@ -95,7 +95,8 @@ class Master:
             return self.dispatcher.dataset_status(call.request)
         if call.method == "confirm":
             self.dispatcher.stream_opened(call.request.session, self.now)
-        answer = getattr(self.dispatcher, call.method)(call.request, self.now)
+        arguments = () if call.request is None else (call.request,)
+        answer = getattr(self.dispatcher, call.method)(*arguments, self.now)
         if call.method == "lease":
             self.outcomes.granted(answer)
         if call.method == "report":

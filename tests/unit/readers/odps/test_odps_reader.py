@@ -298,7 +298,7 @@ def test_batches_of_one_block_are_one_request(server, block_rows, requests):
 
 def test_an_expected_range_is_downloaded_exactly_once(server):
     reader = ODPSDataReader("numbers", block_rows=150)
-    reader.expect("demo.numbers", 130, 530)
+    reader.expect([("demo.numbers", 130, 530)])
     order = np.random.default_rng(0).permutation(np.arange(130, 530))
     for part in np.array_split(order, 13):
         assert reader.read_batch("demo.numbers", part)["i"].tolist() == part.tolist()

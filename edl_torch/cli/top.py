@@ -1,0 +1,132 @@
+"""`edl-torch top`: a master's status in the terminal, live. Needs `edl-torch[top]`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+
+from edl_torch.cli.figures import duration, percent, rate, share
+from edl_torch.cli.status import client_of, trainer_state
+from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
+from edl_torch.core.events import Event, EventKind
+from edl_torch.core.picture import Picture
+from edl_torch.core.printable import printable
+from edl_torch.errors import InvalidArgument, MasterUnavailable
+
+try:
+    from rich.console import Console, Group, RenderableType
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+except ModuleNotFoundError as exc:
+    raise InvalidArgument("edl-torch top needs rich: pip install 'edl-torch[top]'") from exc
+
+EVENTS = 10
+_BAD = {EventKind.DIED, EventKind.STALLED, EventKind.QUARANTINED, EventKind.SUSPENDED}
+_SIGNS = {  # of a cell, by the state that most of its records are in; the letters work without colour
+    "done": ("█", "green"),
+    "lent": ("▓", "blue"),
+    "returned": ("R", "magenta"),
+    "quarantined": ("x", "red"),
+    "waiting": ("·", "bright_black"),
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the status until Ctrl-C."""
+    console = Console()
+    with client_of(options) as client:
+        status = client.status()
+        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while True:
+                live.update(view(status, console.width, console.height), refresh=True)
+                time.sleep(options.every)
+                try:
+                    status = client.status()
+                except MasterUnavailable as error:
+                    live.update(Text(printable(f"{error} - trying again"), "red"), refresh=True)
+
+
+def view(status: MasterStatus, width: int, height: int) -> Group:
+    """Return the screen for a status."""
+    parts = [*_head(status), *(part for item in status.datasets for part in _dataset(item, status, width))]
+    rows = max(4, height - EVENTS - 4 * max(1, len(status.datasets)) - 6)
+    return Group(*parts, _trainers(status, rows), *_events(status))
+
+
+def _head(status: MasterStatus) -> Iterator[RenderableType]:
+    kept = "in a journal" if status.durable else "in memory only"
+    line = f"edl-torch  kept {kept}, up {duration(max(0.0, status.time - status.started_at))}"
+    if status.waiting_share is not None:
+        line += f", waited for data {share(status.waiting_share)} of the time"
+    yield Text(line, "bold")
+
+
+def _dataset(item: DatasetStatus, status: MasterStatus, width: int) -> Iterator[RenderableType]:
+    epochs = f"epoch {min(item.epochs_done, max(item.num_epochs, 1) - 1) + 1}"
+    epochs += f" of {item.num_epochs}" if item.num_epochs else ""
+    why = status.suspended.get(item.dataset) or item.failure
+    ended = "finished" if item.finished else f"{duration(item.eta_s)} to the end"
+    line = Text(printable(item.dataset), "bold")
+    line.append(f"  {percent(item.percent)}, {epochs}, {rate(item.rate)}, {ended}", "not bold")
+    line.append(f", {item.acknowledged:,} trained on, {item.quarantined:,} bad", "not bold")
+    if item.returned_records:
+        line.append(f", {item.returned_records:,} came back", "not bold magenta")
+    yield Text()
+    yield line
+    if item.picture is not None:
+        yield bar(item.picture, max(10, width - 1))
+    if why:
+        yield Text(printable(why), "red")
+
+
+def bar(picture: Picture, width: int) -> Text:
+    """Return the epoch as a line of signs."""
+    cells = len(picture.waiting)
+    made = Text()
+    for place in range(width):
+        first, after = cells * place // width, max(cells * place // width + 1, cells * (place + 1) // width)
+        sums = {state: sum(getattr(picture, state)[first:after]) for state in _SIGNS}
+        odd = next((state for state in ("quarantined", "returned") if sums[state]), None)
+        made.append(*_SIGNS[odd or max(sums, key=lambda state: sums[state])])
+    return made
+
+
+def _trainers(status: MasterStatus, rows: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
+    for heading in ("TRAINER", "STATE"):
+        table.add_column(heading, overflow="ellipsis", no_wrap=True)
+    for heading in ("PACE", "WAITS", "LEASES", "OLDEST", "HEARD", "MOVED ON"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    order = sorted(status.trainers, key=lambda one: (_rank(one), one.worker_id))
+    for one in order[:rows]:
+        table.add_row(
+            Text(printable(one.worker_id)),
+            Text(trainer_state(one), ("red", "yellow", "green")[_rank(one)]),
+            rate(one.pace),
+            share(one.waiting_share),
+            str(one.leases),
+            duration(one.oldest_lease_s) if one.leases else "-",
+            duration(one.idle_s),
+            duration(one.since_progress_s),
+        )
+    if len(order) > rows:
+        table.add_row(Text(f"and {len(order) - rows} more", "bright_black"))
+    return table
+
+
+def _rank(one: TrainerStatus) -> int:
+    """Return 0 for one in trouble, 1 for a slow one, 2 for any other."""
+    return 0 if one.state is not TrainerState.LIVE else 1 if one.slow else 2
+
+
+def _events(status: MasterStatus) -> Iterator[RenderableType]:
+    yield Text()
+    for event in reversed(status.events[-EVENTS:]):
+        yield _event(event)
+
+
+def _event(event: Event) -> Text:
+    line = Text(time.strftime("%H:%M:%S  ", time.localtime(event.at)), "bright_black", no_wrap=True)
+    return line.append(printable(event.line), "red" if event.kind in _BAD else "default")

@@ -1,0 +1,261 @@
+"""History of a master for people: events, trainers that have gone, and how fast records are trained on.
+
+Bounded, and not in the journal: it begins with the master's start. It costs a call one comparison; what it
+looks at more closely it looks at once a second.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from edl_torch.core.calls import DatasetStatus
+from edl_torch.core.events import NAME_CHARS, TEXT_CHARS, Departed, Event, EventKind
+from edl_torch.core.ledger import ShardLedger, Stage
+from edl_torch.core.limits import shortened
+from edl_torch.core.members import Member
+from edl_torch.core.picture import Picture, draw
+from edl_torch.shard import Slice
+
+EVENTS = 300
+DEPARTED = 100
+TICK_S = 1.0
+WINDOW_S = 10.0  # rates are those of the last 10 to 20 s
+MARKS = 600  # of tasks, one a second at most: how old a lease can be told to be
+TOGETHER_S = 60.0  # events that repeat within it are one
+SLICES_AT_ONCE, SLICES_A_SECOND = 1_000, 2_000  # of a picture that is drawn again and again
+PICTURE_S = 10.0  # the longest time between two pictures
+
+_REPEATED = {EventKind.QUARANTINED, EventKind.CHECKPOINT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """Records trained on until `at`: of all, and by session."""
+
+    at: float
+    acknowledged: int
+    shown: dict[str, int]
+
+
+class Watch:
+    """Pace of one dataset and of its trainers, the age of its leases, and its picture."""
+
+    def __init__(self, ledger: ShardLedger, now: float) -> None:
+        self._ledger = ledger
+        self.checkpoints = self.restores = 0
+        self.restart(now)
+
+    def restart(self, now: float) -> None:
+        """Forget rates and ages: another lineage begins."""
+        self.lineage = self._ledger.lineage
+        self._older = self._newer = self._counts(now)
+        self._marks: deque[tuple[int, float]] = deque([(self._ledger.leases.next_task, now)], MARKS)
+        self._picture: Picture | None = None
+        self._drawn = self._costs_s = 0.0
+
+    def tick(self, now: float) -> None:
+        """Note how far all are; about once a second."""
+        task = self._ledger.leases.next_task
+        if task == self._marks[-1][0]:
+            self._marks.pop()
+        self._marks.append((task, now))
+        if now - self._newer.at >= WINDOW_S:
+            self._older, self._newer = self._newer, self._counts(now)
+
+    def _counts(self, now: float) -> _Counts:
+        return _Counts(
+            at=now,
+            acknowledged=self._ledger.acknowledged,
+            shown=self._ledger.participants.throughput.all_shown(),
+        )
+
+    def filled(self, status: DatasetStatus, now: float, *, picture: bool = False) -> DatasetStatus:
+        """Return a status of the dataset with what is known here."""
+        return replace(
+            status,
+            rate=self.rate(now),
+            checkpoints=self.checkpoints,
+            restores=self.restores,
+            picture=self.picture(now) if picture else None,
+        )
+
+    def rate(self, now: float) -> float:
+        """Return the records trained on a second."""
+        return _rate(self._ledger.acknowledged - self._older.acknowledged, now - self._older.at)
+
+    def pace(self, session: str, since: float, now: float) -> float:
+        """Return the records that a session trains on a second; it takes part `since` then."""
+        before = self._older.shown.get(session)
+        begun = self._older.at if before is not None else max(since, self._older.at)
+        return _rate(self._ledger.participants.throughput.shown(session) - (before or 0), now - begun)
+
+    def age(self, task: int, now: float) -> float:
+        """Return how long ago a task was lent, to about a second; a very old one is older than it says."""
+        place = bisect_right(self._marks, (task, math.inf))
+        return max(0.0, now - self._marks[max(0, place - 1)][1])
+
+    def picture(self, now: float) -> Picture:
+        """Return the picture of the epoch; that of a moment ago where much is in progress."""
+        epoch = self._ledger.shown_epoch
+        drawn = self._picture
+        if drawn is None or drawn.epoch != epoch or not 0 <= now - self._drawn < self._costs_s:
+            slices = self._ledger.slices_by_state(epoch)
+            passed = self._ledger.passed_of(epoch)
+            drawn = draw(self._ledger.plan, epoch, passed, **slices)
+            self._picture, self._drawn = drawn, now
+            much = sum(map(len, slices.values())) - SLICES_AT_ONCE
+            self._costs_s = min(PICTURE_S, max(0.0, much / SLICES_A_SECOND))
+        return drawn
+
+
+class History:
+    """Events, departures and watches of a master, all bounded."""
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self.departed: deque[Departed] = deque(maxlen=DEPARTED)
+        self.counts: Counter[EventKind] = Counter()  # of all events ever, by kind
+        self.now = 0.0  # the latest time that it was told
+        self.next_tick = -math.inf
+        self.started_at: float | None = None
+        self._wall = 0.0  # seconds since 1970 less `now`
+        self._number = 0
+        self._watches: dict[str, Watch] = {}
+        self._stages: dict[str, Stage] = {}
+        self._suspended: set[str] = set()
+
+    # Time -----------------------------------------------------------------------------------------------
+
+    @property
+    def latest(self) -> int:
+        """Number of the last event, which also changes when one is counted with it."""
+        return self._number
+
+    def set_wall(self, now: float, wall: float) -> None:
+        """Note that `now` is `wall` seconds since 1970. The first time is the master's start."""
+        self._wall = wall - now
+        if self.started_at is None:
+            self.started_at = round(wall, 2)
+            self.add(EventKind.STARTED, now)
+
+    def wall(self, now: float) -> float:
+        """Return `now` in seconds since 1970, to a hundredth."""
+        return round(now + self._wall, 2)
+
+    def tick(self, ledgers: Iterable[ShardLedger], now: float) -> None:
+        """Note how far all are; to be called when `next_tick` has come."""
+        self.now, self.next_tick = now, now + TICK_S
+        for ledger in ledgers:
+            self.watch(ledger, now).tick(now)
+
+    def watch(self, ledger: ShardLedger, now: float) -> Watch:
+        """Return the watch of a dataset, which begins when it is first asked for."""
+        watch = self._watches.get(ledger.spec.name)
+        if watch is None:
+            watch = self._watches[ledger.spec.name] = Watch(ledger, now)
+        if watch.lineage != ledger.lineage:
+            watch.restart(now)
+        return watch
+
+    # Events ---------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        kind: EventKind,
+        now: float,
+        *,
+        dataset: str = "",
+        worker_id: str = "",
+        count: int = 1,
+        slices: int = 0,
+        records: int = 0,
+        text: str = "",
+    ) -> None:
+        """Add an event. One that repeats the last one is counted with it."""
+        self.now = max(self.now, now)
+        self.counts[kind] += count
+        self._number += 1
+        event = Event(
+            number=self._number,
+            at=self.wall(now),
+            kind=kind,
+            dataset=shortened(dataset, NAME_CHARS),
+            worker_id=shortened(worker_id, NAME_CHARS),
+            count=count,
+            slices=slices,
+            records=records,
+            text=shortened(text, TEXT_CHARS),
+        )
+        last = self.events[-1] if self.events else None
+        if last is not None and kind in _REPEATED and _repeats(event, last):
+            self.events[-1] = replace(event, count=last.count + count)
+        else:
+            self.events.append(event)
+
+    def gone(self, member: Member, lost: Iterable[tuple[Slice, ...]], trained: int, now: float) -> None:
+        """Note that a trainer has left, or died, and what it gave back."""
+        died, why = bool(member.dead_because), member.dead_because
+        slices = [item for some in lost for item in some]
+        records = sum(item.limit for item in slices)
+        kind = EventKind.DIED if died else EventKind.LEFT
+        self.add(kind, now, worker_id=member.worker_id, text=why, slices=len(slices), records=records)
+        self.departed.append(
+            Departed(
+                session=shortened(member.session, NAME_CHARS),
+                worker_id=shortened(member.worker_id, NAME_CHARS),
+                at=self.wall(now),
+                died=died,
+                why=why,
+                trained=trained,
+                slices=len(slices),
+                records=records,
+            )
+        )
+
+    def look(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> bool:
+        """Add what has come about since the last look: ends of epochs, suspensions. Returns if any dataset
+        is new, or elsewhere."""
+        changed = False
+        for ledger in ledgers:
+            name, after = ledger.spec.name, ledger.stage
+            before = self._stages.get(name)
+            if before == after:
+                continue
+            changed, self._stages[name] = True, after
+            if before is not None and before[0] == after[0]:
+                self._add_ends(ledger, before, after, now)
+        if suspended or self._suspended:
+            for name in suspended.keys() - self._suspended:
+                self.add(EventKind.SUSPENDED, now, dataset=name, text=suspended[name])
+            self._suspended = set(suspended)
+        return changed
+
+    def _add_ends(self, ledger: ShardLedger, before: Stage, after: Stage, now: float) -> None:
+        spec = ledger.spec
+        if spec.epoch_barrier:  # without, a later epoch is read while an earlier one is not over
+            of = f" of {spec.num_epochs}" if spec.num_epochs else ""
+            for epoch in range(before.epoch, after.epoch)[-EVENTS:]:
+                text = f"epoch {epoch}{of}"
+                self.add(EventKind.EPOCH_OVER, now, dataset=spec.name, text=text, records=ledger.plan.size)
+        if after.finished and not before.finished:
+            text = (
+                f"{ledger.acknowledged:,} records trained on, {len(ledger.quarantine):,} quarantined, "
+                f"{ledger.dropped:,} dropped"
+            )
+            self.add(EventKind.FINISHED, now, dataset=spec.name, text=text, records=ledger.acknowledged)
+
+    def __repr__(self) -> str:
+        return f"<History events={self._number} departed={len(self.departed)}>"
+
+
+def _repeats(event: Event, last: Event) -> bool:
+    alike = (event.kind, event.dataset) == (last.kind, last.dataset)
+    return alike and event.at - last.at < TOGETHER_S
+
+
+def _rate(records: int, seconds: float) -> float:
+    return max(0, records) / seconds if seconds > 0 else 0.0

@@ -1,0 +1,78 @@
+"""A master's status as plain values: what `edl-torch status --json` prints, and what the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
+from edl_torch.core.events import Departed, Event
+from edl_torch.core.measures import Histogram, Measures
+from edl_torch.core.picture import Picture
+
+Plain = dict[str, Any]
+_Taker = tuple[tuple[str, ...], Callable[[object], tuple[Any, ...]]]
+
+
+def _taker(kind: type, *derived: str, without: tuple[str, ...] = ()) -> _Taker:
+    names = (*(field.name for field in fields(kind) if field.name not in without), *derived)
+    return names, attrgetter(*names)
+
+
+_DATASET = _taker(
+    DatasetStatus,
+    *("outcomes", "epochs_done", "total", "percent", "epoch_percent", "eta_s", "epoch_eta_s"),
+    without=("task_type", "quarantine", "picture"),
+)
+_TRAINER = _taker(TrainerStatus, without=("state", "measures"))
+_MASTER = _taker(
+    MasterStatus,
+    "waiting_share",
+    without=("datasets", "trainers", "suspended", "events", "departed", "event_counts"),
+)
+_EVENT = _taker(Event, "line", without=("kind",))
+_DEPARTED = _taker(Departed)
+_BAD = _taker(QuarantinedRecord)
+_PICTURE = _taker(Picture)
+_MEASURES = _taker(Measures, "waiting_share", without=("waited", "stepped"))
+_HISTOGRAM = _taker(Histogram)
+
+
+def _take(taker: _Taker, value: object) -> Plain:
+    names, get = taker
+    return dict(zip(names, get(value), strict=True))
+
+
+def plain(status: MasterStatus, *, most_bad: int | None = None, histograms: bool = True) -> Plain:
+    """Return the status as values that JSON has.
+
+    Of each quarantine it shows `most_bad` records (None: all that the status has).
+    """
+    return _take(_MASTER, status) | {
+        "suspended": dict(status.suspended),
+        "event_counts": dict(status.event_counts),
+        "datasets": [_dataset(dataset, most_bad) for dataset in status.datasets],
+        "trainers": [_trainer(trainer, histograms) for trainer in status.trainers],
+        "events": [_take(_EVENT, event) | {"kind": event.kind.value} for event in status.events],
+        "departed": [_take(_DEPARTED, gone) for gone in status.departed],
+    }
+
+
+def _dataset(dataset: DatasetStatus, most_bad: int | None) -> Plain:
+    return _take(_DATASET, dataset) | {
+        "task_type": dataset.task_type.name,
+        "quarantine": [_take(_BAD, bad) for bad in dataset.quarantine[:most_bad]],
+        "picture": None if dataset.picture is None else _take(_PICTURE, dataset.picture),
+    }
+
+
+def _trainer(trainer: TrainerStatus, histograms: bool) -> Plain:
+    measures: Mapping[str, Any] | None = None
+    if trainer.measures is not None:
+        measures = _take(_MEASURES, trainer.measures)
+        if histograms:
+            both = {name: getattr(trainer.measures, name) for name in ("waited", "stepped")}
+            measures = {**measures, **{name: _take(_HISTOGRAM, value) for name, value in both.items()}}
+    return _take(_TRAINER, trainer) | {"state": trainer.state.value, "measures": measures}

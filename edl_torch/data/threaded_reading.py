@@ -1,0 +1,501 @@
+"""The batches of a pass whose records are read and transformed by several threads.
+
+The thread that iterates draws the leases, keeps the order, counts, and deals with records that cannot be
+read; the others get one record at a time. It must not know how leases come, or when a batch is trained on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, Protocol
+
+from edl_torch.core.calls import Grant
+from edl_torch.core.plan import Plan
+from edl_torch.data.collate import Collated
+from edl_torch.data.reader_threads import ReaderThreads
+from edl_torch.data.reading import SampleReader, Source, announce, too_few
+from edl_torch.data.rows import Rows
+from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
+from edl_torch.errors import ReaderError
+from edl_torch.readers.base import AbstractDataReader, has_random_access
+from edl_torch.shard import Shuffle, Slice
+from edl_torch.trainer.tickets import Tally
+
+Transform = Callable[[Any], Any]
+Seeded = Callable[[Any, int], Any]
+Collate = Callable[[list[Any], Rows], Any]
+
+
+class OnBad(Protocol):
+    """Called with the lease, the failed position and its error. Returns to skip the record, or raises."""
+
+    def __call__(self, grant: Grant, position: int, error: ReaderError) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threading:
+    """How many threads read, how many batches they may be ahead, and how these are made of samples.
+
+    `collate` runs in a thread; None where the user's own does, in the thread that iterates.
+    """
+
+    threads: int
+    ahead: int
+    batch_size: int
+    collate: Collate | None
+
+
+class PickedRecords:
+    """The records of one lease, for readers of which several threads may read any record."""
+
+    def __init__(self, reader: AbstractDataReader, plan: Plan, grant: Grant) -> None:
+        announce(reader, plan, grant.slice)
+        self._read = reader.read_record
+        self._indices = plan.indices(grant.slice)
+        self._skip = grant.slice.skip
+
+    def read(self, position: int) -> Any:
+        """The record at a position of the lease's shard."""
+        return self._read(*self._indices[position - self._skip])
+
+    again = read
+
+
+class StreamedRecords:
+    """The records of one lease in their order, for one thread at a time."""
+
+    def __init__(self, source: Callable[[Plan, Grant], Source], plan: Plan, grant: Grant) -> None:
+        self._make_source = source
+        self._plan = plan
+        self._grant = grant
+        self._source: Source | None = None
+        self._records: Iterator[Any] = iter(())
+        self._next = -1  # the position of the next of `_records`
+
+    def read(self, position: int) -> Any:
+        """The record at a position of the lease's shard; from the same stream where it is the next one."""
+        if position != self._next:
+            self._records = self._from(position, self._grant.slice.stop)
+        self._next = -1  # after an error another stream goes on
+        record = next(self._records)
+        self._next = position + 1
+        return record
+
+    def again(self, position: int) -> Any:
+        """The record, by itself."""
+        return next(self._from(position, position + 1))
+
+    def _from(self, position: int, stop: int) -> Iterator[Any]:
+        if self._source is None:
+            self._source = self._make_source(self._plan, self._grant)
+        return iter(self._source(replace(self._grant.slice, skip=position, limit=stop - position)))
+
+
+class Lease:
+    """A lease that is being read."""
+
+    def __init__(self, plan: Plan, grant: Grant, records: PickedRecords | StreamedRecords) -> None:
+        self.grant = grant
+        self.records = records
+        self._plan = plan
+        self._seeds: list[int] | None = None
+
+    def seed(self, position: int) -> int:
+        """What random numbers of the transform of the record at a position are seeded by."""
+        part = self.grant.slice
+        if self._seeds is None:
+            self._seeds = record_seeds(self._plan.spec.seed, part.epoch, self._plan.indices(part))
+        return self._seeds[position - part.skip]
+
+
+class Steps:
+    """What threads do with each record. The thread that iterates may change it."""
+
+    def __init__(self, transform: Transform | None, collate: Collate | None) -> None:
+        self.transform = transform
+        self.collate = collate
+        self.only_read = False  # from the next record that is planned
+        self.skip_all = False
+
+
+class Cell:
+    """One record on its way: a job for a thread, and what has come of it."""
+
+    __slots__ = ("block", "error", "is_raw", "lease", "position", "row", "steps", "value")
+
+    def __init__(self, lease: Lease, position: int, steps: Steps) -> None:
+        self.lease = lease
+        self.position = position
+        self.steps = steps
+        self.is_raw = steps.only_read  # its value is the record, which the thread that iterates transforms
+        self.block: Block | None = None
+        self.row = 0  # its place in the block
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def read(self) -> None:
+        """Read the record."""
+        if not self.steps.skip_all:
+            try:
+                self.value = self.lease.records.read(self.position)
+            except BaseException as exc:  # noqa: BLE001  the thread that iterates raises it, in its turn
+                self.error = exc
+
+    def finish(self) -> None:
+        """Make a sample of the record."""
+        steps = self.steps
+        transform = None if self.is_raw else steps.transform
+        if transform is not None and self.error is None and not steps.skip_all:
+            try:
+                self.value = transform(self.value)
+            except BaseException as exc:  # noqa: BLE001  as above
+                self.error = exc
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell the block that this record is done."""
+        block = self.block
+        if block is not None:
+            if block.rows is not None and self.error is None and not self.steps.skip_all:
+                self.value = block.rows.place(self.value, self.row)
+            block.one_done()
+
+    def transform_here(self, transform: Seeded, *, again: bool = False) -> None:
+        """Make a sample in this thread, by the record's seed; `again` reads the record anew."""
+        self.is_raw = False
+        if again:
+            self.error = None
+        if self.error is None:
+            try:
+                record = self.lease.records.again(self.position) if again else self.value
+                self.value = transform(record, self.seed)
+            except Exception as exc:  # noqa: BLE001  as a reader, a transform is the user's code
+                self.error = exc
+
+    @property
+    def seed(self) -> int:
+        """What random numbers of its transform are seeded by."""
+        return self.lease.seed(self.position)
+
+    def take(self) -> Any:
+        """The sample. It is kept nowhere else: it would outlive its batch."""
+        value, self.value = self.value, None
+        return value
+
+
+class Block:
+    """Consecutive records. Where they are a batch, the thread that finishes the last one makes it."""
+
+    def __init__(self, cells: list[Cell], *, collates: bool, keeps_samples: bool) -> None:
+        self.cells = cells
+        self.batch: Any = None
+        self.is_batch = False
+        self.rows = Rows(len(cells)) if collates else None
+        self._keeps_samples = keeps_samples
+        self._lock = threading.Lock()
+        self._left = len(cells)
+        self._done = threading.Event()
+        for row, cell in enumerate(cells):
+            cell.block, cell.row = self, row
+
+    def one_done(self) -> None:
+        """A thread is done with one of the records."""
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        if self.rows is not None:
+            self._collate(self.rows)
+        self._done.set()
+
+    def _collate(self, rows: Rows) -> None:
+        steps = self.cells[0].steps
+        if steps.collate is None or steps.skip_all or any(cell.error is not None for cell in self.cells):
+            return
+        try:
+            self.batch = steps.collate([cell.value for cell in self.cells], rows)
+        except BaseException:  # noqa: BLE001  the thread that iterates tries it again, and raises
+            return
+        self.is_batch = True
+        if not self._keeps_samples:
+            for cell in self.cells:
+                cell.value = None
+
+    def wait(self) -> None:
+        """Wait until the threads are done with it."""
+        self._done.wait()
+
+    def unmake(self) -> None:
+        """Forget the batch: its samples are made anew."""
+        self.batch, self.is_batch = None, False
+
+    def let_go(self) -> None:
+        """Break the circle of block and cells."""
+        for cell in self.cells:
+            cell.block = None
+
+
+class ThreadedReading(Iterator[Any]):
+    """The batches of a pass, each with its positions in the tally: `Collated`, or a list of samples.
+
+    They are those that one thread makes. With `generators` random numbers of `transform` are seeded for each
+    record: then threads transform as long as nobody draws from the global generators.
+    """
+
+    def __init__(
+        self,
+        reader: AbstractDataReader,
+        plan: Plan,
+        grants: Iterator[Grant],
+        tally: Tally,
+        on_bad: OnBad,
+        *,
+        transform: Transform | None,
+        generators: Generators | None,
+        threading: Threading,
+        keeps_samples: bool,
+    ) -> None:
+        self._named = SampleReader(reader, _no_samples)
+        self._reader = reader
+        self._plan = plan
+        self._tally = tally
+        self._on_bad = on_bad
+        self._threading = threading
+        self._keeps_samples = keeps_samples  # a batch that a thread has made may have to be taken apart
+        self._steps = Steps(transform, threading.collate)
+        self._generators = None if transform is None else generators
+        self._seeded = None if transform is None or generators is None else generators.seeded(transform)
+        self._quiet: GeneratorStates | None = None  # while threads transform: the global generators
+        picks = _can_pick(reader, plan)
+        self._ahead = _cells(_leases(reader, plan, grants, picks=picks), self._steps)
+        self._ended = False
+        self._error: Exception | None = None  # what ended the leases
+        self._planned = 0  # records, less those that were bad
+        self._blocks: deque[Block] = deque()
+        self._cells: deque[Cell] = deque()  # of the block that batches are being made of
+        self._whole: Block | None = None  # that block, while nothing of it is taken
+        self._began = self._closed = False
+        self._pool = ReaderThreads(threading.threads, one_reads=not picks)
+
+    def __repr__(self) -> str:
+        where = "one thread" if self._steps.only_read else "all"
+        return f"<ThreadedReading {self._pool} blocks={len(self._blocks)} transforms_in={where!r}>"
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        try:
+            return self._next()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the threads."""
+        if not self._closed:
+            self._closed = True
+            self._pool.close()
+            self._let_go()
+
+    def __del__(self) -> None:
+        if not self._closed and hasattr(self, "_pool"):
+            self._pool.stop()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for block in self._blocks:
+            block.let_go()
+        self._blocks.clear()
+        self._cells.clear()
+        self._whole = None
+
+    def _next(self) -> Any:
+        if not self._began:
+            self._begin()
+        else:
+            self._check_generators()
+        samples: list[Any] = []
+        runs = _Runs()
+        while len(samples) < self._threading.batch_size and (self._cells or self._next_block()):
+            whole, self._whole = self._whole, None
+            if whole is not None and whole.is_batch and not samples:
+                self._cells.clear()
+                for cell in whole.cells:
+                    runs.add(cell)
+                runs.move(self._tally)
+                return Collated(whole.batch, len(whole.cells))
+            cell = self._cells.popleft()
+            if self._is_sample(cell):
+                runs.add(cell)
+                samples.append(cell.take())
+        if not samples:
+            raise StopIteration
+        runs.move(self._tally)
+        return samples
+
+    # Records are planned and come back --------------------------------------------------------------------
+
+    def _next_block(self) -> bool:
+        """Wait for the next records. False where there are none."""
+        self._refill()
+        if not self._blocks:
+            if self._error is not None:
+                raise self._error
+            return False
+        block = self._blocks.popleft()
+        self._refill()
+        block.wait()
+        self._cells.extend(block.cells)
+        self._whole = block
+        self._check_generators()
+        block.let_go()
+        return True
+
+    def _refill(self) -> None:
+        """Keep the threads at work."""
+        size, most = self._threading.batch_size, self._threading.ahead
+        if self._steps.only_read:  # records may be far larger than samples
+            size, most = max(1, min(size, 2 * self._threading.threads)), 2
+        while not self._ended and len(self._blocks) < most:
+            self._add(self._plan_cells(size - self._planned % size))
+
+    def _plan_cells(self, count: int) -> list[Cell]:
+        """The next so many records, or as many as there are."""
+        cells: list[Cell] = []
+        try:
+            cells.extend(islice(self._ahead, count))
+        except Exception as exc:  # noqa: BLE001  raised when what came before it has been read
+            self._error = exc
+        self._ended = len(cells) < count
+        self._planned += len(cells)
+        return cells
+
+    def _add(self, cells: list[Cell], done: int = 0) -> None:
+        """Let the threads have a block of cells, of which the first may be done."""
+        if not cells:
+            return
+        collates = self._threading.collate is not None and not self._steps.only_read
+        whole = len(cells) == self._threading.batch_size
+        block = Block(cells, collates=collates and whole, keeps_samples=self._keeps_samples)
+        self._blocks.append(block)
+        for cell in cells[:done]:
+            cell.settle()
+        self._pool.add(cells[done:])
+
+    def _is_sample(self, cell: Cell) -> bool:
+        """Whether a record has become a sample. Raises, or has it put in quarantine, where it has not."""
+        if cell.is_raw and self._seeded is not None:
+            cell.transform_here(self._seeded)
+        error = cell.error
+        if error is None:
+            return True
+        if not isinstance(error, Exception):
+            raise error
+        cut = cell.lease.grant.slice
+        if isinstance(error, StopIteration):
+            error = too_few(self._reader, cut.stop - cell.position)
+        self._planned -= 1
+        named = self._named.named(error, self._plan, cut, cell.position)
+        self._on_bad(cell.lease.grant, cell.position, named)
+        return False
+
+    # Random numbers ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Where transforms are to be seeded: transform the first record in this thread, and look."""
+        self._began = True
+        if self._generators is None or self._seeded is None:
+            return
+        first = self._plan_cells(1)
+        if not first:
+            return
+        first[0].read()
+        drew = self._transform_and_look(first[0], self._seeded, self._generators)
+        self._generators.put_back()
+        if drew:
+            self._steps.only_read = True
+        else:
+            self._quiet = GeneratorStates()
+            if not self._ended:
+                first += self._plan_cells(self._threading.batch_size - 1)
+        self._add(first, done=1)
+
+    def _check_generators(self) -> None:
+        """Transform in this thread from now on where somebody has drawn from the global generators.
+
+        What has not been handed out is transformed anew: by that one knows whether a transform has drawn.
+        """
+        if self._quiet is None or self._generators is None or self._seeded is None:
+            return
+        if GeneratorStates() == self._quiet:
+            return
+        self._steps.only_read = self._steps.skip_all = True
+        drew = False
+        for block in self._blocks:
+            block.wait()
+            block.unmake()
+        self._steps.skip_all = False
+        self._whole = None
+        for cell in chain(self._cells, *(block.cells for block in self._blocks)):
+            drew |= self._transform_and_look(cell, self._seeded, self._generators, again=True)
+        self._generators.put_back()
+        if drew:
+            self._quiet.restore()  # the loop's numbers go on as if no transform had drawn
+        self._quiet = None
+
+    def _transform_and_look(
+        self, cell: Cell, seeded: Seeded, generators: Generators, *, again: bool = False
+    ) -> bool:
+        """Transform a record by its seed. Returns whether that drew random numbers."""
+        cell.transform_here(seeded, again=again)
+        return generators.drew_since(cell.seed)
+
+
+class _Runs:
+    """The positions of a batch that is being made."""
+
+    def __init__(self) -> None:
+        self._runs: list[list[int]] = []  # [task, first, after]
+
+    def add(self, cell: Cell) -> None:
+        runs, task, position = self._runs, cell.lease.grant.task, cell.position
+        if runs and runs[-1][2] == position and runs[-1][0] == task:
+            runs[-1][2] = position + 1
+        else:
+            runs.append([task, position, position + 1])
+
+    def move(self, tally: Tally) -> None:
+        """Count them: the batch is handed over."""
+        for task, first, after in self._runs:
+            tally.start(task, first)[2] = after
+
+
+def _can_pick(reader: AbstractDataReader, plan: Plan) -> bool:
+    """Whether several threads may read records at once, and that is no slower than a stream of them."""
+    if not (getattr(reader, "thread_safe", False) and has_random_access(reader)):
+        return False
+    return plan.order is not Shuffle.NONE or not getattr(reader, "reads_blocks", False)
+
+
+def _leases(
+    reader: AbstractDataReader, plan: Plan, grants: Iterator[Grant], *, picks: bool
+) -> Iterator[Lease]:
+    source = SampleReader(reader, _no_samples).source
+    for grant in grants:
+        records = PickedRecords(reader, plan, grant) if picks else StreamedRecords(source, plan, grant)
+        yield Lease(plan, grant, records)
+
+
+def _cells(leases: Iterator[Lease], steps: Steps) -> Iterator[Cell]:
+    for lease in leases:
+        part = lease.grant.slice
+        for position in range(part.skip, part.stop):
+            yield Cell(lease, position, steps)
+
+
+def _no_samples(plan: Plan, part: Slice, records: Iterable[Any]) -> Iterable[Any]:
+    return records

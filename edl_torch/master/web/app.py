@@ -1,0 +1,251 @@
+"""HTTP server for people: the page, its stream of events, `/api/status` and `/metrics`.
+
+It reads a master's status and changes nothing. One status a second is made for all that look, and none while
+nobody does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import ipaddress
+import json
+import re
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import cache
+from importlib import resources
+
+from aiohttp import web
+
+from edl_torch.core.calls import MasterStatus
+from edl_torch.core.plain import plain
+from edl_torch.errors import EdlError, MasterStartError
+from edl_torch.master.addresses import check_free, checked_address
+from edl_torch.master.web.metrics import CONTENT_TYPE, exposition
+from edl_torch.rpc.credentials import ServerCredentials
+from edl_torch.system.address import HostPort, is_loopback_name
+
+REFRESH_S = 1.0
+LOOK_S = 0.2  # for new events
+SHARE = 0.01  # of the time that making statuses may take
+MOST_VIEWERS = 200
+MOST_BAD = 100
+_OPEN = frozenset(("/", "/healthz"))  # what has no data is for everybody
+
+Status = Callable[[], MasterStatus]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@cache
+def page() -> tuple[bytes, str]:
+    """Return the page, and the policy that lets it run its own script and style alone."""
+    text = resources.files("edl_torch.master.web").joinpath("page.html").read_text("utf-8")
+
+    def hashes(tag: str) -> str:
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.S)
+        digests = [hashlib.sha256(body.encode()).digest() for body in found]
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    policy = (
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text.encode(), policy
+
+
+class Frames:
+    """Statuses as the page reads them: one for all viewers, made anew once a second and after each event."""
+
+    def __init__(self, status: Status, latest: Callable[[], int]) -> None:
+        self._status = status
+        self._latest = latest  # number of the last event
+        self._changed = asyncio.Condition()
+        self._number = 0
+        self._frame = b""
+        self._task: asyncio.Task[None] | None = None
+        self.viewers = 0
+        self.ended = False
+
+    async def follow(self) -> AsyncGenerator[bytes, None]:
+        """Return frames until `end`; a slow viewer misses some."""
+        self.viewers += 1
+        try:
+            if self._task is None:
+                self._task = asyncio.create_task(self._run(), name="edl-page")
+            seen = 0
+            while not self.ended:
+                if self._frame and self._number != seen:
+                    seen = self._number
+                    yield self._frame
+                    continue
+                async with self._changed:
+                    if not self.ended:
+                        await self._changed.wait()
+        finally:
+            self.viewers -= 1
+            if not self.viewers and self._task is not None:
+                self._task.cancel()
+                self._task, self._frame = None, b""
+
+    def _make(self) -> float:
+        """Make a frame. Returns how long to pause, so that the work stays within its share of the time."""
+        begun = time.perf_counter()
+        value = plain(self._status(), most_bad=MOST_BAD, histograms=False)
+        self._frame = b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+        self._number += 1
+        return (time.perf_counter() - begun) / SHARE
+
+    async def _run(self) -> None:
+        while True:
+            known, begun = self._latest(), time.monotonic()
+            try:
+                rest = self._make()
+            except EdlError:  # the master was closed
+                return await self.end()
+            async with self._changed:
+                self._changed.notify_all()
+            await asyncio.sleep(min(rest, REFRESH_S))
+            while time.monotonic() - begun < max(REFRESH_S, rest):
+                if self._latest() != known:
+                    break
+                await asyncio.sleep(LOOK_S)
+
+    async def end(self) -> None:
+        """End all streams."""
+        self.ended = True
+        async with self._changed:
+            self._changed.notify_all()
+
+
+class WebPort:
+    """HTTP server over a master's status. `start` and `stop` run on one event loop."""
+
+    def __init__(
+        self,
+        status: Status,
+        latest: Callable[[], int],
+        address: str,
+        *,
+        insecure: bool = False,
+        credentials: ServerCredentials | None = None,
+    ) -> None:
+        self._credentials = credentials or ServerCredentials()
+        self._wanted = checked_address(address, insecure=insecure, credentials=self._credentials)
+        self._status = status
+        self._latest = latest
+        self._frames: Frames | None = None
+        app = web.Application(middlewares=[self._guard], client_max_size=1024)
+        app.router.add_get("/", self._page)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/api/status", self._api_status)
+        app.router.add_get("/api/events", self._events, allow_head=False)
+        app.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+
+    @property
+    def scheme(self) -> str:
+        """`https` where the master has a certificate, else `http`."""
+        return "https" if self._credentials.encrypted else "http"
+
+    async def start(self) -> HostPort:
+        """Bind and serve. Returns the address with its real port; raises MasterStartError."""
+        check_free(self._wanted)
+        self._frames = Frames(self._status, self._latest)
+        await self._runner.setup()
+        tls = self._credentials.ssl_context()
+        site = web.TCPSite(self._runner, self._wanted.host, self._wanted.port, ssl_context=tls)
+        try:
+            await site.start()
+        except OSError as exc:
+            raise MasterStartError(f"cannot serve the page on {self._wanted}: {exc.strerror}") from exc
+        port: int = self._runner.addresses[0][1]
+        return HostPort(self._wanted.host, port)
+
+    async def stop(self) -> None:
+        """End all streams, and stop."""
+        if self._frames is not None:
+            await self._frames.end()
+        await self._runner.cleanup()
+
+    # Who may see what -----------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            refused = self._refusal(request)
+            answer = refused or await handler(request)
+        except web.HTTPException as exc:
+            answer = web.Response(status=exc.status, text=exc.reason)
+        except EdlError as exc:
+            answer = web.Response(status=503, text=str(exc))
+        if not answer.prepared:
+            answer.headers.update(_headers())
+        return answer
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        token = self._credentials.token
+        if token is None:
+            if self._is_own_name(request.host):
+                return None
+            text = "This page has no token: open it by an IP address or as localhost, not by another name."
+            return web.Response(status=403, text=text)
+        if request.path in _OPEN or token.opens(request.headers.get("Authorization", "")):
+            return None
+        text = "The master wants the token that it was started with: send Authorization: Bearer TOKEN."
+        return web.Response(status=401, text=text, headers={"WWW-Authenticate": "Bearer"})
+
+    def _is_own_name(self, host: str) -> bool:
+        """Return whether a request may name this host: another site could have its own name lead here."""
+        name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+        name = name.strip("[]").lower()
+        if is_loopback_name(name) or name == self._wanted.host.lower() or self._credentials.encrypted:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    # What there is ----------------------------------------------------------------------------------------
+
+    async def _page(self, request: web.Request) -> web.Response:
+        body, policy = page()
+        headers = {"Content-Security-Policy": policy}
+        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _api_status(self, request: web.Request) -> web.Response:
+        return web.json_response(plain(self._status()))
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=exposition(self._status()), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        frames = self._frames
+        if frames is None or frames.viewers >= MOST_VIEWERS:
+            return web.Response(status=503, text=f"{MOST_VIEWERS} look already: close a page.")
+        answer = web.StreamResponse(headers={**_headers(), "Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            async with contextlib.aclosing(frames.follow()) as following:
+                async for frame in following:
+                    await answer.write(frame)
+        return answer
+
+    def __repr__(self) -> str:
+        return f"<WebPort {self._wanted}>"
+
+
+def _headers() -> dict[str, str]:
+    return {
+        "Cache-Control": "no-store",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+    }

@@ -1,0 +1,131 @@
+"""What is measured of each kind of loop, as the master's status shows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from typing import Any
+
+from loader_kit import ColumnReader, trainer
+from lockstep_kit import Rank, run_ranks
+from torch.utils.data import DataLoader
+
+from edl_torch import ElasticDataLoader
+from edl_torch.core.measures import Measures
+from edl_torch.testing import FakeMaster
+
+SLOW_S = 0.005
+
+
+def measures_of(fake: FakeMaster, trainer: int = 0) -> Measures:
+    measures = fake.status().trainers[trainer].measures
+    assert measures is not None
+    return measures
+
+
+def slow(record: Any) -> Any:
+    time.sleep(SLOW_S)
+    return record
+
+
+def test_a_slow_transform_is_time_that_the_loop_waits() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 10}, dataset={"transform": slow}) as (_, dataset):
+        for _ in ElasticDataLoader(dataset):
+            pass
+        measures = measures_of(fake)
+    assert (measures.batches, measures.records) == (3, 10)
+    assert measures.waited.sum_s >= 10 * SLOW_S
+    assert measures.waited.count == measures.stepped.count == 3
+    assert measures.waiting_share is not None
+    assert measures.waiting_share > 0.5
+
+
+def test_a_slow_step_is_time_that_it_works() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 12}) as (_, dataset):
+        for _ in ElasticDataLoader(dataset):
+            time.sleep(4 * SLOW_S)
+        measures = measures_of(fake)
+    assert measures.stepped.sum_s >= 12 * SLOW_S
+    assert measures.stepped.count == 3
+
+
+def test_what_happens_between_two_passes_is_not_timed() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 12}, num_epochs=2) as (_, dataset):
+        loader = ElasticDataLoader(dataset)
+        for _ in loader:
+            break
+        time.sleep(40 * SLOW_S)
+        list(loader)
+        time.sleep(40 * SLOW_S)
+        list(loader)
+        measures = measures_of(fake)
+    assert measures.batches == 1 + 3 + 3
+    assert measures.stepped.count == 6, "nobody says when a loop that breaks is done with its batch"
+    assert measures.stepped.sum_s < 40 * SLOW_S
+
+
+def test_batches_that_a_reader_makes_are_measured() -> None:
+    fake = FakeMaster()
+    with trainer(fake, ColumnReader({"a": 10})) as (_, dataset):
+        list(ElasticDataLoader(dataset, batch_size=None))
+        assert measures_of(fake).records == 10
+
+
+def test_a_stand_in_is_a_batch_without_records() -> None:
+    fake = FakeMaster()
+    arguments: dict[str, Any] = {"records_per_shard": 4, "master_client": fake, "synchronous": False}
+    loaders = [ElasticDataLoader(range(8), 4, **arguments) for _ in range(2)]
+    with loaders[0], loaders[1]:
+        loaders[1].keep_stepping()
+        loops = [iter(loader) for loader in loaders]
+        for loop in (0, 1, 1):
+            next(loops[loop])
+        first, second = measures_of(fake, 0), measures_of(fake, 1)
+    assert (first.batches, first.records) == (1, 4)
+    assert (second.batches, second.records) == (2, 4)
+
+
+def test_of_two_synchronous_ranks_one_waits_for_the_slow_one() -> None:
+    fake = FakeMaster()
+    mine = threading.local()
+    found: dict[str, Measures] = {}
+
+    def train(rank: Rank) -> None:
+        mine.is_slow = rank.peers.rank == 1
+        list(rank.one_pass())
+        for status in fake.status().trainers:
+            if status.worker_id == f"rank{rank.peers.rank}" and status.measures is not None:
+                found[status.worker_id] = status.measures
+
+    def slow_on_one(record: int) -> int:
+        return slow(record) if mine.is_slow else record
+
+    run_ranks(fake, 2, train, {"a": 48}, dataset={"transform": slow_on_one})
+    fast, slower = found["rank0"], found["rank1"]
+    assert fast.batches == slower.batches
+    assert fast.records + slower.records == 48
+    assert fast.waited_for_ranks_s > slower.waited_for_ranks_s
+    for measures in (fast, slower):
+        assert measures.waited_for_ranks_s <= measures.waited.sum_s
+    assert own_wait_s(slower) >= slower.records * SLOW_S
+    assert own_wait_s(slower) > own_wait_s(fast)
+
+
+def own_wait_s(measures: Measures) -> float:
+    return measures.waited.sum_s - measures.waited_for_ranks_s
+
+
+def test_of_a_plain_loop_only_reports_are_known() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 10}) as (service, dataset):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for batch in DataLoader(dataset, 4):
+                service.report_batch_done(len(batch))
+        measures = measures_of(fake)
+    assert (measures.batches, measures.records) == (3, 10)
+    assert (measures.waited.count, measures.waiting_share) == (0, None)

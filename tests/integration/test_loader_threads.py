@@ -1,0 +1,359 @@
+"""Loops over loaders whose threads read: each record has one outcome, whatever ends the loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loader_kit import (
+    UNEVEN,
+    NumberReader,
+    PickingReader,
+    acknowledged,
+    all_records,
+    elastic,
+    flat,
+    numbers,
+    once,
+    quarantined,
+    run_through,
+    take,
+    trainer,
+)
+from lockstep_kit import Rank, run_ranks
+from torch.utils.data import get_worker_info
+
+from edl_torch import ElasticDataLoader, ShardedDataset
+from edl_torch.errors import BadRecord, ConcurrentIteration, InvalidArgument, LoaderWorkerDied
+from edl_torch.testing import FakeMaster, wait_until
+
+SHUFFLED: dict[str, Any] = {"shuffle_shards": True, "seed": 3, "dataset": {"shuffle": True}}
+
+
+class Safe(PickingReader):
+    """Several threads may read."""
+
+    thread_safe = True
+
+
+class Torn(Safe):
+    """Raises at some records."""
+
+    def __init__(self, bad: set[int]) -> None:
+        super().__init__(UNEVEN)
+        self.bad = bad
+
+    def number(self, name: str, index: int) -> int:
+        number = super().number(name, index)
+        if number in self.bad:
+            raise OSError(f"no byte of {number}")
+        return number
+
+
+def add_noise(number: int) -> torch.Tensor:
+    return torch.tensor(float(number)) + torch.rand(())
+
+
+def reading_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("edl-read")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    wait_until(lambda: not reading_threads())
+
+
+def batches(num_threads: Any, num_workers: int = 0, epochs: int = 2, **arguments: Any) -> list[Any]:
+    """All batches of a job, which must be complete."""
+    dataset = {"shuffle": True, **arguments.pop("dataset", {})}
+    loader_arguments = {"num_workers": num_workers, "num_threads": num_threads, **arguments}
+    fake, seen = FakeMaster(), []
+    reader = Safe(UNEVEN)
+    with trainer(fake, reader, num_epochs=epochs, shuffle_shards=True, seed=3, dataset=dataset) as (
+        service,
+        made,
+    ):
+        loader = elastic(made, **loader_arguments)
+        while not service.finished:
+            seen += [batch.tolist() for batch in loader]
+    fake.outcomes["training"].check_complete(epochs)
+    return seen
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("seeds", [True, False])
+def test_batches_are_those_of_one_thread(num_workers: int, seeds: bool) -> None:
+    dataset = {"transform": add_noise if seeds else float, "seed_transforms": seeds}
+    before = torch.get_rng_state()
+    expected = batches(None, dataset=dataset)
+    found = batches(3, num_workers, dataset=dataset)
+    assert found == expected
+    if not num_workers and not seeds:
+        torch.set_rng_state(before)
+        assert batches(3, dataset=dataset, prefetch_factor=4) == expected
+
+
+def enlarge(number: int) -> tuple[torch.Tensor, int]:
+    return torch.full((200, 1000), float(number)), number
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_large_batches_keep_their_records_while_others_are_read(num_workers: int) -> None:
+    with trainer(FakeMaster(), Safe(UNEVEN), dataset={"transform": enlarge}) as (_, dataset):
+        kept = list(elastic(dataset, num_workers=num_workers, num_threads=2))
+    for images, labels in kept:
+        assert (images == labels[:, None, None]).all()
+    assert sorted(label for _, labels in kept for label in labels.tolist()) == all_records()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_persistent_workers_and_epochs_use_threads_each_time(num_workers: int) -> None:
+    arguments = {"persistent_workers": True} if num_workers else {}
+    assert sorted(flat(batches(2, num_workers, 3, **arguments))) == sorted(3 * all_records())
+
+
+@pytest.mark.long
+def test_spawned_workers_have_threads_too() -> None:
+    dataset = {"transform": add_noise, "seed_transforms": True}
+    found = batches(2, 1, 1, dataset=dataset, multiprocessing_context="spawn")
+    assert found == batches(None, 0, 1, dataset=dataset)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("bad", [{0}, {2, 3, 20, 1004, 2012}, set(range(6))], ids=str)
+def test_quarantine_goes_on_and_every_record_has_one_outcome(
+    bad: set[int], num_workers: int, in_process: bool
+) -> None:
+    fake = FakeMaster()
+    dataset_arguments = {"on_bad_record": "quarantine", "shuffle": True}
+    arguments = {"max_bad_records": 10, "in_process": in_process, "dataset": dataset_arguments}
+    with trainer(fake, Torn(bad), **arguments) as (service, dataset):
+        loader = elastic(dataset, num_workers=num_workers, num_threads=2)
+        seen = take(iter(loader), 2)
+        assert acknowledged(fake, service) == once(flat(seen[:1]))
+        seen = seen[:1] + take(iter(loader), 100)
+        assert sorted(flat(seen)) == [record for record in all_records() if record not in bad]
+        assert quarantined(fake, service) == once(bad)
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_record_that_cannot_be_read_is_named_and_nothing_is_lost(num_workers: int) -> None:
+    fake, reader = FakeMaster(), Torn({2003})
+    with trainer(fake, reader) as (service, dataset):
+        loader = elastic(dataset, num_workers=num_workers, num_threads=3)
+        seen: list[list[int]] = []
+        with pytest.raises(BadRecord, match=r"^record 3 of 'c': OSError: no byte of 2003$"):
+            run_through(loader, seen)
+        assert acknowledged(fake, service) == once(flat(seen))
+        reader.bad.clear()
+        assert sorted(flat(seen + take(iter(loader), 100))) == all_records()
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("how", ["break", "exception", "abandoned", "closed"])
+def test_a_loop_that_is_left_gives_back_what_threads_have_read(how: str) -> None:
+    fake, seen = FakeMaster(), []
+    with trainer(fake, Safe(UNEVEN)) as (service, dataset):
+        loader = elastic(dataset, num_threads=2)
+        if how == "abandoned":
+            seen = take(iter(loader), 3)
+        elif how == "closed":
+            iterator = iter(loader)
+            seen = [numbers(next(iterator)) for _ in range(3)]
+            loader.close()
+        elif how == "break":
+            for batch in loader:
+                seen.append(numbers(batch))
+                if len(seen) == 3:
+                    break
+        else:
+            with pytest.raises(RuntimeError, match="the loop"):
+                run_through(loader, seen, lambda count: fail() if count == 3 else None)
+        wait_until(lambda: not reading_threads())
+        assert acknowledged(fake, service) == once(flat(seen[:2]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a batch in hand that went back
+            assert sorted(flat(seen[:2] + take(iter(loader), 100))) == all_records()
+    fake.outcomes["training"].check_complete(1)
+
+
+def fail() -> None:
+    raise RuntimeError("the loop fails")
+
+
+def test_ctrl_c_while_a_read_hangs_ends_the_loop_at_once() -> None:
+    let_go = threading.Event()
+
+    class Hanging(Safe):
+        def read_record(self, name: str, index: int) -> int:
+            if name == "b":
+                let_go.wait(20)
+            return super().read_record(name, index)
+
+    def interrupt() -> None:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    fake, seen = FakeMaster(), []
+    with trainer(fake, Hanging(UNEVEN), dataset={"shuffle": True}) as (service, dataset):
+        loader = elastic(dataset, num_threads=2)
+        threading.Thread(target=interrupt).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            run_through(loader, seen)
+        assert time.monotonic() - began < 5
+        let_go.set()
+        assert acknowledged(fake, service) == once(flat(seen))
+        assert sorted(flat(seen + take(iter(loader), 100))) == all_records()
+
+
+def test_a_later_iteration_ends_the_older_one() -> None:
+    with trainer(FakeMaster(), Safe(UNEVEN)) as (_, dataset):
+        loader = elastic(dataset, num_threads=2)
+        older = iter(loader)
+        first = numbers(next(older))
+        newer = iter(loader)
+        seen = take(newer, 2)
+        with pytest.raises(ConcurrentIteration):
+            next(older)
+        assert first == seen[0]
+        assert sorted(flat(seen[:1] + take(newer, 100) + seen[1:])) == all_records()
+
+
+def die_at_seven(number: int) -> int:
+    if number == 7 and get_worker_info() is not None:
+        os._exit(3)
+    return number
+
+
+def test_a_worker_that_dies_in_a_thread_names_its_records_and_loses_none() -> None:
+    fake = FakeMaster()
+    with trainer(fake, dataset={"transform": die_at_seven}) as (service, dataset):
+        with pytest.raises(LoaderWorkerDied, match=r"worker 0 was at records .*quarantine") as failed:
+            take(iter(elastic(dataset, num_workers=1, num_threads=2)), 100)
+        failed.value.__traceback__ = None
+        assert 7 not in {record for _, record in acknowledged(fake, service)}
+        dataset.transform = None
+        take(iter(elastic(dataset, num_threads=2)), 100)
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("save_after", [1, 5, 9])
+def test_the_order_after_a_restore_is_that_of_the_undisturbed_run(save_after: int) -> None:
+    with trainer(FakeMaster(), Safe(UNEVEN), **SHUFFLED) as (_, dataset):
+        undisturbed = flat(take(iter(elastic(dataset)), 100))
+    with trainer(FakeMaster(), Safe(UNEVEN), **SHUFFLED) as (service, dataset):
+        loader = elastic(dataset, num_threads=2)
+        loop = iter(loader)
+        first = flat(take(loop, save_after))
+        state = service.state_dict()
+        take(loop, 1)
+        service.load_state_dict(state)
+        loader.close()
+    with trainer(FakeMaster(), Safe(UNEVEN), **SHUFFLED) as (service, dataset):
+        service.load_state_dict(state)
+        rest = flat(take(iter(elastic(dataset, num_threads=2)), 100))
+    assert sorted(first + rest) == all_records()
+    assert first + rest == undisturbed
+
+
+def test_synchronous_ranks_with_threads_train_each_record_once() -> None:
+    fake = FakeMaster()
+    ranks = run_ranks(fake, 2, Rank.train, Safe(UNEVEN), loader={"num_threads": 2})
+    assert sorted(record for rank in ranks for record in rank.seen.trained) == all_records()
+    assert ranks[0].seen.steps == ranks[1].seen.steps
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_attached_optimizers_decide_as_ever() -> None:
+    fake = FakeMaster()
+    with trainer(fake, Safe(UNEVEN)) as (service, dataset):
+        loader = elastic(dataset, num_threads=2)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        loader.attach(optimizer)
+        for count, batch in enumerate(loader, 1):
+            model(batch.float()[:, None]).sum().backward()
+            if count % 3 == 0 or count == 10:
+                optimizer.step()
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+class Locking(Safe):
+    """Holds a lock while it reads, as a reader with a cache may."""
+
+    def __init__(self) -> None:
+        super().__init__(UNEVEN)
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "lock": None}
+
+    def number(self, name: str, index: int) -> int:
+        with self.lock:
+            time.sleep(0.001)
+            return super().number(name, index)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_workers_forked_beside_threads_inherit_no_lock_that_is_held() -> None:
+    reader = Locking()
+    with trainer(FakeMaster(), reader) as (_, dataset), trainer(FakeMaster(), reader) as (_, other):
+        for seen, batch in enumerate(elastic(dataset, num_threads=3, batch_size=4)):
+            if seen % 3 == 0:
+                first = take(iter(elastic(other, num_workers=1)), 1)
+                assert len(first[0]) == 4
+                assert len(batch)
+
+
+def test_a_collate_function_of_the_users_runs_in_one_thread() -> None:
+    names = set()
+
+    def collate(samples: list[int]) -> np.ndarray[Any, Any]:
+        names.add(threading.current_thread().name)
+        return np.array(samples)
+
+    with trainer(FakeMaster(), Safe(UNEVEN)) as (_, dataset):
+        found = take(iter(elastic(dataset, num_threads=2, collate_fn=collate)), 100)
+    assert sorted(flat(found)) == all_records()
+    assert names == {threading.current_thread().name}
+
+
+def test_a_loader_says_how_many_threads_it_has() -> None:
+    with ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=3) as loader:
+        assert loader.num_threads == 3
+        assert repr(loader) == "<ElasticDataLoader 'training' batch_size=4 num_workers=0 num_threads=3>"
+    with ElasticDataLoader(NumberReader({"a": 8}), 4) as loader:
+        assert loader.num_threads == 0
+        assert "num_threads" not in repr(loader)
+
+
+class Filtering(ShardedDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(super().__iter__())
+
+
+def test_what_threads_cannot_do_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="num_threads is -1"):
+        ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=-1)
+    with pytest.raises(InvalidArgument, match="prefetch_factor is 0"):
+        ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=2, prefetch_factor=0)
+    with trainer(FakeMaster()) as (service, dataset):
+        with pytest.raises(InvalidArgument, match="leave it out with batch_size=None"):
+            elastic(dataset, batch_size=None, num_threads=2)
+        with pytest.raises(InvalidArgument, match="Filtering has an __iter__ of its own"):
+            elastic(Filtering(service, dataset.reader), num_threads=2)

@@ -1,0 +1,54 @@
+"""How far a dataset is, and what its trainer has measured, for people and loggers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edl_torch.client.progress import Progress
+from edl_torch.core.calls import DatasetStatus
+from edl_torch.core.measures import Histogram, Measures
+from edl_torch.shard import TaskType
+
+STATUS = DatasetStatus(
+    dataset="d",
+    ledger="l",
+    lineage=1,
+    task_type=TaskType.TRAINING,
+    epoch=0,
+    num_epochs=2,
+    size=500,
+    shards=10,
+    shards_left=10,
+    todo=500,
+    leased=0,
+    leases=0,
+    acknowledged=0,
+    quarantined=0,
+    dropped=0,
+    finished=False,
+    trainers=3,
+)
+MEASURES = Measures(batches=5, waited=Histogram(sum_s=1.0), stepped=Histogram(sum_s=3.0))
+
+
+def test_progress_counts_all_outcomes_of_all_epochs() -> None:
+    status = replace(STATUS, acknowledged=200, quarantined=30, dropped=20, rate=50.0)
+    progress = Progress.of(status, MEASURES)
+    assert (progress.n, progress.total, progress.percent) == (250, 1000, 25.0)
+    assert (progress.rate, progress.eta_s) == (50.0, 15.0)
+    assert progress.waiting_share == 0.25
+    assert progress.acknowledged == 200
+
+
+def test_endless_epochs_have_no_end() -> None:
+    progress = Progress.of(replace(STATUS, num_epochs=0, acknowledged=5, rate=5.0), Measures())
+    assert (progress.n, progress.total, progress.eta_s) == (5, None, None)
+
+
+def test_a_dict_for_loggers_has_numbers_alone_and_no_unknown_ones() -> None:
+    still = Progress.of(replace(STATUS, acknowledged=200), MEASURES).as_dict()
+    moving = Progress.of(replace(STATUS, acknowledged=200, rate=20.0), MEASURES).as_dict()
+    assert moving.keys() - still.keys() == {"data/eta_s"}
+    assert moving["data/percent"] == 20.0
+    assert moving["data/waiting_share"] == 0.25
+    assert all(type(value) is float for value in moving.values())

@@ -1,0 +1,67 @@
+"""Values that cross the door of the core: nobody changes one, and their fields are named."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+import edl_torch.core
+from edl_torch import shard
+from edl_torch.core.calls import (
+    Acknowledgement,
+    ConfirmCall,
+    Fence,
+    FencedCall,
+    LeaseCall,
+    ReportCall,
+    RestoreCall,
+)
+from edl_torch.core.lease import Lease
+from edl_torch.core.leases import PAGE
+from edl_torch.core.lending import LeaseRequest, Quota
+from edl_torch.core.members import Member
+from edl_torch.core.span import Span
+
+MODULES = [
+    shard,
+    *(
+        importlib.import_module(f"edl_torch.core.{module.name}")
+        for module in pkgutil.iter_modules(edl_torch.core.__path__)
+    ),
+]
+VALUES = [
+    value
+    for module in MODULES
+    for value in vars(module).values()
+    if isinstance(value, type) and is_dataclass(value) and value.__module__ == module.__name__
+]
+STATE = {Lease, Member, Quota, Span}
+MADE_OFTEN = {
+    Acknowledgement,
+    ConfirmCall,
+    Fence,
+    FencedCall,
+    LeaseCall,
+    ReportCall,
+    RestoreCall,
+}  # not frozen
+POSITIONAL = {LeaseRequest, Member, Quota}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_values_are_frozen_but_for_state_and_for_what_is_made_with_each_batch(value: Any) -> None:
+    assert value.__dataclass_params__.frozen == (value not in STATE | MADE_OFTEN)
+    assert "__slots__" in vars(value)
+
+
+@pytest.mark.parametrize("value", [value for value in VALUES if value not in POSITIONAL])
+def test_fields_are_named(value: Any) -> None:
+    assert all(field.kw_only for field in fields(value))
+
+
+def test_pages_of_leases_stay_what_rows_of_journals_are_numbered_by() -> None:
+    assert PAGE == 16

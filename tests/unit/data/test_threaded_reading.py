@@ -1,0 +1,540 @@
+"""Several threads make the batches, tickets and errors that one makes."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl_torch.core.calls import Grant
+from edl_torch.core.plan import Plan
+from edl_torch.data.collate import Collated
+from edl_torch.data.convert import to_batch
+from edl_torch.data.reader_threads import ReaderThreads, thread_count
+from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
+from edl_torch.data.threaded_reading import ThreadedReading, Threading
+from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.shard import DatasetSpec, Slice, Source
+from edl_torch.trainer.tickets import Tally
+
+Batches = list[tuple[Any, Any]]  # (ticket, samples)
+
+
+class Numbers(AbstractDataReader):
+    """Record `i` of "a" is `i`, of "b" `1000 + i`; some cannot be read, some take a moment."""
+
+    def __init__(
+        self, bad: set[int] = frozenset(), slow: set[int] = frozenset(), ends: int = 1 << 30
+    ) -> None:  # type: ignore[assignment]
+        super().__init__()
+        self.bad, self.slow, self.ends = bad, slow, ends
+        self.reading = self.most = 0
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        return {"a": 23, "b": 9}
+
+    def number(self, name: str, index: int) -> int:
+        number = index + 1000 * (name == "b")
+        self.reading += 1
+        self.most = max(self.most, self.reading)
+        if number in self.slow:
+            time.sleep(0.002)
+        self.reading -= 1
+        if number in self.bad:
+            raise OSError(f"no byte of {number}")
+        return number
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        return (self.number(task.shard_name, index) for index in range(task.start, min(task.end, self.ends)))
+
+
+class Picking(Numbers):
+    def read_record(self, name: str, index: int) -> int:
+        return self.number(name, index)
+
+
+class Safe(Picking):
+    thread_safe = True
+
+
+def planned(*, shuffle: bool = False, in_shard: bool = False, per: int = 6, seed: int = 3) -> Plan:
+    spec = DatasetSpec(
+        name="d",
+        sources=(Source(name="a", count=23), Source(name="b", count=9)),
+        records_per_shard=per,
+        seed=seed,
+        shuffle=shuffle,
+        shuffle_in_shard=in_shard,
+    )
+    return Plan(spec)
+
+
+def granted(plan: Plan) -> list[Grant]:
+    return [
+        Grant(
+            task=7 * shard,
+            attempt=1,
+            slice=Slice(epoch=1, shard=shard, skip=shard % 2, limit=plan.length(shard) - shard % 2),
+        )
+        for shard in range(plan.num_shards)
+    ]
+
+
+class Book:
+    """Puts bad records into quarantine and keeps their names, or raises."""
+
+    def __init__(self, *, quarantines: bool) -> None:
+        self.quarantines = quarantines
+        self.said: list[tuple[int, int, str]] = []
+
+    def __call__(self, grant: Grant, position: int, error: ReaderError) -> None:
+        if not self.quarantines:
+            raise error
+        self.said.append((grant.task, position, str(error)))
+
+
+def by_one(
+    reader: AbstractDataReader,
+    plan: Plan,
+    size: int,
+    book: Book,
+    transform: Callable[[Any], Any] | None = None,
+    generators: Generators | None = None,
+    after: Callable[[], object] = lambda: None,
+) -> Batches:
+    """As a `ShardedDataset` reads without threads."""
+    tally = Tally()
+
+    def to_samples(plan: Plan, part: Slice, records: Any) -> Any:
+        if transform is None:
+            return records
+        if generators is None:
+            return map(transform, records)
+        seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part))
+        return map(generators.seeded(transform), records, seeds)
+
+    samples = SampleList(size)
+    lists = partial(SampleReader(reader, to_samples).lists, samples, plan)
+
+    def read(grant: Grant) -> Iterator[Any]:
+        def on_bad(position: int, error: ReaderError) -> list[int]:
+            book(grant, position, error)
+            return tally.start(grant.task, position + 1)
+
+        return lists(grant, tally.start(grant.task, grant.slice.skip), on_bad)
+
+    found: Batches = []
+    for batch in chain(chain.from_iterable(map(read, granted(plan))), samples.rest()):
+        if generators is not None:
+            generators.put_back()
+        found.append((tally.take(), batch))
+        after()
+    return found
+
+
+def in_threads(
+    reader: AbstractDataReader,
+    plan: Plan,
+    size: int,
+    book: Book,
+    transform: Callable[[Any], Any] | None = None,
+    generators: Generators | None = None,
+    *,
+    threads: int = 2,
+    ahead: int = 2,
+    collate: Callable[..., Any] | None = None,
+    tally: Tally | None = None,
+    grants: Iterator[Grant] | None = None,
+) -> ThreadedReading:
+    return ThreadedReading(
+        reader,
+        plan,
+        iter(granted(plan)) if grants is None else grants,
+        Tally() if tally is None else tally,
+        book,
+        transform=transform,
+        generators=generators,
+        threading=Threading(threads=threads, ahead=ahead, batch_size=size, collate=collate),
+        keeps_samples=book.quarantines,
+    )
+
+
+def by_several(
+    reader: AbstractDataReader,
+    plan: Plan,
+    size: int,
+    book: Book,
+    transform: Callable[[Any], Any] | None = None,
+    generators: Generators | None = None,
+    after: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> Batches:
+    tally, found = Tally(), []
+    for batch in in_threads(reader, plan, size, book, transform, generators, tally=tally, **options):
+        if generators is not None:
+            generators.put_back()
+        made = batch.batch if isinstance(batch, Collated) else batch
+        found.append((tally.take(), made))
+        after()
+    return found
+
+
+def as_list(samples: list[Any], rows: Any) -> list[Any]:
+    return list(samples)
+
+
+def none_is_left() -> bool:
+    return not any(thread.name.startswith("edl-read") for thread in threading.enumerate())
+
+
+PLANS = {
+    "stored": planned(),
+    "in shard": planned(in_shard=True),
+    "global": planned(shuffle=True),
+    "one shard": planned(per=40),
+}
+
+
+@settings(max_examples=60)
+@given(
+    order=st.sampled_from(list(PLANS)),
+    kind=st.sampled_from([Numbers, Picking, Safe]),
+    bad=st.sets(st.sampled_from([*range(23), *range(1000, 1009)]), max_size=12),
+    slow=st.sets(st.sampled_from(range(23)), max_size=3),
+    size=st.integers(1, 9),
+    threads=st.integers(1, 4),
+    ahead=st.integers(1, 3),
+    collates=st.booleans(),
+    transforms=st.sampled_from([None, float]),
+)
+def test_batches_tickets_and_quarantine_are_those_of_one_thread(
+    order: str, kind: Any, bad: set[int], slow: set[int], transforms: Any, **options: Any
+) -> None:
+    if order == "global" and kind is Numbers:
+        kind = Picking
+    size, collates = options.pop("size"), options.pop("collates")
+    books = Book(quarantines=True), Book(quarantines=True)
+    expected = by_one(kind(bad), PLANS[order], size, books[0], transforms)
+    options["collate"] = as_list if collates else None
+    found = by_several(kind(bad, slow), PLANS[order], size, books[1], transforms, **options)
+    assert found == expected
+    assert books[0].said == books[1].said
+    assert none_is_left()
+
+
+@pytest.mark.parametrize("kind", [Numbers, Safe])
+@pytest.mark.parametrize("bad", [0, 7, 1008])
+def test_an_error_is_raised_in_its_turn_and_names_the_record(kind: Any, bad: int) -> None:
+    plan = planned()
+    seen: list[Any] = []
+    reading = in_threads(kind({bad}), plan, 3, Book(quarantines=False), threads=3)
+    with pytest.raises(BadRecord) as raised:
+        seen.extend(reading)
+    with pytest.raises(BadRecord, match=str(raised.value)):
+        by_one(kind({bad}), plan, 3, Book(quarantines=False))
+    before = [samples for _, samples in by_one(kind(), plan, 3, Book(quarantines=False))]
+    assert seen == before[: len(seen)]
+    assert bad in before[len(seen)] or bad == 1008
+    assert none_is_left()
+    assert list(reading) == []
+
+
+def test_a_reader_that_ends_early_is_named_as_by_one_thread() -> None:
+    said = []
+    for read in (by_one, by_several):
+        book = Book(quarantines=True)
+        assert len(read(Numbers(ends=20), PLANS["one shard"], 4, book)) == 7  # type: ignore[operator]
+        said.append(book.said)
+    assert said[0] == said[1]
+    assert "ended 3 record(s) early" in said[0][0][2]
+
+
+def test_what_ends_the_leases_is_raised_when_what_came_before_is_read() -> None:
+    plan = planned()
+
+    def grants() -> Iterator[Grant]:
+        yield from granted(plan)[:2]
+        raise ServiceClosed("gone")
+
+    seen: list[Any] = []
+    reading = in_threads(Safe(), plan, 4, Book(quarantines=False), grants=grants())
+    with pytest.raises(ServiceClosed, match="gone"):
+        seen.extend(reading)
+    assert seen == [[0, 1, 2, 3], [4, 5, 7, 8]]
+    assert none_is_left()
+
+
+def test_one_thread_at_a_time_reads_unless_the_reader_says_otherwise() -> None:
+    slow = set(range(23))
+    reader = Picking(slow=slow)
+    by_several(reader, PLANS["global"], 4, Book(quarantines=False), threads=4)
+    assert reader.most == 1
+    reader = Safe(slow=slow)
+    by_several(reader, PLANS["global"], 4, Book(quarantines=False), threads=4)
+    assert reader.most > 1
+
+
+def test_threads_are_a_bounded_number_of_batches_ahead() -> None:
+    read: list[int] = []
+    lock = threading.Lock()
+
+    class Noting(Safe):
+        def read_record(self, name: str, index: int) -> int:
+            with lock:
+                read.append(index)
+            return super().read_record(name, index)
+
+    plan = planned()
+    reading = in_threads(Noting(), plan, 3, Book(quarantines=False), ahead=2)
+    next(reading)
+    deadline = time.monotonic() + 5
+    while len(read) < 9 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert len(read) == 9
+    reading.close()
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "to the end"])
+def test_no_thread_is_left(how: str) -> None:
+    reading = in_threads(Safe(), planned(), 4, Book(quarantines=False), threads=3)
+    next(reading)
+    assert not none_is_left()
+    if how == "closed":
+        reading.close()
+    elif how == "to the end":
+        list(reading)
+    del reading
+    deadline = time.monotonic() + 5
+    while not none_is_left() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert none_is_left()
+
+
+def test_samples_live_no_longer_than_their_batch() -> None:
+    import weakref
+
+    class Sample:
+        pass
+
+    made: list[weakref.ref[Sample]] = []
+
+    def transform(record: int) -> Sample:
+        sample = Sample()
+        made.append(weakref.ref(sample))
+        return sample
+
+    gc.disable()
+    try:
+        for batch in in_threads(Safe(), planned(), 4, Book(quarantines=False), transform, ahead=1):
+            del batch
+        deadline = time.monotonic() + 5
+        while any(ref() is not None for ref in made) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert len(made) == 29
+        assert not any(ref() is not None for ref in made)
+    finally:
+        gc.enable()
+
+
+# Collation ------------------------------------------------------------------------------------------------
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "ints": int,
+    "floats": float,
+    "tensors": lambda n: torch.full((2, 3), n),
+    "arrays": lambda n: np.full((2, 3), n, np.float32),
+    "nested": lambda n: {"x": (torch.tensor([n]), np.int64(n)), "name": f"record {n}", "y": [n, float(n)]},
+    "bools": lambda n: n % 2 == 0,
+    "large": lambda n: torch.full((3, 400, 200), float(n)),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_batches_made_in_threads_are_those_of_the_loader(kind: str) -> None:
+    plan, make, book = PLANS["global"], SAMPLES[kind], Book(quarantines=False)
+    expected = [to_batch(samples) for _, samples in by_one(Safe(), plan, 4, book, make)]
+    found = list(in_threads(Safe(), plan, 4, book, make, collate=to_batch))
+    assert all(isinstance(batch, Collated) for batch in found[:-1])
+    assert [repr(made(batch)) for batch in found] == [repr(batch) for batch in expected]
+
+
+def made(batch: Any) -> Any:
+    """The batch as the loader hands it over; the last one is not whole."""
+    return batch.batch if isinstance(batch, Collated) else to_batch(batch)
+
+
+def test_samples_that_make_no_batch_are_left_to_the_loader() -> None:
+    def uneven(number: int) -> torch.Tensor:
+        return torch.zeros(1 + number % 2)
+
+    reading = in_threads(Safe(), planned(), 4, Book(quarantines=False), uneven, collate=to_batch)
+    samples = next(reading)
+    with pytest.raises(InvalidArgument, match="which do not make one tensor"):
+        to_batch(samples)
+    reading.close()
+
+
+# Random numbers -------------------------------------------------------------------------------------------
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "python": random.random,
+    "numpy": lambda: float(np.random.randn()),
+    "torch": lambda: float(torch.rand(1)),
+}
+
+
+def drawing(draw: Callable[[], float], numbers: Any) -> Callable[[int], tuple[int, float]]:
+    def transform(number: int) -> tuple[int, float]:
+        return number, draw() if number in numbers else 0.0
+
+    return transform
+
+
+@pytest.mark.parametrize("source", DRAWS)
+@pytest.mark.parametrize("at", [range(2000), {17}, {0}, {21, 1001}, set()], ids=str)
+@pytest.mark.parametrize("order", ["stored", "global"])
+def test_random_numbers_are_those_of_one_thread(source: str, at: Any, order: str) -> None:
+    transform, plan, book = drawing(DRAWS[source], at), PLANS[order], Book(quarantines=False)
+    before = GeneratorStates()
+    expected = by_one(Safe(), plan, 3, book, transform, Generators(after_each=False))
+    for kind in (Safe, Picking):
+        generators = Generators(after_each=False)
+        assert by_several(kind(), plan, 3, book, transform, generators, threads=3) == expected
+        assert by_several(kind(), plan, 3, book, transform, generators, collate=as_list) == expected
+    assert GeneratorStates() == before
+
+
+@pytest.mark.parametrize("source", DRAWS)
+@pytest.mark.parametrize("at", [range(2000), {0}, set()], ids=str)
+def test_a_loop_that_draws_gets_its_own_numbers_and_disturbs_none(source: str, at: Any) -> None:
+    transform, plan, book = drawing(DRAWS[source], at), PLANS["global"], Book(quarantines=False)
+    start, told = GeneratorStates(), []
+    for read in (by_one, by_several):
+        start.restore()
+        own: list[float] = []
+        batches = read(  # type: ignore[operator]
+            Safe(),
+            plan,
+            3,
+            book,
+            transform,
+            Generators(after_each=False),
+            after=lambda own=own: own.append(DRAWS[source]()),
+        )
+        told.append((batches, own))
+    assert told[0] == told[1]
+
+
+def test_a_transform_that_draws_late_leaves_the_loop_its_numbers() -> None:
+    """Where the loop draws only later: both at once cannot be told apart."""
+    plan, book, start = planned(), Book(quarantines=False), GeneratorStates()
+    transform = drawing(random.random, {17})
+    told = []
+    for read in (by_one, by_several):
+        start.restore()
+        own: list[float] = []
+        count = iter(range(100))
+
+        def after(own: list[float] = own, count: Iterator[int] = count) -> None:
+            if next(count) > 6:
+                own.append(random.random())
+
+        batches = read(Safe(), plan, 3, book, transform, Generators(after_each=False), after=after)  # type: ignore[operator]
+        told.append((batches, own))
+    assert told[0] == told[1]
+
+
+def test_a_transform_that_fails_by_chance_fails_as_in_one_thread() -> None:
+    def transform(number: int) -> int:
+        if number > 10 and random.random() < 0.5:
+            raise ValueError(f"no {number}")
+        return number
+
+    told = []
+    for read in (by_one, by_several):
+        book = Book(quarantines=True)
+        batches = read(Safe(), PLANS["global"], 3, book, transform, Generators(after_each=False))  # type: ignore[operator]
+        told.append((batches, book.said))
+    assert told[0] == told[1]
+    assert told[0][1]
+
+
+def test_transforms_that_draw_nothing_run_in_several_threads() -> None:
+    names = set()
+
+    def transform(number: int) -> int:
+        names.add(threading.current_thread().name)
+        time.sleep(0.001)
+        return number
+
+    by_several(Safe(), PLANS["global"], 3, Book(quarantines=False), transform, Generators(after_each=False))
+    assert {"edl-read-0", "edl-read-1"} <= names
+
+
+# Threads --------------------------------------------------------------------------------------------------
+
+
+def test_torch_computes_by_one_thread_in_each_and_as_before_elsewhere() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        found = by_several(Safe(), planned(), 4, Book(quarantines=False), lambda _: torch.get_num_threads())
+        assert {number for _, numbers in found for number in numbers} == {1}
+        assert torch.get_num_threads() == 3
+        elsewhere: list[int] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert elsewhere == [3]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_read_that_hangs_holds_nobody_up_at_the_end() -> None:
+    let_go = threading.Event()
+
+    class Hanging(Safe):
+        def read_record(self, name: str, index: int) -> int:
+            if index == 8:
+                let_go.wait(20)
+            return super().read_record(name, index)
+
+    reading = in_threads(Hanging(), planned(), 3, Book(quarantines=False), threads=2)
+    next(reading)
+    began = time.monotonic()
+    reading.close()
+    assert time.monotonic() - began < 5
+    let_go.set()
+
+
+def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert [thread_count(given, 0) for given in (None, 0, 3, "auto")] == [0, 0, 3, 8]
+    assert [thread_count("auto", workers) for workers in (1, 2, 4, 20)] == [8, 6, 3, 1]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert thread_count("auto", 0) == 3
+    for wrong in (-1, True, 1.5, "many"):
+        with pytest.raises(InvalidArgument, match="num_threads is"):
+            thread_count(wrong, 0)  # type: ignore[arg-type]
+
+
+def test_a_pool_shows_what_it_has() -> None:
+    pool = ReaderThreads(2, one_reads=False)
+    assert repr(pool) == "<ReaderThreads alive=2 of=2 waiting=0>"
+    pool.close()
+    assert repr(pool) == "<ReaderThreads alive=0 of=2 waiting=0>"

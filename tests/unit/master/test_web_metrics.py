@@ -1,0 +1,146 @@
+"""Metrics are what Prometheus reads, of bounded labels; list, page and dashboard have the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+from prometheus_client.parser import text_string_to_metric_families
+
+from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
+from edl_torch.core.measures import BUCKETS, Histogram, Measures
+from edl_torch.master.web import dashboard
+from edl_torch.master.web.metrics import LABEL_CHARS, MOST, MOST_DATASETS, OTHERS, exposition
+from edl_torch.master.web.names import METRICS, Kind
+from edl_torch.shard import TaskType
+
+ROOT = Path(__file__).parents[3]
+NASTY = 'a"b\\c\nd\x1b[31m<script>'
+
+
+def dataset(name: str = "training", **fields: Any) -> DatasetStatus:
+    counts = dict.fromkeys(("shards", "shards_left", "todo", "leased", "leases", "quarantined", "dropped"), 0)
+    given = {"epoch": 0, "num_epochs": 2, "size": 10, "acknowledged": 5, "finished": False, "trainers": 1}
+    return DatasetStatus(
+        dataset=name, ledger="l", lineage=1, task_type=TaskType.TRAINING, **(counts | given | fields)
+    )
+
+
+def trainer(name: str = "w", **fields: Any) -> TrainerStatus:
+    return TrainerStatus(session=f"s-{name}", worker_id=name, datasets=(), leased=0, idle_s=1.0, **fields)
+
+
+def samples(**fields: Any) -> dict[tuple[str, ...], float]:
+    """What Prometheus reads: by name and values of labels."""
+    status = MasterStatus(**({"ledger": "l", "durable": True, "datasets": (), "trainers": ()} | fields))
+    families = text_string_to_metric_families(exposition(status).decode())
+    order = {label: place for metric in METRICS for place, label in enumerate((*metric.labels, "le"))}
+    return {
+        (s.name, *(s.labels[label] for label in sorted(s.labels, key=order.__getitem__))): s.value
+        for family in families
+        for s in family.samples
+    }
+
+
+def test_each_metric_is_of_its_kind_and_described() -> None:
+    waited = Histogram(counts=(1,) * BUCKETS, sum_s=3.0)
+    status = MasterStatus(
+        ledger="l",
+        durable=True,
+        datasets=(dataset(rate=1.0),),
+        trainers=(trainer(measures=Measures(waited=waited, stepped=waited)),),
+        event_counts={"died": 1},
+    )
+    families = {f.name: f for f in text_string_to_metric_families(exposition(status).decode())}
+    for metric in METRICS:
+        family = families.pop(metric.name.removesuffix("_total"))
+        assert family.type == metric.kind.value
+        assert family.documentation == metric.says
+        assert family.samples
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels)
+    assert not families
+
+
+def test_names_follow_prometheus_conventions() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"edl_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+        if metric.kind is Kind.HISTOGRAM:
+            assert metric.name.endswith("_seconds")
+
+
+def test_outcomes_are_those_of_the_status() -> None:
+    found = samples(datasets=(dataset(acknowledged=7, quarantined=2, dropped=1),))
+    assert found["edl_records_total", "training", "acknowledged"] == 7
+    assert found["edl_records_total", "training", "quarantined"] == 2
+    assert found["edl_records_total", "training", "dropped"] == 1
+    assert found["edl_dataset_done_ratio", "training"] == 0.5
+
+
+def test_a_histogram_counts_what_is_below_each_bound() -> None:
+    counts = [0] * BUCKETS
+    counts[0], counts[10], counts[-1] = 3, 2, 1
+    found = samples(trainers=(trainer(measures=Measures(waited=Histogram(counts=tuple(counts), sum_s=9.0))),))
+    below = {k[-1]: v for k, v in found.items() if k[0] == "edl_trainer_batch_wait_seconds_bucket"}
+    assert list(below.values()) == sorted(below.values())
+    assert (below["+Inf"], below["512"]) == (6, 5)
+    assert min(below.values()) == 3
+    assert found["edl_trainer_batch_wait_seconds_sum", "w", "s-w"] == 9.0
+    assert found["edl_trainer_batch_wait_seconds_count", "w", "s-w"] == 6
+
+
+def test_what_is_not_known_is_absent() -> None:
+    found = samples(datasets=(dataset(),), trainers=(trainer(),))
+    names = {key[0] for key in found}
+    assert "edl_dataset_eta_seconds" not in names
+    assert "edl_trainer_batch_wait_seconds_sum" not in names
+
+
+def test_hostile_names_stay_labels() -> None:
+    found = samples(datasets=(dataset(NASTY),), trainers=(trainer(NASTY), trainer("x" * 5_000)))
+    name = 'a"b\\c\\nd\\x1b[31m<script>'
+    assert ("edl_records_rate", name) in found
+    assert max(len(value) for key in found for value in key) <= LABEL_CHARS + 1
+
+
+def test_labels_are_bounded() -> None:
+    many = tuple(trainer(str(i), pace=1.0, leases=2) for i in range(MOST + 10))
+    sets = tuple(dataset(str(i)) for i in range(MOST_DATASETS + 10))
+    found = samples(trainers=many, datasets=sets)
+    assert sum(key[0] == "edl_trainer_pace_records" for key in found) == MOST + 1
+    assert found["edl_trainer_pace_records", OTHERS, OTHERS] == 10.0
+    assert found["edl_trainer_leases", OTHERS, OTHERS] == 20
+    assert found["edl_trainers", TrainerState.LIVE.value] == MOST + 10
+    assert sum(key[0] == "edl_records_rate" for key in found) == MOST_DATASETS
+
+
+def test_two_sessions_of_one_name_are_two() -> None:
+    one, two = trainer("w"), TrainerStatus(session="t", worker_id="w", datasets=(), leased=0, idle_s=2.0)
+    assert samples(trainers=(one, two))["edl_trainer_heard_seconds", "w", "t"] == 2.0
+
+
+def test_the_dashboard_is_the_one_that_the_list_makes() -> None:
+    file = ROOT / "deploy" / "grafana" / "edl-torch.json"
+    assert json.loads(file.read_text()) == dashboard.dashboard(), (
+        "run python -m edl_torch.master.web.dashboard"
+    )
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    asked = set(re.findall(r"\bedl_\w+", (ROOT / "deploy" / "grafana" / "edl-torch.json").read_text()))
+    there = {metric.name for metric in METRICS}
+    there |= {f"{m.name}_{end}" for m in METRICS if m.kind is Kind.HISTOGRAM for end in ("sum", "bucket")}
+    assert asked <= there
+
+
+def test_the_page_about_metrics_lists_them_all() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    for metric in METRICS:
+        labels = ", ".join(metric.labels) or "–"
+        assert f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.says} |" in text
