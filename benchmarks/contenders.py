@@ -35,6 +35,7 @@ from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Shard, Task
 
 Transform = Callable[[Any], Any]
+Train = Callable[[Any], object]
 
 
 class Elastic:
@@ -54,7 +55,9 @@ class Elastic:
         collate: Callable[[list[Any]], Any] | None = None,
         method: str | None = None,
         threads: int = 0,
+        train: Train | None = None,
     ) -> None:
+        self._train = train
         self.service = DataShardService(
             batch_size,
             master or LocalMaster(),
@@ -75,7 +78,7 @@ class Elastic:
         self._loader = ElasticDataLoader(dataset, collate_fn=collate, num_threads=threads, **size, **started)
 
     def __call__(self) -> int:
-        return sum(map(records_of, self._loader))
+        return trained(self._loader, self._train)
 
     def close(self) -> None:
         """Leave the master."""
@@ -93,14 +96,16 @@ class Plain:
         batch_size: int,
         workers: int,
         shuffle: bool = False,
+        train: Train | None = None,
     ) -> None:
+        self._train = train
         dataset = StaticShares(reader, transform, batch_size, shuffle=shuffle)
         self._loader: DataLoader[Any] = DataLoader(
             dataset, batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0
         )
 
     def __call__(self) -> int:
-        return sum(map(records_of, self._loader))
+        return trained(self._loader, self._train)
 
 
 class StaticShares(IterableDataset[Any]):
@@ -244,6 +249,16 @@ def decode_all(paths: list[str]) -> int:
         assert image is not None
         cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
     return len(paths)
+
+
+def trained(loader: Iterable[Any], train: Train | None) -> int:
+    """Go through the batches, and train on each where there is something to train."""
+    records = 0
+    for batch in loader:
+        records += records_of(batch)
+        if train is not None:
+            train(batch)
+    return records
 
 
 def records_of(batch: Any) -> int:

@@ -34,6 +34,13 @@ def write_pictures(folder: Path, count: int) -> None:
         cv2.imwrite(path, photograph(number), [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
 
 
+def write_photograph(path: Path, height: int, width: int) -> None:
+    """Write a large photograph: a generated one, enlarged, with the grain of a camera."""
+    grain = np.random.default_rng(0).normal(0, 4, (height, width, 3)).astype(np.float32)
+    picture = cv2.resize(photograph(0), (width, height), interpolation=cv2.INTER_CUBIC) + grain
+    cv2.imwrite(str(path), np.clip(picture, 0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+
+
 def photograph(seed: int) -> npt.NDArray[np.uint8]:
     """Noise of many scales, as coarse shapes and fine texture: takes as long to decode as a photograph."""
     rng = np.random.default_rng(seed)

@@ -204,7 +204,7 @@ class DataShardService:
         return progress.finished
 
     def progress(self) -> Progress:
-        """Counts of the dataset over all trainers as the master has them now, their rate, and how long this
+        """Counts and rate of the dataset over all trainers, as the master has them now, and how long this
         trainer waits for data. A call to the master: not for each batch. Raises what `finished` does,
         TooManyBadRecords apart."""
         session = self._live_session

@@ -32,7 +32,7 @@ PICTURE_S = 10.0  # the longest time between two pictures
 _REPEATED = {EventKind.QUARANTINED, EventKind.CHECKPOINT}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Counts:
     """Records trained on until `at`: of all, and by session."""
 
@@ -67,7 +67,11 @@ class Watch:
             self._older, self._newer = self._newer, self._counts(now)
 
     def _counts(self, now: float) -> _Counts:
-        return _Counts(now, self._ledger.acknowledged, self._ledger.participants.throughput.all_shown())
+        return _Counts(
+            at=now,
+            acknowledged=self._ledger.acknowledged,
+            shown=self._ledger.participants.throughput.all_shown(),
+        )
 
     def filled(self, status: DatasetStatus, now: float, *, picture: bool = False) -> DatasetStatus:
         """Return a status of the dataset with what is known here."""

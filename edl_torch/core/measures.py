@@ -55,20 +55,17 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What one session has measured since it began. All but `queued` only grow.
+    """What one session has measured since it began. All of it only grows.
 
     Only loops over an `ElasticDataLoader` are timed. Of other loops `batches` and `records` are those that
     were reported.
 
     Attributes:
-        batches: that the loop was given, those that stand in on synchronous ranks too.
+        batches: that the loop was given, padding batches of synchronous ranks too.
         records: in these batches.
         waited: how long the loop waited for each batch.
         stepped: how long it worked on each: from when it got the batch to when it asked for the next one.
         waited_for_ranks_s: of the seconds in `waited` those in which it waited for other synchronous ranks.
-        read_s, transform_s: seconds spent on reading and on transforming records, summed over loader workers;
-            None where that is not known.
-        queued: batches that lay ready when this was looked at; None where that is not known.
     """
 
     batches: int = 0
@@ -76,9 +73,6 @@ class Measures:
     waited: Histogram = Histogram()
     stepped: Histogram = Histogram()
     waited_for_ranks_s: float = 0.0
-    read_s: float | None = None
-    transform_s: float | None = None
-    queued: int | None = None
 
     @property
     def waiting_share(self) -> float | None:
@@ -88,8 +82,8 @@ class Measures:
 
     def check(self) -> None:
         """Raise InvalidArgument for values that cannot have been measured."""
-        check_counts("measures", self.batches, self.records, self.queued or 0)
-        check_seconds("measures", self.waited_for_ranks_s, self.read_s or 0.0, self.transform_s or 0.0)
+        check_counts("measures", self.batches, self.records)
+        check_seconds("measures", self.waited_for_ranks_s)
         self.waited.check("waited")
         self.stepped.check("stepped")
 

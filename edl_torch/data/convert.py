@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,30 @@ import numpy.typing as npt
 import torch
 from torch.utils.data._utils import collate as torchs
 
+from edl_torch.data.rows import Rows
 from edl_torch.data.transport import IN_MESSAGE_BYTES
 from edl_torch.errors import InvalidArgument
 
 _HELD_BY_TORCH = frozenset("biufc")
 
 
-def to_batch(samples: list[Any]) -> Any:
+def to_batch(samples: list[Any], rows: Rows | None = None) -> Any:
     """torch's `default_collate`: the same batch, but no shared memory in a worker for small tensors, and no
-    tensor of its own for each small array."""
+    tensor of its own for each small array. Tensors that are all of the `rows` of one are that one."""
     table: dict[Any, Any] = torchs.default_collate_fn_map
     # Where another function than torch's stands, a user has put his own there.
     faster = dict(table)
     for kind, (own, ours) in _FASTER.items():
         if table.get(kind) is own:
             faster[kind] = ours
+    if rows is not None and faster.get(torch.Tensor) is _stacked:
+        faster[torch.Tensor] = partial(_whole_or_stacked, rows)
     return torchs.collate(samples, collate_fn_map=faster)
+
+
+def _whole_or_stacked(rows: Rows, tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    whole = rows.whole(tensors)
+    return _stacked(tensors, collate_fn_map=collate_fn_map) if whole is None else whole
 
 
 def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:

@@ -69,21 +69,16 @@ class LoaderPass(Iterator[Any]):
 
     def __next__(self) -> Any:
         self._stopwatch.asked()
-        batch, records = self._next_step()
-        self._stopwatch.handed(records)
-        return batch
-
-    def _next_step(self) -> tuple[Any, int]:
-        """Ask for the next step. What ends it early ends the pass."""
         self._request()
         going_on = False
         try:
-            step = self._step()
+            batch, records = self._step()
             going_on = True
         finally:
             if not going_on:
                 self.close()
-        return step
+        self._stopwatch.handed(records)
+        return batch
 
     def _step(self) -> tuple[Any, int]:
         """Return the batch of the next step, and its records; 0 for a padding batch. Raises StopIteration at

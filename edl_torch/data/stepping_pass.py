@@ -33,10 +33,10 @@ class SteppingPass(LoaderPass):
         self._steps = 0
         super().__init__(loader, session, whole_batch, weights, epoch)
 
-    def _next_step(self) -> tuple[Any, int]:
+    def _request(self) -> None:
         self._statistics.let_go()
         self._weights.warn_of_padding()
-        return super()._next_step()
+        super()._request()
 
     def _pad(self) -> Any:
         """Return a padding batch, and note that the loop gets one."""

@@ -18,6 +18,7 @@ from edl_torch.core.plan import Plan
 from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
 from edl_torch.data.reading import SampleReader, Source, announce, too_few
+from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader, has_random_access
@@ -26,6 +27,7 @@ from edl_torch.trainer.tickets import Tally
 
 Transform = Callable[[Any], Any]
 Seeded = Callable[[Any, int], Any]
+Collate = Callable[[list[Any], Rows], Any]
 
 
 class OnBad(Protocol):
@@ -44,7 +46,7 @@ class Threading:
     threads: int
     ahead: int
     batch_size: int
-    collate: Callable[[list[Any]], Any] | None
+    collate: Collate | None
 
 
 class PickedRecords:
@@ -113,7 +115,7 @@ class Lease:
 class Steps:
     """What threads do with each record. The thread that iterates may change it."""
 
-    def __init__(self, transform: Transform | None, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(self, transform: Transform | None, collate: Collate | None) -> None:
         self.transform = transform
         self.collate = collate
         self.only_read = False  # from the next record that is planned
@@ -123,7 +125,7 @@ class Steps:
 class Cell:
     """One record on its way: a job for a thread, and what has come of it."""
 
-    __slots__ = ("block", "error", "is_raw", "lease", "position", "steps", "value")
+    __slots__ = ("block", "error", "is_raw", "lease", "position", "row", "steps", "value")
 
     def __init__(self, lease: Lease, position: int, steps: Steps) -> None:
         self.lease = lease
@@ -131,6 +133,7 @@ class Cell:
         self.steps = steps
         self.is_raw = steps.only_read  # its value is the record, which the thread that iterates transforms
         self.block: Block | None = None
+        self.row = 0  # its place in the block
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -151,8 +154,15 @@ class Cell:
                 self.value = transform(self.value)
             except BaseException as exc:  # noqa: BLE001  as above
                 self.error = exc
-        if self.block is not None:
-            self.block.one_done()
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell the block that this record is done."""
+        block = self.block
+        if block is not None:
+            if block.rows is not None and self.error is None and not self.steps.skip_all:
+                self.value = block.rows.place(self.value, self.row)
+            block.one_done()
 
     def transform_here(self, transform: Seeded, *, again: bool = False) -> None:
         """Make a sample in this thread, by the record's seed; `again` reads the record anew."""
@@ -184,13 +194,13 @@ class Block:
         self.cells = cells
         self.batch: Any = None
         self.is_batch = False
-        self._collates = collates
+        self.rows = Rows(len(cells)) if collates else None
         self._keeps_samples = keeps_samples
         self._lock = threading.Lock()
         self._left = len(cells)
         self._done = threading.Event()
-        for cell in cells:
-            cell.block = self
+        for row, cell in enumerate(cells):
+            cell.block, cell.row = self, row
 
     def one_done(self) -> None:
         """A thread is done with one of the records."""
@@ -198,16 +208,16 @@ class Block:
             self._left -= 1
             if self._left:
                 return
-        if self._collates:
-            self._collate()
+        if self.rows is not None:
+            self._collate(self.rows)
         self._done.set()
 
-    def _collate(self) -> None:
+    def _collate(self, rows: Rows) -> None:
         steps = self.cells[0].steps
         if steps.collate is None or steps.skip_all or any(cell.error is not None for cell in self.cells):
             return
         try:
-            self.batch = steps.collate([cell.value for cell in self.cells])
+            self.batch = steps.collate([cell.value for cell in self.cells], rows)
         except BaseException:  # noqa: BLE001  the thread that iterates tries it again, and raises
             return
         self.is_batch = True
@@ -368,11 +378,12 @@ class ThreadedReading(Iterator[Any]):
         """Let the threads have a block of cells, of which the first may be done."""
         if not cells:
             return
-        whole = len(cells) == self._threading.batch_size and not self._steps.only_read
-        block = Block(cells, collates=whole, keeps_samples=self._keeps_samples)
+        collates = self._threading.collate is not None and not self._steps.only_read
+        whole = len(cells) == self._threading.batch_size
+        block = Block(cells, collates=collates and whole, keeps_samples=self._keeps_samples)
         self._blocks.append(block)
-        for _ in range(done):
-            block.one_done()
+        for cell in cells[:done]:
+            cell.settle()
         self._pool.add(cells[done:])
 
     def _is_sample(self, cell: Cell) -> bool:

@@ -137,7 +137,7 @@ class ElasticTrainer:
             )
 
     def _end_on_notice(self) -> Any:
-        from edl_torch.integrations.transformers_notices import EndOnNotice
+        from edl_torch.integrations._transformers_notices import EndOnNotice
 
         notices = EndOnNotice(self.elastic_loader)
         self.add_callback(notices)
@@ -335,7 +335,7 @@ class ElasticTrainer:
 
 
 class _EpochSize(int):
-    """Micro-batches in an epoch: an estimate, until `last` is known.
+    """Micro-batches in an epoch: an estimate, until `last` is known (docs/decisions/0038).
 
     The Trainer is given it as a number, before it reads, and asks two things of it: whether a micro-batch is
     the last one (`step + 1 == size`), and the share of the epoch that is done (`(step + 1) / size`).

@@ -317,8 +317,7 @@ def restore_call_from_wire(message: pb.RestoreRequest) -> calls.RestoreCall:
 
 # Measures ---------------------------------------------------------------------------------------------
 
-_take_measures = taker("batches", "records", "waited_for_ranks_s", "read_s", "transform_s", "queued")
-_OPTIONAL_MEASURES = ("read_s", "transform_s", "queued")
+_take_measures = taker("batches", "records", "waited_for_ranks_s")
 
 
 def measures_to_wire(value: Measures) -> pb.Measures:
@@ -330,11 +329,10 @@ def measures_to_wire(value: Measures) -> pb.Measures:
 
 
 def measures_from_wire(message: pb.Measures) -> Measures:
-    unknown = {name: None for name in _OPTIONAL_MEASURES if not message.HasField(name)}
     return Measures(
         waited=_histogram_from_wire(message.waited),
         stepped=_histogram_from_wire(message.stepped),
-        **(_take_measures(message) | unknown),
+        **_take_measures(message),
     )
 
 

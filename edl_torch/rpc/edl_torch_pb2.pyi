@@ -121,10 +121,7 @@ class Measures(_message.Message):
     waited: Histogram
     stepped: Histogram
     waited_for_ranks_s: float
-    read_s: float
-    transform_s: float
-    queued: int
-    def __init__(self, batches: _Optional[int] = ..., records: _Optional[int] = ..., waited: _Optional[_Union[Histogram, _Mapping]] = ..., stepped: _Optional[_Union[Histogram, _Mapping]] = ..., waited_for_ranks_s: _Optional[float] = ..., read_s: _Optional[float] = ..., transform_s: _Optional[float] = ..., queued: _Optional[int] = ...) -> None: ...
+    def __init__(self, batches: _Optional[int] = ..., records: _Optional[int] = ..., waited: _Optional[_Union[Histogram, _Mapping]] = ..., stepped: _Optional[_Union[Histogram, _Mapping]] = ..., waited_for_ranks_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     def __init__(self) -> None: ...

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from edl_torch.core.calls import NEW_PASS, PassState
+from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.confirming import Confirmer
 from edl_torch.trainer.facts import Way
 from edl_torch.trainer.leasing import Leasing
+from edl_torch.trainer.loop_warnings import LoopWarnings
 from edl_torch.trainer.phases import LOOP, Loop
 from edl_torch.trainer.plain import PlainPasses
 from edl_torch.trainer.reporter import Reporter
@@ -31,17 +32,13 @@ class ElasticPasses:
         self._leasing = leasing
         self._confirmer = confirmer
         self._plain = plain
+        self.warnings = LoopWarnings(state)
         self.phase = Loop.IDLE
         self.superseded = 0  # the last pass that a later iteration ended
-        self.taken_out = 0  # how often the batch in hand was taken out of the loop's: it failed, or went back
+        self.discarded = 0  # how often a batch in hand failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
         self._promised: Ticket = ()  # of the next step, on which the ranks have agreed
-        self._finished_in = 0  # the lineage in which a pass ended with the last epoch
-        self._told_finished = False
-        self._took_back = False  # whether a batch in hand went back that the loop may have trained on
-        self._told_took_back = False
-        self._unstepped: list[str] = []  # optimizers that never stepped, to be told of when there is more
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self.phase.name} exhausted={self._exhausted} {self._state.supply}>"
@@ -53,9 +50,7 @@ class ElasticPasses:
         state = self._state
         yield from self.supersede()
         yield from self._plain.finish()
-        yield from self.tell_taken_back()
-        yield from self._tell_finished()
-        yield from self._tell_idle()
+        yield from self.warnings.of_the_last_pass()
         if state.steps.told_in_hand:  # read and not passed on, or passed on to a loop that was left
             self._withdraw()
         state.steps.begin_pass()
@@ -63,38 +58,6 @@ class ElasticPasses:
         self._exhausted = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
-
-    def _tell_finished(self) -> Procedure[None]:
-        """Warn, once, of a pass that begins after the last epoch."""
-        plan, lineage = self._state.registered.plan, self._state.fence.lineage
-        if self._finished_in == lineage and plan is not None and not self._told_finished:
-            self._told_finished = True
-            yield Warn(
-                f"all {plan.spec.num_epochs} epoch(s) of {plan.spec.name!r} are over: this pass over the "
-                f"loader reads nothing, and neither does a later one. Give num_epochs=… for more epochs, and "
-                f"loop with `while not service.finished:` or `for epoch in loader.epochs():`"
-            )
-
-    def _tell_idle(self) -> Procedure[None]:
-        """Warn of optimizers that did not step in the last pass, though others did."""
-        steps = self._state.steps
-        self._unstepped = steps.take_never()
-        if idle := steps.take_idle():
-            self._unstepped = []
-            yield Warn(
-                f"of the optimizers attached for {self._state.config.dataset!r}, {', '.join(idle)} did not "
-                f"step since the last pass began, though others did: batches wait for a step of each. Call "
-                f"service.detach(optimizer) where another has taken its place"
-            )
-
-    def _tell_unstepped(self) -> Procedure[None]:
-        """Warn of optimizers that did not step in the last pass, now that there is more to read."""
-        unstepped, self._unstepped = self._unstepped, []
-        yield Warn(
-            f"{', '.join(unstepped)}, attached for {self._state.config.dataset!r}, did not step since the "
-            f"last pass began, and no batch counts before it does. Attach the optimizer whose step() the "
-            f"loop calls, and call service.detach(optimizer) for the other"
-        )
 
     def is_open(self, number: int) -> bool:
         """Whether elastic pass `number` is open."""
@@ -105,21 +68,6 @@ class ElasticPasses:
         """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
         if self.end(number):
             yield from self._reporter.send()
-
-    def tell_taken_back(self) -> Procedure[None]:
-        """Warn, once, that a batch went back which the loop may have trained on. For the loop's own calls."""
-        if self._took_back and not self._told_took_back:
-            self._told_took_back = True
-            yield Warn(
-                f"the loop was left with the batch in hand of {self._state.config.dataset!r}, which goes "
-                f"back and is read again, though the loop may have trained on it: nothing says that it is "
-                f"done. Call service.attach(optimizer) before the loop, so that each step says so, or "
-                f"service.report_batch_done() before leaving it"
-            )
-
-    def restored(self) -> None:
-        """The model and the data are at a token: what went back before is in neither."""
-        self._took_back = False
 
     def supersede(self) -> Procedure[None]:
         """Another iteration begins: the pass that is open ends, and its iterator is of no use any more."""
@@ -141,12 +89,10 @@ class ElasticPasses:
         finished = self._exhausted and self.phase is Loop.ASKING
         had_batch = self.phase is Loop.TRAINING and self._in_hand is not None
         self.phase = LOOP[self.phase, Loop.IDLE]
-        if self._state.supply.current.state is PassState.FINISHED:
-            self._finished_in = self._state.fence.lineage
+        self.warnings.pass_ended()
         self._state.close_pass()
-        if not finished:
-            unfinished = self._withdraw()
-            self._took_back |= had_batch and bool(unfinished) and not self._state.steps.attached
+        if not finished and self._withdraw() and had_batch:
+            self.warnings.went_back()
         return not finished
 
     def _withdraw(self) -> int:
@@ -155,7 +101,7 @@ class ElasticPasses:
         in_hand = steps.in_hand if steps.attached else state.inflight.batches
         if self._in_hand is None:  # those before the padding batch are not in hand any more
             in_hand = min(in_hand, steps.ahead)
-        self.taken_out += bool(in_hand)
+        self.discarded += bool(in_hand)
         returned = state.inflight.handed(in_hand, steps.untouched)
         state.outbox.note(give_backs=state.inflight.withdraw(in_hand), returned=returned)
         steps.withdrawn(in_hand)
@@ -170,8 +116,8 @@ class ElasticPasses:
         self._exhausted = not more
         if not more:
             yield from self.settle_stuck()
-        elif self._unstepped:
-            yield from self._tell_unstepped()
+        else:
+            yield from self.warnings.of_no_steps()
         return more
 
     def look_for_more(self, wait_s: float = 0.0) -> Procedure[bool]:
@@ -179,8 +125,8 @@ class ElasticPasses:
         yield from self._drain()
         more = yield from self._leasing.look_for_more(wait_s)
         self._exhausted = not more
-        if more and self._unstepped:
-            yield from self._tell_unstepped()
+        if more:
+            yield from self.warnings.of_no_steps()
         return more
 
     def _drain(self) -> Procedure[None]:
@@ -348,10 +294,10 @@ class ElasticPasses:
             return False  # what another report led to is raised before the batch is handed over
         return self._settle(state.steps.ahead, Way.NEXT)
 
-    def passed_on(self, *, stands_in: bool = False) -> Procedure[None]:
+    def passed_on(self, *, padding: bool = False) -> Procedure[None]:
         """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
 
-        The loop has asked for it, and so is done with those before. One that `stands_in` holds no record and
+        The loop has asked for it, and so is done with those before. A `padding` batch holds no record and
         is not counted as read ahead.
         """
         steps = self._state.steps
@@ -361,7 +307,7 @@ class ElasticPasses:
             )
         if not steps.attached:
             self._settle(steps.ahead, Way.NEXT)
-        if not stands_in:
+        if not padding:
             steps.passed_on()
         yield from self._reporter.send()
 
@@ -437,7 +383,7 @@ class ElasticPasses:
         returned = state.inflight.handed(batches, state.steps.untouched)
         state.outbox.note(give_backs=state.inflight.take_back(batches), returned=returned)
         state.steps.withdrawn(batches)
-        self.taken_out += 1
+        self.discarded += 1
         self._in_hand = None
         yield from self._reporter.send()
 
@@ -448,6 +394,6 @@ class ElasticPasses:
             return
         failures = state.inflight.fail_batch(reason, state.steps.ahead)
         state.steps.failed()
-        self.taken_out += 1
+        self.discarded += 1
         state.outbox.note(failures=failures)
         yield from self._reporter.send()

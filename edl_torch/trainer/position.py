@@ -136,7 +136,7 @@ class Position:
         """The model and the data are at a token: the pass is over, and there is nothing of it to finish."""
         self._state.close_pass()
         self._state.plain.begun.clear()
-        self._elastic.restored()
+        self._elastic.warnings.restored()
         self._state.restored()
 
     def _check_seen(self, fence: Fence) -> None:

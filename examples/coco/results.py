@@ -26,12 +26,16 @@ SHEET_CELLS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What came out of training; `history` has a row for each epoch."""
+    """What came out of training; `history` has a row for each epoch.
+
+    `shared` says that other trainers, with models of their own, may have got some of the records.
+    """
 
     model: Captioner
     vocabulary: Vocabulary
     deliveries: Deliveries
     history: Sequence[dict[str, Any]]
+    shared: bool = False
 
 
 def finish(options: Options, data: Data, trained: Trained) -> int:
@@ -43,12 +47,12 @@ def finish(options: Options, data: Data, trained: Trained) -> int:
     if data.scenes is not None:
         right = judge(result.captions, read_scenes(data.scenes, read_captions(data.val_annotations)))
     exact = trained.deliveries.exact(options.epochs)
-    _print_results(result, right, trained.deliveries.verdict(options.epochs, shared=options.shared))
+    _print_results(result, right, trained.deliveries.verdict(options.epochs, shared=trained.shared))
     sheet = options.output / "captions.png"
     save_png(sheet, _sheet(held_out, result, right))
     _write_metrics(options, trained, result, right)
     print(f"captions of held-out pictures: {sheet}")
-    return 0 if exact or options.shared else 1
+    return 0 if exact or trained.shared else 1
 
 
 def _print_results(result: Evaluation, right: list[bool] | None, verdict: str) -> None:

@@ -188,7 +188,11 @@ class Trainer:
     def trained(self) -> Trained:
         """What there is to evaluate."""
         return Trained(
-            model=self.model, vocabulary=self.vocabulary, deliveries=self.deliveries, history=self.history
+            model=self.model,
+            vocabulary=self.vocabulary,
+            deliveries=self.deliveries,
+            history=self.history,
+            shared=self.options.shared and not self.ranks.together,
         )
 
     @property

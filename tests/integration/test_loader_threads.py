@@ -102,6 +102,19 @@ def test_batches_are_those_of_one_thread(num_workers: int, seeds: bool) -> None:
         assert batches(3, dataset=dataset, prefetch_factor=4) == expected
 
 
+def enlarge(number: int) -> tuple[torch.Tensor, int]:
+    return torch.full((200, 1000), float(number)), number
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_large_batches_keep_their_records_while_others_are_read(num_workers: int) -> None:
+    with trainer(FakeMaster(), Safe(UNEVEN), dataset={"transform": enlarge}) as (_, dataset):
+        kept = list(elastic(dataset, num_workers=num_workers, num_threads=2))
+    for images, labels in kept:
+        assert (images == labels[:, None, None]).all()
+    assert sorted(label for _, labels in kept for label in labels.tolist()) == all_records()
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_persistent_workers_and_epochs_use_threads_each_time(num_workers: int) -> None:
     arguments = {"persistent_workers": True} if num_workers else {}

@@ -1,7 +1,7 @@
 """The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
 
-Pages that need data, a service or a framework have tests of their own (`RUN_ELSEWHERE`). Blocks of torchrun
-and Ray show places in a program, with `...` for the rest of it: they are read, not run.
+Pages that need data, a service or a framework have tests of their own (`RUN_ELSEWHERE`). Blocks of torchrun,
+Slurm and Ray show places in a program, with `...` for the rest of it: they are read, not run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RUN_ELSEWHERE = {
     "docs/torchtitan.md": "with_torchtitan/test_titan_page.py",
     "docs/tutorial.md": "integration/test_tutorial.py",
 }
-ONLY_READ = {"docs/ray.md", "docs/torchrun.md"}
+ONLY_READ = {"docs/ray.md", "docs/slurm.md", "docs/torchrun.md"}
 LINKING = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
 FOR_MAINTAINERS = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "releasing.md")  # who install tools too
 

@@ -38,9 +38,9 @@ def test_waiting_share_is_of_the_time_that_was_timed() -> None:
     "bad",
     [
         Measures(batches=-1),
-        Measures(queued=-1),
-        Measures(read_s=math.nan),
-        Measures(transform_s=math.inf),
+        Measures(records=-1),
+        Measures(waited_for_ranks_s=math.nan),
+        Measures(waited_for_ranks_s=math.inf),
         Measures(waited_for_ranks_s=-0.5),
         Measures(waited=Histogram(counts=(1,) * (BUCKETS + 1))),
         Measures(waited=Histogram(counts=(-1,) * BUCKETS)),

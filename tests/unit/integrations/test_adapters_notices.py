@@ -62,7 +62,7 @@ def loader() -> Iterator[ElasticDataLoader]:
 
 def test_transformers_saves_after_the_step_and_does_not_evaluate(stand_in: Any, loader: Any) -> None:
     stand_in("transformers", TrainerCallback=object)
-    notices = importlib.import_module("edl_torch.integrations.transformers_notices").EndOnNotice(loader)
+    notices = importlib.import_module("edl_torch.integrations._transformers_notices").EndOnNotice(loader)
     control = SimpleNamespace(should_save=False, should_evaluate=True, should_training_stop=False)
     notices.on_train_begin(None, None, control)
     notices.on_step_end(None, None, control)

@@ -70,9 +70,6 @@ MEASURES = st.builds(
     waited=HISTOGRAMS,
     stepped=HISTOGRAMS,
     waited_for_ranks_s=st.floats(0, 1e9),
-    read_s=st.none() | st.floats(0, 1e9),
-    transform_s=st.none() | st.floats(0, 1e9),
-    queued=st.none() | INT,
 )
 GRANTS = st.builds(
     calls.Grant,

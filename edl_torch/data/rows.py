@@ -1,0 +1,92 @@
+"""A batch that exists before its samples do: each is copied to its place when it is made.
+
+A sample's memory is then used again at once for the next one. It must not know where samples come from.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from edl_torch.data.transport import IN_MESSAGE_BYTES
+
+
+class Rows:
+    """The tensors of a batch of `size` samples, each as large as all of its rows.
+
+    They are made like the tensors and arrays of the first sample that comes. What is not like these, small or
+    unusual stays where it is: then the batch is made of the samples.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._wholes: dict[int, torch.Tensor] = {}  # by the place that a tensor has in its sample
+
+    def place(self, sample: Any, row: int) -> Any:
+        """Return the sample with its large tensors and arrays in their row. Several threads may call it."""
+        return self._placed(sample, row, [0])
+
+    def _placed(self, value: Any, row: int, count: list[int]) -> Any:
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind(self._placed(item, row, count) for item in value)
+        if kind is dict:
+            return {key: self._placed(item, row, count) for key, item in value.items()}
+        if kind is torch.Tensor or kind is np.ndarray:
+            number, count[0] = count[0], count[0] + 1
+            tensor = self._as_tensor(value)
+            if tensor is not None and (whole := self._whole(number, tensor)) is not None:
+                own = whole[row].copy_(tensor)
+                return own if kind is torch.Tensor else own.numpy()
+        return value
+
+    def _as_tensor(self, value: Any) -> torch.Tensor | None:
+        """The value, where stacking leaves each of its bytes as it is."""
+        if value.nbytes * self._size <= IN_MESSAGE_BYTES:
+            return None
+        if isinstance(value, np.ndarray):
+            plain = value.dtype.kind in "biufc" and value.dtype.isnative
+            usual = plain and value.flags.c_contiguous and value.flags.writeable
+            return torch.from_numpy(value) if usual else None
+        tensor: torch.Tensor = value
+        plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if (
+            plain
+            and tensor.is_contiguous()
+            and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+        ):
+            return tensor
+        return None
+
+    def _whole(self, number: int, like: torch.Tensor) -> torch.Tensor | None:
+        whole = self._wholes.get(number)
+        if whole is None:
+            with self._lock:
+                whole = self._wholes.get(number)
+                if whole is None:
+                    whole = self._wholes[number] = self._made(like)
+        return whole if whole.shape[1:] == like.shape and whole.dtype == like.dtype else None
+
+    def _made(self, like: torch.Tensor) -> torch.Tensor:
+        shape = (self._size, *like.shape)
+        if get_worker_info() is None:
+            return torch.empty(shape, dtype=like.dtype)
+        # Elsewhere it would be copied there to be sent to the trainer.
+        shared = torch.UntypedStorage._new_shared(like.nbytes * self._size)  # type: ignore[no-untyped-call]
+        return torch.empty(0, dtype=like.dtype).set_(shared).view(shape)
+
+    def whole(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
+        """The tensor that has these for its rows, all of them and in this order; None where none has."""
+        first = tensors[0].data_ptr()
+        for whole in self._wholes.values():
+            if whole.data_ptr() == first and len(tensors) == self._size and tensors[0].dtype == whole.dtype:
+                step = whole.stride(0) * whole.element_size()
+                places = range(first, first + step * self._size, step)
+                same = all(tensor.data_ptr() == at for tensor, at in zip(tensors, places, strict=True))
+                return whole if same else None
+        return None

@@ -1,0 +1,92 @@
+"""Warnings for the user of an `ElasticDataLoader` whose loop loses batches, or leaves them waiting.
+
+What a loop did is noted where it happens; its own next calls give the warnings.
+"""
+
+from __future__ import annotations
+
+from edl_torch.core.calls import PassState
+from edl_torch.trainer.actions import Procedure, Warn
+from edl_torch.trainer.state import State
+
+
+class LoopWarnings:
+    """What is noted of the loop, and what the user was told of."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._finished_in = 0  # the lineage in which a pass ended with the last epoch
+        self._told_finished = False
+        self._took_back = False  # whether a batch in hand went back that the loop may have trained on
+        self._told_took_back = False
+        self._unstepped: list[str] = []  # optimizers that never stepped, to be told of when there is more
+
+    def __repr__(self) -> str:
+        return f"<LoopWarnings finished_in={self._finished_in} took_back={self._took_back}>"
+
+    # What is noted ----------------------------------------------------------------------------------------
+
+    def pass_ended(self) -> None:
+        """A pass ends, maybe with the last epoch."""
+        if self._state.supply.current.state is PassState.FINISHED:
+            self._finished_in = self._state.fence.lineage
+
+    def went_back(self) -> None:
+        """The batch in hand goes back with the end of its pass. Only a step could say whether it counts."""
+        self._took_back |= not self._state.steps.attached
+
+    def restored(self) -> None:
+        """The model and the data are at a token: what went back before is in neither."""
+        self._took_back = False
+
+    # What is told -----------------------------------------------------------------------------------------
+
+    def of_the_last_pass(self) -> Procedure[None]:
+        """Warn, as a pass begins, of what was noted in those before."""
+        yield from self.of_what_went_back()
+        yield from self._of_no_more_epochs()
+        yield from self._of_idle_optimizers()
+
+    def of_what_went_back(self) -> Procedure[None]:
+        """Warn, once, that a batch went back which the loop may have trained on. For the loop's own calls."""
+        if self._took_back and not self._told_took_back:
+            self._told_took_back = True
+            yield Warn(
+                f"the loop was left with the batch in hand of {self._state.config.dataset!r}, which goes "
+                f"back and is read again, though the loop may have trained on it: nothing says that it is "
+                f"done. Call service.attach(optimizer) before the loop, so that each step says so, or "
+                f"service.report_batch_done() before leaving it"
+            )
+
+    def _of_no_more_epochs(self) -> Procedure[None]:
+        """Warn, once, of a pass that begins after the last epoch."""
+        plan, lineage = self._state.registered.plan, self._state.fence.lineage
+        if self._finished_in == lineage and plan is not None and not self._told_finished:
+            self._told_finished = True
+            yield Warn(
+                f"all {plan.spec.num_epochs} epoch(s) of {plan.spec.name!r} are over: this pass over the "
+                f"loader reads nothing, and neither does a later one. Give num_epochs=… for more epochs, and "
+                f"loop with `while not service.finished:` or `for epoch in loader.epochs():`"
+            )
+
+    def _of_idle_optimizers(self) -> Procedure[None]:
+        """Warn of optimizers that did not step in the last pass, though others did."""
+        steps = self._state.steps
+        self._unstepped = steps.take_never()
+        if idle := steps.take_idle():
+            self._unstepped = []
+            yield Warn(
+                f"of the optimizers attached for {self._state.config.dataset!r}, {', '.join(idle)} did not "
+                f"step since the last pass began, though others did: batches wait for a step of each. Call "
+                f"service.detach(optimizer) where another has taken its place"
+            )
+
+    def of_no_steps(self) -> Procedure[None]:
+        """Warn of optimizers that did not step in the last pass, now that there is more to read."""
+        unstepped, self._unstepped = self._unstepped, []
+        if unstepped:
+            yield Warn(
+                f"{', '.join(unstepped)}, attached for {self._state.config.dataset!r}, did not step since "
+                f"the last pass began, and no batch counts before it does. Attach the optimizer whose "
+                f"step() the loop calls, and call service.detach(optimizer) for the other"
+            )

@@ -1,0 +1,104 @@
+"""Batches whose samples are copied to their places are those that stacking makes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from edl_torch.data import rows as module
+from edl_torch.data.convert import to_batch
+from edl_torch.data.rows import Rows
+from edl_torch.errors import InvalidArgument
+
+SIDE = 260  # four of them are more than a message
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: int
+
+
+def tensor(n: int, *shape: int, dtype: Any = torch.float32) -> torch.Tensor:
+    return (torch.arange(int(np.prod(shape))).reshape(shape) % 100 + n).to(dtype)
+
+
+def image(n: int) -> np.ndarray[Any, Any]:
+    return tensor(n, SIDE, SIDE, 3, dtype=torch.uint8).numpy()
+
+
+KINDS: dict[str, Any] = {
+    "tensor": lambda n: tensor(n, 3, SIDE, SIDE),
+    "array": image,
+    "image and label": lambda n: (image(n), n),
+    "dict": lambda n: {"x": tensor(n, SIDE, SIDE), "y": [image(n), float(n)], "name": f"record {n}"},
+    "complex": lambda n: tensor(n, SIDE, SIDE).to(torch.complex64),
+    "bool": lambda n: tensor(n, SIDE, 4 * SIDE) % 2 == 0,
+    "the same twice": lambda n: [tensor(n, SIDE, SIDE)] * 2,
+}
+UNUSUAL: dict[str, Any] = {
+    "small": lambda n: tensor(n, 3),
+    "numbers": float,
+    "permuted": lambda n: torch.from_numpy(image(n)).permute(2, 0, 1),
+    "flipped": lambda n: image(n)[:, ::-1].copy()[::2],
+    "read-only": lambda n: np.frombuffer(image(n).tobytes(), np.uint8).reshape(SIDE, SIDE, 3),
+    "named tuple": lambda n: Pair(tensor(n, SIDE, SIDE), n),
+    "parameter": lambda n: torch.nn.Parameter(tensor(n, SIDE, SIDE)),
+    "gradient": lambda n: tensor(n, SIDE, SIDE).requires_grad_(),
+    "two dtypes": lambda n: tensor(n, SIDE, SIDE, dtype=torch.float64 if n == 2 else torch.float32),
+    "other order": lambda n: dict(
+        [("a", tensor(n, SIDE, SIDE)), ("b", tensor(9 + n, SIDE, SIDE))][:: 1 if n % 2 else -1]
+    ),
+}
+
+
+def collated(make: Any, size: int = 4) -> tuple[Any, Rows]:
+    rows = Rows(size)
+    return to_batch([rows.place(make(n), n) for n in range(size)], rows), rows
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        like = left.dtype == right.dtype and left.shape == right.shape and left.stride() == right.stride()
+        return like and left.requires_grad == right.requires_grad and torch.equal(left, right)
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return type(left) is type(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("kind", [*KINDS, *UNUSUAL])
+def test_the_batch_is_the_one_that_stacking_makes(kind: str) -> None:
+    make = {**KINDS, **UNUSUAL}[kind]
+    assert same(collated(make)[0], to_batch([make(n) for n in range(4)]))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "bool"])
+def test_large_tensors_are_copied_once(kind: str) -> None:
+    batch, rows = collated(KINDS[kind])
+    assert any(batch is whole for whole in rows._wholes.values())
+
+
+def test_a_part_of_the_rows_and_another_order_are_stacked() -> None:
+    rows = Rows(4)
+    samples = [rows.place(tensor(n, SIDE, SIDE), n) for n in range(4)]
+    for chosen in (samples[:3], samples[::-1], [*samples[:3], tensor(3, SIDE, SIDE)]):
+        assert same(to_batch(chosen, rows), to_batch([sample.clone() for sample in chosen]))
+        assert not any(to_batch(chosen, rows) is whole for whole in rows._wholes.values())
+
+
+def test_unequal_shapes_are_refused_as_ever() -> None:
+    with pytest.raises(InvalidArgument, match="which do not make one tensor"):
+        collated(lambda n: tensor(n, SIDE + n, SIDE))
+
+
+def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "get_worker_info", lambda: object())
+    batch, rows = collated(KINDS["image and label"])
+    assert batch[0].is_shared()
+    assert any(batch[0] is whole for whole in rows._wholes.values())
+    assert same(batch, to_batch([KINDS["image and label"](n) for n in range(4)]))
