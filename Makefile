@@ -9,7 +9,7 @@ WORKERS := 2
 FRAMEWORKS := ray tensorflow lightning accelerate transformers deepspeed torchtitan torchft
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test $(FRAMEWORKS:%=test-%) docs coverage chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test test-all $(FRAMEWORKS:%=test-%) docs coverage chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -25,8 +25,11 @@ demo: $(STAMP)  ## train on two ranks, kill one and the master, and prove that e
 	$(BIN)/python examples/coco/demo.py --output $(DEMO) $(ARGS)
 
 # A file's tests stay together, in the order of their folders: those of many processes first, small ones at the end.
-test: $(STAMP)  ## all tests, but further cases of some that take long; WORKERS=2 at a time
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(STAMP)  ## every promise once; the slowest tests are named at the end; WORKERS=2 at a time
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
+
+test-all: $(STAMP)  ## further cases too (marked `long`): more start methods, seeds, ways to die; half an hour
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 -m ''
 
 docs: $(STAMP)  ## the documentation site, in runs/docs; a warning is an error
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 
 from dispatch_load import Load, contest
 from finding import Finding
 from harness import parser, write_json
 from serving import Server, master
+
+from edl_torch.client.grpc.client import MasterClient
+from edl_torch.core.calls import NEW_PASS, LeaseCall, RegisterCall, Registration
+from edl_torch.shard import Source
 
 VIEWERS = 10
 CLIENTS = 64
@@ -27,11 +33,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser("What open pages cost a master.").parse_args(arguments)
     rounds, seconds = (2, 0.3) if options.quick else (21, 1.5)
     findings = []
-    for finding in watched(rounds, seconds):
+    for finding in chain(resting(8 * seconds), watched(rounds, seconds)):
         print(finding, flush=True)
         findings.append(finding.as_json())
     if options.json is not None:
         write_json(options.json, {"quick": options.quick, "findings": findings})
+
+
+def resting(seconds: float) -> Iterator[Finding]:
+    """Processor time of a master whose trainers are at work on long batches, with and without viewers."""
+    with ExitStack() as stack:
+        server, url = stack.enter_context(_with_page(*_free_ports(1)))
+        client = stack.enter_context(MasterClient(server.address, "benchmark"))
+        for number in range(CLIENTS):
+            _take_part(client, f"trainer-{number}")
+        alone = _cpu_a_second(server, seconds)
+        stack.enter_context(_viewers(url, VIEWERS))
+        seen = _cpu_a_second(server, seconds)
+    what = f"processor time a second for {VIEWERS} pages, {CLIENTS} trainers"
+    yield Finding(what=what, value=seen - alone, unit="s", most=1 - GOAL)
+
+
+def _take_part(client: MasterClient, session: str) -> None:
+    source = Source(name="records", count=10**9)
+    registration = Registration(name="training", sources=(source,), shuffle_shards=True)
+    answer = client.register(
+        RegisterCall(session=session, worker_id=session, batch_size=32, registration=registration)
+    )
+    client.lease(
+        LeaseCall(session=session, dataset="training", fence=answer.fence, request=1, epoch=NEW_PASS, count=4)
+    )
+
+
+def _cpu_a_second(server: Server, seconds: float) -> float:
+    time.sleep(1.0)  # until it rests
+    before, begun = server.cpu_s(), time.monotonic()
+    time.sleep(seconds)
+    return (server.cpu_s() - before) / (time.monotonic() - begun)
 
 
 def watched(rounds: int, seconds: float) -> Iterator[Finding]:

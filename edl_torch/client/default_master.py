@@ -6,6 +6,8 @@ else it lives in this process.
 
 from __future__ import annotations
 
+import logging
+
 from edl_torch.client.environment import (
     finds_master_through_torchrun,
     master_address_from_env,
@@ -14,7 +16,9 @@ from edl_torch.client.environment import (
     page_address_from_env,
 )
 from edl_torch.client.master_api import MasterApi
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import InvalidArgument, MasterStartError
+
+log = logging.getLogger("edl_torch")
 
 
 def default_master(master_timeout_s: float | None = None) -> MasterApi:
@@ -36,15 +40,7 @@ def default_master(master_timeout_s: float | None = None) -> MasterApi:
             raise InvalidArgument(
                 "EDL_MASTER_PROTOCOL is 'elasticdl', but no master is named: give EDL_MASTER_ADDR=HOST:PORT"
             )
-        from edl_torch.master.embedded import LocalMaster
-
-        master = LocalMaster()
-        page = page_address_from_env()
-        if page is not None:
-            from edl_torch.master.web.threaded import show
-
-            show(master, page)
-        return master
+        return _embedded_master()
     timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
     if protocol == "elasticdl":
         from edl_torch.client.elasticdl.client import ElasticDLMasterClient
@@ -53,3 +49,18 @@ def default_master(master_timeout_s: float | None = None) -> MasterApi:
     from edl_torch.client.grpc.client import MasterClient
 
     return MasterClient(address, master_timeout_s=timeout_s, credentials=credentials)
+
+
+def _embedded_master() -> MasterApi:
+    """A master in this process, with a page where `EDL_HTTP` asks for one."""
+    from edl_torch.master.embedded import LocalMaster
+
+    master, page = LocalMaster(), page_address_from_env()
+    if page is not None:
+        from edl_torch.master.web.threaded import show
+
+        try:
+            show(master, page)
+        except MasterStartError as error:  # another service, or trainer, of the same environment has the port
+            log.warning("no page of this process's master: %s", error)
+    return master

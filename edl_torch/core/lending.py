@@ -78,7 +78,7 @@ class Lending:
         if not barrier:  # endless epochs would pile them up
             yield from self._remainder_bundle(session, epoch, batch_size)
         quota = self._quota(request, leased)
-        largest = max(batch_size, self._todo.plan.spec.largest_lease)
+        largest = self._largest(request)
         for _ in range(request.count):
             limit = quota.limit(self._todo.waiting(epoch)) if quota else self._limit(epoch, batch_size)
             if not limit:
@@ -103,7 +103,7 @@ class Lending:
         return Quota(
             share=share,
             share_now=share * len(self._participants) / max(1, self._leases.holders),
-            held=sum(lease.open_records for lease in self._leases.of(request.session)),
+            held=self._held_by(request.session),
             shown=throughput.shown(request.session),
             request=request,
             sessions=len(self._participants),
@@ -114,6 +114,21 @@ class Lending:
         if not self._tail_applies:
             return max(batch_size, self._todo.plan.spec.largest_lease)
         return self._share(self._todo.waiting(epoch), batch_size)
+
+    def _largest(self, request: LeaseRequest) -> int:
+        """Return the most records of a lease: those of a shard or of a window, whichever ends first.
+
+        A trainer that has shown little is lent a shard, not a window, because others may come.
+        """
+        spec, batch_size = self._todo.plan.spec, request.batch_size
+        if spec.largest_lease == spec.records_per_shard:
+            return max(batch_size, spec.records_per_shard)
+        shown = 2 * self._participants.throughput.shown(request.session) - self._held_by(request.session)
+        most = max(spec.records_per_shard, min(shown, spec.largest_lease))
+        return max(batch_size, most - most % batch_size)
+
+    def _held_by(self, session: str) -> int:
+        return sum(lease.open_records for lease in self._leases.of(session))
 
     @property
     def _tail_applies(self) -> bool:

@@ -18,6 +18,9 @@ from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.error_classification import is_source_error, name_record
 from edl_torch.shard import IndexArray, Indices
 
+_MOST_BATCHES = 16  # read at once, where records lie scattered
+_MOST_BYTES = 16 << 20  # of these
+
 Runs = list[tuple[int, int]]  # (first position, position after)
 
 
@@ -31,44 +34,85 @@ def read_columns(
     """
     announce(reader, plan, grant.slice)
     indices = plan.indices(grant.slice)
+    scattered = plan.window > 1 or indices.sources is not None
+    together = _ReadTogether(reader, indices, batch_size) if scattered else None
     for skip in range(0, len(indices), batch_size):
         part = indices[skip : skip + batch_size]
-        mixed = None if part.sources is None else _mixed(reader, part)
-        if mixed is not None:
-            yield [(grant.slice.skip + skip, grant.slice.skip + skip + len(part))], mixed
+        start = grant.slice.skip + skip
+        batch = None if together is None else together.batch(skip, len(part))
+        if batch is not None:
+            yield [(start, start + len(part))], batch
             continue
         for first, after in _same_source(part):
-            name, position = part[first][0], grant.slice.skip + skip + first
-            yield from _read(reader, name, part.numbers[first:after], position, on_bad)
+            yield from _read(reader, part[first][0], part.numbers[first:after], start + first, on_bad)
 
 
-def _mixed(reader: AbstractDataReader, part: Indices) -> Any | None:
-    """Return the records of several sources as one batch; None where one cannot be read, or batches of this
-    reader not be put together."""
-    assert part.sources is not None
-    by_source = np.argsort(part.sources, kind="stable")
-    edges = np.flatnonzero(np.diff(part.sources[by_source])) + 1
-    batches = []
-    for places in np.split(by_source, edges):
-        name, numbers = part.names[int(part.sources[places[0]])], part.numbers[places]
-        try:
-            batches.append(reader.read_batch(name, numbers))
-        except Exception as exc:
-            if is_source_error(exc):
-                raise name_record(exc, name, int(numbers[0])) from exc
-            return None  # whoever reads it alone is told which record it is
-    return _joined(batches, np.argsort(by_source))
+class _ReadTogether:
+    """Batches whose records lie in many blocks, some read at once: one row of a block costs as much."""
+
+    def __init__(self, reader: AbstractDataReader, indices: Indices, batch_size: int) -> None:
+        self._reader = reader
+        self._indices = indices
+        self._batch_size = batch_size
+        self._batches = 1  # that are read at once
+        self._start = self._stop = 0
+        self._records: Any = None
+        self._fits = True  # batches of this reader can be put together
+
+    def batch(self, skip: int, size: int) -> Any | None:
+        """Return the batch of these records; None where one of them cannot be read, or batches of this reader
+        not be put together."""
+        if skip >= self._stop and self._fits:
+            self._read(skip)
+            if self._records is None and self._batches > 1:
+                self._batches = 1
+                self._read(skip)
+        first = skip - self._start
+        return None if self._records is None else _rows(self._records, slice(first, first + size))
+
+    def _read(self, skip: int) -> None:
+        self._start, self._stop = skip, min(skip + self._batches * self._batch_size, len(self._indices))
+        self._records = None
+        part = self._indices[self._start : self._stop]
+        sources = np.zeros(len(part), np.int64) if part.sources is None else part.sources
+        by_source = np.argsort(sources, kind="stable")
+        edges = np.flatnonzero(np.diff(sources[by_source])) + 1
+        found = []
+        for places in np.split(by_source, edges):
+            name, numbers = part.names[int(sources[places[0]])], part.numbers[places]
+            try:
+                found.append(self._reader.read_batch(name, numbers))
+            except Exception as exc:
+                if is_source_error(exc):
+                    raise name_record(exc, name, int(numbers[0])) from exc
+                return  # whoever reads it alone is told which record it is
+        joined = _joined(found)
+        self._fits = joined is not None
+        if joined is not None:
+            self._records = _rows(joined, np.argsort(by_source)) if len(found) > 1 else joined
+            self._batches = max(1, min(_MOST_BATCHES, _MOST_BYTES * self._batches // max(1, _nbytes(joined))))
 
 
-def _joined(batches: list[Any], order: IndexArray) -> Any | None:
+def _joined(batches: list[Any]) -> Any | None:
+    """Return arrays, or arrays by column, one after the other; None for anything else."""
     first = batches[0]
     if all(isinstance(batch, dict) and batch.keys() == first.keys() for batch in batches):
-        columns = {name: _joined([batch[name] for batch in batches], order) for name in first}
+        columns = {name: _joined([batch[name] for batch in batches]) for name in first}
         return None if any(column is None for column in columns.values()) else columns
-    if all(type(batch) is np.ndarray for batch in batches):
+    if all(type(batch) is np.ndarray and batch.ndim for batch in batches):
         kinds = {(batch.dtype, batch.shape[1:]) for batch in batches}
-        return np.concatenate(batches)[order] if len(kinds) == 1 else None
+        return (first if len(batches) == 1 else np.concatenate(batches)) if len(kinds) == 1 else None
     return None
+
+
+def _rows(records: Any, which: Any) -> Any:
+    if isinstance(records, dict):
+        return {name: _rows(column, which) for name, column in records.items()}
+    return records[which]
+
+
+def _nbytes(records: Any) -> int:
+    return sum(map(_nbytes, records.values())) if isinstance(records, dict) else int(records.nbytes)
 
 
 def _same_source(indices: Indices) -> Iterator[tuple[int, int]]:

@@ -101,6 +101,7 @@ def test_of_two_behind_a_partition_one_comes_back_and_one_gives_up_with_an_error
     assert "MasterUnavailable: no answer from the master at 10.77.0.1:50001 within 2.5 s" in errors
 
 
+@pytest.mark.long
 def test_a_line_that_carries_one_direction_alone_costs_a_batch(network: Network, start_job: StartJob) -> None:
     """t1 is not heard by the master; t2 is heard, and hears no answer."""
     job = start_job(**SHORT)
@@ -111,6 +112,7 @@ def test_a_line_that_carries_one_direction_alone_costs_a_batch(network: Network,
     assert set(network.switch.lost - before) == {("t1", "master"), ("master", "t2")}
 
 
+@pytest.mark.long
 def test_a_pulled_cable_and_an_interface_that_is_down_cost_a_batch(
     network: Network, start_job: StartJob
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_pulled_cable_and_an_interface_that_is_down_cost_a_batch(
     cut_for_long(job, network, "t1", "t2")
 
 
+@pytest.mark.long
 def test_the_masters_own_cable_costs_each_trainer_a_batch(network: Network, start_job: StartJob) -> None:
     job = start_job(**SHORT)
     network["master"].pull()

@@ -17,7 +17,7 @@ RUN = Path(__file__).with_name("notices_run.py")
 @pytest.mark.parametrize(
     ("seed", "spawn"),
     [
-        pytest.param(4, 0.0, id="forked workers"),
+        pytest.param(4, 0.0, id="forked workers", marks=pytest.mark.long),
         pytest.param(21, 1.0, id="spawned workers", marks=pytest.mark.long),
         pytest.param(9, 0.0, id="two ranks, forked workers"),
         pytest.param(6, 0.0, id="four ranks", marks=pytest.mark.long),

@@ -61,8 +61,16 @@ def job(start_master: Callable[..., MasterProcess], tmp_path: Path) -> Job:
     return Job(start_master("--grace-s", "0.2", durable=True), tmp_path / "audit")
 
 
-@pytest.mark.parametrize("ended", ["killed", "stopped", "still there"])
-@pytest.mark.parametrize(("when", "heard"), [("before", 8), ("after", 12)])
+@pytest.mark.parametrize(
+    ("when", "heard", "ended"),
+    [
+        *[("before", 8, "killed"), ("after", 12, "stopped"), ("after", 12, "killed")],
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [("before", 8, "stopped"), ("before", 8, "still there"), ("after", 12, "still there")]
+        ),
+    ],
+)
 def test_the_journal_says_whether_a_report_was_heard(job: Job, when: str, heard: int, ended: str) -> None:
     trained = job.train(3, when)
     assert len(trained) == 3 * BATCH

@@ -42,6 +42,7 @@ def run(folder: Path, master: str, world: int, stop_at: int | None) -> list[dict
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_saved_by_two_restored_by_three_and_by_one(
     tmp_path: Path, start_master: MakeMaster, capsys: pytest.CaptureFixture[str]

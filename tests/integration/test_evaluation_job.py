@@ -55,7 +55,7 @@ def expected() -> set[Outcome]:
     return {(name, epoch, n) for name, size in sizes.items() for epoch in range(EPOCHS) for n in range(size)}
 
 
-@pytest.mark.parametrize("delays", [["0"], ["0", "0.004", "0.05"]])
+@pytest.mark.parametrize("delays", [pytest.param(["0"], marks=pytest.mark.long), ["0", "0.004", "0.05"]])
 def test_each_epoch_of_evaluation_is_shared_once(tmp_path: Path, delays: list[str]) -> None:
     seen, died, acknowledged = run(tmp_path, "--delays", *delays)
     assert died == 0

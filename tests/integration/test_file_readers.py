@@ -27,8 +27,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "2 forked": {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 120},
     "2 spawned": {"num_workers": 2, "multiprocessing_context": "spawn", "timeout": 120},
 }
-# Spawned workers read these in tests of their own: test_loader_recordio, test_loader_tables.
-ELSEWHERE = [(kind, "2 spawned") for kind in ("recordio", "csv", "text")]
+# Spawned workers read these in test_loader_recordio, test_loader_tables and test_parquet_loader.
+ELSEWHERE = [(kind, "2 spawned") for kind in ("recordio", "csv", "text", "parquet")]
 CASES = [
     pytest.param(kind, way, marks=[pytest.mark.long] * ((kind, way) in ELSEWHERE))
     for kind in KINDS

@@ -79,7 +79,9 @@ def test_each_keeps_the_contract(addresses: dict[str, str]) -> None:
         check_reader(partial(open_reader, address))
 
 
-@pytest.mark.parametrize(("num_workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("num_workers", "method"), [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.long)]
+)
 def test_each_record_is_trained_on_once_and_is_the_one_that_is_named(
     opened: dict[str, AbstractDataReader], num_workers: int, method: str | None
 ) -> None:

@@ -98,7 +98,7 @@ class Trainer(threading.Thread):
         return answer
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_killed_at_any_moment_it_loses_nothing_and_lends_nothing_twice(master, seed):
     size = 12_000
     chance = random.Random(seed)

@@ -131,7 +131,16 @@ def _last_commit(state: Path) -> int:
 KNOWN_AT_THE_START = [put_back_journal_alone, lose_log, empty_log, cut_log, damage_log, lose_last_commit]
 
 
-@pytest.mark.parametrize("damage", [put_back, *KNOWN_AT_THE_START])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *[put_back, lose_log, cut_log],
+        *(
+            pytest.param(damage, marks=pytest.mark.long)
+            for damage in (put_back_journal_alone, empty_log, damage_log, lose_last_commit)
+        ),
+    ],
+)
 def test_trainers_of_a_journal_that_went_back_end_with_a_remedy(
     make_master: MakeMaster, tmp_path: Path, damage: Damage
 ) -> None:

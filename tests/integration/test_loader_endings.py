@@ -54,12 +54,12 @@ def nobody_is_left(group: int) -> bool:
 @pytest.mark.parametrize(
     ("how", "ending"),
     [
-        ("elastic 0 remote", "break"),
-        ("elastic 2 embedded", "break"),
-        ("elastic 2 remote", "break"),
+        pytest.param("elastic 0 remote", "break", marks=pytest.mark.long),
+        pytest.param("elastic 2 embedded", "break", marks=pytest.mark.long),
+        pytest.param("elastic 2 remote", "break", marks=pytest.mark.long),
         ("elastic 2 remote", "drop"),
         ("elastic 2 remote", "exception"),
-        ("plain 2 remote", "break"),
+        pytest.param("plain 2 remote", "break", marks=pytest.mark.long),
         ("plain 2 remote", "exception"),
     ],
 )
@@ -76,7 +76,13 @@ def test_a_script_that_never_closes_ends(how: str, ending: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["elastic 0 embedded", "elastic 2 remote", "plain 0 remote", "plain 2 embedded"]
+    "how",
+    [
+        "elastic 2 remote",
+        "plain 0 remote",
+        pytest.param("elastic 0 embedded", marks=pytest.mark.long),
+        pytest.param("plain 2 embedded", marks=pytest.mark.long),
+    ],
 )
 def test_ctrl_c_in_the_loop_ends_trainer_and_workers(how: str) -> None:
     process = start(*how.split(), "interrupt")
@@ -89,7 +95,9 @@ def test_ctrl_c_in_the_loop_ends_trainer_and_workers(how: str) -> None:
     wait_until(lambda: nobody_is_left(process.pid))
 
 
-@pytest.mark.parametrize("how", ["elastic 0 embedded", "elastic 0 remote"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("elastic 0 embedded", marks=pytest.mark.long), "elastic 0 remote"]
+)
 def test_a_forked_child_leaves_the_service_alone(how: str) -> None:
     code, out, err = end_of(start(*how.split(), "fork"))
     assert (code, err) == (0, "")

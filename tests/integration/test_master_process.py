@@ -352,7 +352,7 @@ client.close()
 """
 
 
-@pytest.mark.parametrize("fork_support", [None, "1"])
+@pytest.mark.parametrize("fork_support", [None, pytest.param("1", marks=pytest.mark.long)])
 def test_forking_under_load_neither_hangs_nor_speaks(start_master, fork_support):
     master = start_master()
     env = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}

@@ -64,7 +64,7 @@ def test_a_partitioned_table_keeps_the_contract(table, options):
     assert open_reader(table, storage_options=options).columns == ["id", "noise", "day"]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_workers_read_each_row_once(table, options, method):
     """The trainer's connections and event loop are alive when the workers are forked."""
     reader = ParquetReader(table, storage_options=options)

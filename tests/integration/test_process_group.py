@@ -55,9 +55,9 @@ def run(
     ("world", "arguments"),
     [
         (4, ["--slow_s", "0.01"]),
-        (4, ["--accumulate", "3", "--amp", "--count"]),
+        pytest.param(4, ["--accumulate", "3", "--amp", "--count"], marks=pytest.mark.long),
         (2, ["--wrap", "fsdp2", "--accumulate", "2", "--amp"]),
-        (2, ["--elsewhere"]),
+        pytest.param(2, ["--elsewhere"], marks=pytest.mark.long),
     ],
     ids=["ddp", "ddp-accumulate-amp", "fsdp2-accumulate-amp", "default-group-without-cpu"],
 )
@@ -69,7 +69,11 @@ def test_gradients_are_those_of_one_process(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--amp", "--accumulate", "2"], ["--compile", "--count"], ["--wrap", "fsdp2"]],
+    [
+        ["--amp", "--accumulate", "2"],
+        pytest.param(["--compile", "--count"], marks=pytest.mark.long),
+        pytest.param(["--wrap", "fsdp2"], marks=pytest.mark.long),
+    ],
     ids=["ddp-accumulate-amp", "ddp-compiled", "fsdp2"],
 )
 def test_an_infinite_derivative_of_what_stands_in_is_in_no_gradient(

@@ -70,7 +70,7 @@ def test_an_agent_is_killed_and_another_one_joins(
     assert not any(alive(pid) for pid in cluster.pids())
 
 
-@pytest.mark.parametrize("agents_store", [True, False])
+@pytest.mark.parametrize("agents_store", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_trainers_with_models_of_their_own_are_restarted_around_one_master(
     tmp_path: Path, agents_store: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,7 +48,7 @@ def judge(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert "rolled back 0 " in capsys.readouterr().out, "a step was lost"
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=pytest.mark.long) for ranks in (2, 4)])
 def test_torchrun_is_told_to_end_and_started_again(
     cluster: Cluster, ranks: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,7 +48,7 @@ def run(method: str, persistent: str, ending: str, signals: int = 1) -> tuple[in
         ("spawn", "once"),
         pytest.param("spawn", "persistent", marks=pytest.mark.long),
         pytest.param("forkserver", "once", marks=pytest.mark.long),
-        ("forkserver", "persistent"),
+        pytest.param("forkserver", "persistent", marks=pytest.mark.long),
     ],
 )
 def test_the_trainer_goes_on_with_its_workers(method: str, persistent: str) -> None:

@@ -18,7 +18,13 @@ DEFAULT = 8  # batches in a shard
 
 
 def epoch(
-    paces: Sequence[Pace], *, batches: int, seed: int, per_shard: int = DEFAULT, drop_last: bool = False
+    paces: Sequence[Pace],
+    *,
+    batches: int,
+    seed: int,
+    per_shard: int = DEFAULT,
+    drop_last: bool = False,
+    window: int = 1,
 ) -> Finish:
     """One epoch of so many batches."""
     job = Job(
@@ -28,6 +34,7 @@ def epoch(
         epochs=1,
         seed=seed,
         drop_last=drop_last,
+        shuffle_window=window,
     )
     finish = race(job, paces, seed)
     print(f"seed {seed}: {finish}")
@@ -46,6 +53,12 @@ def one_slow(**options: float | int) -> list[Pace]:
 def test_one_slow_trainer_does_not_hold_up_the_epoch(workers: int, per_shard: int, seed: int) -> None:
     finish = epoch(one_slow(workers=workers), batches=400, seed=seed, per_shard=per_shard)
     assert finish.over_ideal <= GOAL
+
+
+@pytest.mark.parametrize("window", [16, 10**6])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nor_does_it_where_shards_are_mixed(workers: int, window: int) -> None:
+    assert epoch(one_slow(workers=workers), batches=400, seed=1, window=window).over_ideal <= GOAL
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The Python of README and docs runs as it stands, in a folder that has what it names; links lead somewhere.
 
-Pages that need data, a service or a framework have tests of their own (`RUN_ELSEWHERE`). Blocks of torchrun
-and Ray show places in a program, with `...` for the rest of it: they are read, not run.
+Pages that need data, a service or a framework have tests of their own (`RUN_ELSEWHERE`). Blocks of torchrun,
+Slurm and Ray show places in a program, with `...` for the rest of it: they are read, not run.
 """
 
 from __future__ import annotations

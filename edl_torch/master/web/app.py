@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import ipaddress
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -28,10 +29,13 @@ from edl_torch.master.web.metrics import CONTENT_TYPE, exposition
 from edl_torch.rpc.credentials import ServerCredentials
 from edl_torch.system.address import HostPort, is_loopback_name
 
+log = logging.getLogger("edl_torch.master")
+
 REFRESH_S = 1.0
 LOOK_S = 0.2  # for new events
 SHARE = 0.01  # of the time that making statuses may take
 MOST_VIEWERS = 200
+PATIENCE_S = 30.0  # with a viewer that does not read
 MOST_BAD = 100
 _OPEN = frozenset(("/", "/healthz"))  # what has no data is for everybody
 
@@ -103,11 +107,13 @@ class Frames:
             known, begun = self._latest(), time.monotonic()
             try:
                 rest = self._make()
-            except EdlError:  # the master was closed
+            except Exception as error:  # the top of a task
+                if not isinstance(error, EdlError):  # such as that the master was closed
+                    log.exception("the page failed")
                 return await self.end()
             async with self._changed:
                 self._changed.notify_all()
-            await asyncio.sleep(min(rest, REFRESH_S))
+            await asyncio.sleep(min(2 * rest, REFRESH_S))  # sending takes time too
             while time.monotonic() - begun < max(REFRESH_S, rest):
                 if self._latest() != known:
                     break
@@ -160,6 +166,7 @@ class WebPort:
         try:
             await site.start()
         except OSError as exc:
+            await self._runner.cleanup()
             raise MasterStartError(f"cannot serve the page on {self._wanted}: {exc.strerror}") from exc
         port: int = self._runner.addresses[0][1]
         return HostPort(self._wanted.host, port)
@@ -231,10 +238,10 @@ class WebPort:
             return web.Response(status=503, text=f"{MOST_VIEWERS} look already: close a page.")
         answer = web.StreamResponse(headers={**_headers(), "Content-Type": "text/event-stream"})
         await answer.prepare(request)
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, TimeoutError):
             async with contextlib.aclosing(frames.follow()) as following:
                 async for frame in following:
-                    await answer.write(frame)
+                    await asyncio.wait_for(answer.write(frame), PATIENCE_S)
         return answer
 
     def __repr__(self) -> str:

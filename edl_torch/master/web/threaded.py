@@ -22,11 +22,13 @@ def show(master: LocalMaster, address: str) -> str:
     """
     port = web_port(master.status, lambda: master.last_event, address)
     loop = asyncio.new_event_loop()
-    threading.Thread(target=_run, args=(loop,), name="edl-page", daemon=True).start()
+    thread = threading.Thread(target=_run, args=(loop,), name="edl-page", daemon=True)
+    thread.start()
     try:
         found = asyncio.run_coroutine_threadsafe(port.start(), loop).result(START_S)
     except BaseException as exc:
         loop.call_soon_threadsafe(loop.stop)
+        thread.join(START_S)
         if isinstance(exc, TimeoutError):
             raise MasterStartError(f"the page on {address} did not start within {START_S:g} s") from None
         raise
@@ -37,4 +39,7 @@ def show(master: LocalMaster, address: str) -> str:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    loop.run_forever()
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

@@ -48,6 +48,7 @@ def test_loader_benchmark_measures_every_contest_and_writes_it(tmp_path: Path) -
     assert body["environment"]["packages"]["torch"]
 
 
+@pytest.mark.long
 def test_loader_benchmark_decodes_the_pictures_that_it_is_given(tmp_path: Path) -> None:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
@@ -64,6 +65,12 @@ def test_loader_benchmark_decodes_the_pictures_that_it_is_given(tmp_path: Path) 
     assert all(value > 0 for rounds in result["throughputs"].values() for value in rounds)
 
 
+def test_threads_benchmark_compares_memory_and_throughput(tmp_path: Path) -> None:
+    _, body = run("threads.py", tmp_path, "--only", "uint8", "memory", "scaled")
+    assert [result["title"].split()[0] for result in body["results"]] == ["JPEG", "a"]
+    assert set(body["memory"]["bytes"]) == {"two threads", "two threads in a worker", "plain, two workers"}
+
+
 def test_dispatch_benchmark_meets_the_targets_for_a_huge_dataset(tmp_path: Path) -> None:
     printed, body = run("dispatch.py", tmp_path)
     huge = [finding for finding in body["findings"] if finding["most"] is not None][:4]
@@ -74,6 +81,7 @@ def test_dispatch_benchmark_meets_the_targets_for_a_huge_dataset(tmp_path: Path)
     assert "with journal / without" in printed
 
 
+@pytest.mark.long
 def test_recovery_benchmark_measures_every_death_in_every_round(tmp_path: Path) -> None:
     printed, body = run("recovery.py", tmp_path)
     found = body["distributions"]
@@ -93,6 +101,7 @@ def test_recovery_benchmark_measures_every_death_in_every_round(tmp_path: Path) 
     assert ready["min"] < answered["min"] < confirmed["min"]
 
 
+@pytest.mark.long
 def test_makespan_benchmark_runs_every_race_and_counts_every_batch(tmp_path: Path) -> None:
     printed, body = run("makespan.py", tmp_path)
     found = body["findings"]
@@ -105,6 +114,7 @@ def test_makespan_benchmark_runs_every_race_and_counts_every_batch(tmp_path: Pat
         assert (one["met"] is None) == (one["race"]["goal"] is None)
 
 
+@pytest.mark.long
 def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path) -> None:
     printed, body = run("synchronous.py", tmp_path, "--ranks", "2")
     (result,) = body["synchronous"]
@@ -129,6 +139,7 @@ def test_readers_benchmark_races_every_reader_against_its_peer(tmp_path: Path) -
     assert body["starts"] == []
 
 
+@pytest.mark.long
 def test_readers_benchmark_measures_a_workers_start(tmp_path: Path) -> None:
     arguments = ["--only", "start", "--methods", "fork", "--readers", "text"]
     printed, body = run("readers.py", tmp_path, *arguments)
@@ -141,6 +152,7 @@ def test_readers_benchmark_measures_a_workers_start(tmp_path: Path) -> None:
         assert start["met"] == (start["extra_mb"] < 50 and start["times"] < 2)
 
 
+@pytest.mark.long
 def test_scale_benchmark_counts_memory_work_and_latencies_of_both_masters(tmp_path: Path) -> None:
     printed, body = run("scale.py", tmp_path)
     assert body["sizes"]["trainers"] == 20
@@ -154,3 +166,10 @@ def test_scale_benchmark_counts_memory_work_and_latencies_of_both_masters(tmp_pa
             one["met"] == (None if one["most"] is None else one["value"] <= one["most"])
             for one in found.values()
         )
+
+
+@pytest.mark.long
+def test_watching_benchmark_compares_a_master_that_is_watched_with_one_that_is_not(tmp_path: Path) -> None:
+    _, body = run("watching.py", tmp_path)
+    assert [finding["least"] for finding in body["findings"]] == [None, None, None, 0.99, 0.99, None]
+    assert body["findings"][-1]["value"] > 0

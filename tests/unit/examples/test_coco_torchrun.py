@@ -78,6 +78,7 @@ class Job:
         assert main(["audit", str(self._folder / "audit")]) == 0, capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_is_killed_and_the_job_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
