@@ -75,6 +75,11 @@ def test_every_public_name_of_an_integration_has_a_reference_entry(module: Path)
     }
 
 
+def test_the_reference_has_no_integration_that_is_gone() -> None:
+    named = {name.split(".")[1] for name in entries("integrations.md")}
+    assert named == {module.stem for module in INTEGRATIONS}
+
+
 def test_every_reference_entry_exists_and_says_what_it_is() -> None:
     for page in ("edl_torch.md", "readers.md", "testing.md", "errors.md"):
         for name in entries(page):
