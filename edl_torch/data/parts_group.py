@@ -49,7 +49,7 @@ class ProcessGroupParts:
         Raises InvalidArgument, with nothing sent, for a batch with what is not sent; see `sending.Packed`.
         """
         slices = [(part.epoch, part.shard, part.skip, part.limit) for part in parcel.slices]
-        packed = Packed((parcel.batch, parcel.size, slices, parcel.taken_out))
+        packed = Packed((parcel.batch, parcel.size, slices, parcel.discarded))
         message = bytearray(_LENGTH.pack(len(packed.structure)) + packed.structure)
         message += bytes(max(0, FRAME_BYTES - len(message)))
         whole = torch.frombuffer(message, dtype=torch.uint8)
@@ -161,9 +161,9 @@ class Receiving:
     def __init__(self, unpacking: Unpacking, line: _Line) -> None:
         self._unpacking = unpacking
         self._line = line
-        _, size, rows, taken_out = unpacking.value()
+        _, size, rows, discarded = unpacking.value()
         slices = tuple([Slice(epoch=row[0], shard=row[1], skip=row[2], limit=row[3]) for row in rows])
-        self.parcel = Parcel(size=size, slices=slices, taken_out=taken_out)
+        self.parcel = Parcel(size=size, slices=slices, discarded=discarded)
 
     def batch(self) -> Any:
         """The batch, when it is here."""

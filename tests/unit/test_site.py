@@ -88,6 +88,14 @@ def test_the_page_of_the_command_line_is_that_of_the_parser() -> None:
     assert page == render(), "python docs/command_line.py"
 
 
+def test_every_variable_that_is_read_has_its_row() -> None:
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "edl_torch").rglob("*.py"))
+    page = (REFERENCE / "environment.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"\bEDL_[A-Z_]*[A-Z]\b", code))
+    assert len(names) > 10
+    assert set(re.findall(r"`(EDL_\w+)`", page)) == names
+
+
 def test_copies_of_the_site_are_files_of_the_root() -> None:
     copies = runpy.run_path(str(DOCS / "conf.py"))["COPIES"]
     for copy, original in copies.items():
