@@ -265,7 +265,9 @@ def rates(folder: Path, size: int) -> Iterator[Contest]:
 
 def main() -> None:
     options = parser(__doc__ or "")
-    options.add_argument("--only", choices=("mixing", "reads", "rates"), nargs="+", default=("mixing", "reads", "rates"))
+    options.add_argument(
+        "--only", choices=("mixing", "reads", "rates"), nargs="+", default=("mixing", "reads", "rates")
+    )
     arguments = options.parse_args()
     quick: bool = arguments.quick
     of_a_class, seeds, epochs = (20, range(1), 1) if quick else (OF_A_CLASS, range(5), 3)
