@@ -218,7 +218,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options_parser = parser(__doc__ or "")
     options_parser.add_argument("--only", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
     options_parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    options_parser.add_argument(
+        "--bare", action="store_true", help="a model that takes nothing: look at the processor time of a step"
+    )
     options = options_parser.parse_args(arguments)
+    if options.bare:
+        global WIDTH, BATCH
+        WIDTH = BATCH = 8
     steps, rounds = (WARM + 3, 1) if options.quick else (WARM + 40, 9)
     torch.set_num_threads(1)
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -235,6 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results.append(result)
             step_ms = statistics.median(result["step_s"][PLAIN]) * 1000
             print(f"{name}, {workers} workers, {step_ms:.1f} ms a step")
+            for contender, seconds in result["processor_s"].items():
+                print(f"  {contender:<22}{min(seconds) * 1e6:,.0f} µs of processor time, at least")
             for ours in (ELASTIC, AGAIN):
                 low, middle, high = result["by_clock"][ours]
                 print(
