@@ -267,20 +267,9 @@ def rates(folder: Path, size: int) -> Iterator[Contest]:
 # The program --------------------------------------------------------------------------------------------
 
 
-<<<<<<< HEAD
 def show_mixing(quick: bool) -> dict[str, object]:
     """How well each order mixes, and what a model makes of it."""
     of_a_class, seeds, epochs = (20, range(1), 1) if quick else (OF_A_CLASS, range(3), 3)
-=======
-def main() -> None:
-    options = parser(__doc__ or "")
-    options.add_argument(
-        "--only", choices=("mixing", "reads", "rates"), nargs="+", default=("mixing", "reads", "rates")
-    )
-    arguments = options.parse_args()
-    quick: bool = arguments.quick
-    of_a_class, seeds, epochs = (20, range(1), 1) if quick else (OF_A_CLASS, range(5), 3)
->>>>>>> frames
     size = CLASSES * of_a_class
     data, held_out = Digits(CLASSES, of_a_class, 1), Digits(CLASSES, max(1, of_a_class // 10), 2)
     found: dict[str, object] = {}
