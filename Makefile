@@ -109,6 +109,7 @@ bench: $(STAMP)  ## the benchmarks, each with a table and JSON under runs/
 	$(BIN)/python benchmarks/makespan.py --json runs/makespan.json
 	$(BIN)/python benchmarks/scale.py --json runs/scale.json
 	$(BIN)/python benchmarks/synchronous.py --json runs/synchronous.json
+	$(BIN)/python benchmarks/shuffle.py --json runs/shuffle.json
 	$(BIN)/python benchmarks/readers.py --json runs/readers.json
 
 # The oldest tools that the package supports: see edl_torch/rpc/generate.py.

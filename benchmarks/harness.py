@@ -24,8 +24,8 @@ from pathlib import Path
 
 Round = Callable[[], int]  # does the work once; returns how many records that were
 
-_PACKAGES = ("torch", "numpy", "opencv-python-headless", "pillow", "grpcio")
-_OPTIONAL = ("pyarrow", "pandas", "pyodps", "pyrecordio", "cramjam", "google-crc32c")
+_PACKAGES = ("torch", "numpy", "opencv-python-headless", "grpcio")
+_OPTIONAL = ("pillow", "pyarrow", "pandas", "pyodps", "pyrecordio", "cramjam", "google-crc32c")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

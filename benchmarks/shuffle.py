@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,14 +129,18 @@ def mixing(order_of: OrderOf, size: int, of_a_class: int, seeds: range) -> Mixin
                 np.mean([len(np.unique(row)) for row in batches // SHARD]),
                 np.mean([len(np.unique(row)) for row in labels]),
                 np.mean([_entropy(row) for row in labels]),
-                np.asarray(np.corrcoef(places))[0, 1],
+                _correlation(places[0], places[1]),
                 again / (BATCH * (BATCH - 1)) * (size - 1) / (BATCH - 1),
             )
         )
-    shards, classes, entropy, correlation, met_again = np.mean(rows, axis=0).tolist()
+    shards, classes, entropy, correlation, met_again = np.array(rows, np.float64).mean(axis=0).tolist()
     return Mixing(
         shards=shards, classes=classes, entropy=entropy, correlation=correlation, met_again=met_again
     )
+
+
+def _correlation(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
+    return float(((one - one.mean()) * (other - other.mean())).mean() / (one.std() * other.std()))
 
 
 def _entropy(labels: Order) -> float:
@@ -230,10 +234,10 @@ def reads(trainers: int, shards: int, window: int) -> float:
     return sum(reader.reads for reader in readers) / shards
 
 
-def loop(reader: AbstractDataReader, per_shard: int, batch: int, window: int, columnar: bool) -> int:
+def loop(reader: AbstractDataReader, batch: int, window: int, columnar: bool) -> int:
     """One epoch; how many records it had."""
     with DataShardService(
-        batch, LocalMaster(), reader, records_per_shard=per_shard, shuffle_shards=True, shuffle_window=window
+        batch, LocalMaster(), reader, records_per_shard=SHARD, shuffle_shards=True, shuffle_window=window
     ) as service:
         dataset = ShardedDataset(service, reader)
         loader = ElasticDataLoader(dataset, batch_size=None) if columnar else ElasticDataLoader(dataset)
@@ -254,8 +258,8 @@ def rates(folder: Path, size: int) -> Iterator[Contest]:
         ("RecordIO, compressed", texts, BATCH, False),
     ):
         contenders = {
-            "in shard": partial(loop, reader, SHARD, batch, 1, columnar),
-            f"window {USUAL}": partial(loop, reader, SHARD, batch, USUAL, columnar),
+            "in shard": partial(loop, reader, batch, 1, columnar),
+            f"window {USUAL}": partial(loop, reader, batch, USUAL, columnar),
         }
         yield Contest(title=title, contenders=contenders, ratios=[(f"window {USUAL}", "in shard", GOAL_RATE)])
 
@@ -263,68 +267,66 @@ def rates(folder: Path, size: int) -> Iterator[Contest]:
 # The program --------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    options = parser(__doc__ or "")
-    kinds = ("mixing", "reads", "rates")
-    options.add_argument("--only", choices=kinds, nargs="+", default=kinds)
-    arguments = options.parse_args()
-    quick: bool = arguments.quick
-    of_a_class, seeds, epochs = (20, range(1), 1) if quick else (OF_A_CLASS, range(5), 3)
+def show_mixing(quick: bool) -> dict[str, object]:
+    """How well each order mixes, and what a model makes of it."""
+    of_a_class, seeds, epochs = (20, range(1), 1) if quick else (OF_A_CLASS, range(3), 3)
     size = CLASSES * of_a_class
-    torch.set_num_threads(1)
     data, held_out = Digits(CLASSES, of_a_class, 1), Digits(CLASSES, max(1, of_a_class // 10), 2)
-    mixed, accuracies = {}, {}
+    found: dict[str, object] = {}
     print(f"{size} records of {CLASSES} classes, sorted by class; shards of {SHARD}, batches of {BATCH}")
     print(
         "| order | shards in a batch | classes | entropy of labels | / global | correlation "
         "| pairs met again | accuracy |\n|---|---|---|---|---|---|---|---|"
     )
     contenders = orders(size)
-    contenders = {"global": contenders.pop("global")} | contenders  # the others are compared with it
+    entropy = mixing(contenders["global"], size, of_a_class, seeds).entropy
     for name, order_of in contenders.items():
-        mixed[name] = one = mixing(order_of, size, of_a_class, seeds)
-        accuracies[name] = [accuracy(order_of, data, held_out, epochs, seed) for seed in seeds][:3]
-        ratio = one.entropy / mixed["global"].entropy
-        shown = statistics.mean(accuracies[name])
+        one = mixing(order_of, size, of_a_class, seeds)
+        each = [accuracy(order_of, data, held_out, epochs, seed) for seed in seeds]
+        ratio = one.entropy / entropy
+        found[name] = {**asdict(one), "entropy_over_global": ratio, "accuracy": each}
+        target = f" (target {GOAL_ENTROPY}: {_verdict(ratio)})" if name == f"window {USUAL}" else ""
         print(
-            f"| {name} | {one.shards:.1f} | {one.classes:.1f} | {one.entropy:.2f} | {ratio:.3f} "
-            f"| {one.correlation:.3f} | {one.met_again:.1f} × | {shown:.3f} |",
+            f"| {name} | {one.shards:.1f} | {one.classes:.1f} | {one.entropy:.2f} | {ratio:.3f}{target} "
+            f"| {one.correlation:.3f} | {one.met_again:.1f} × | {statistics.mean(each):.3f} |",
             flush=True,
         )
-    goal = mixed[f"window {USUAL}"].entropy / mixed["global"].entropy
-    print(f"window {USUAL}, entropy / global: {goal:.3f}, target {GOAL_ENTROPY}: {_verdict(goal)}")
-    counted = {}
-    print(
-        "\n| shards | trainers | in shard | "
-        + " | ".join(f"window {w}" for w in WINDOWS)
-        + " |\n|---|---|---|---|---|---|"
-    )
+    return found
+
+
+def show_reads(quick: bool) -> dict[str, object]:
+    """How often shards are read."""
+    found: dict[str, object] = {}
+    windows = (1, *WINDOWS)
+    print("\n| shards | trainers | " + " | ".join(f"window {w}" for w in windows) + " |")
+    print("|---" * (2 + len(windows)) + "|")
     for shards, trainers in ((64, 2),) if quick else ((256, 1), (256, 2), (256, 8), (2048, 2), (2048, 8)):
-        row = [reads(trainers, shards, window) for window in (1, *WINDOWS)]
-        counted[f"{shards} shards, {trainers} trainers"] = row
+        row = [reads(trainers, shards, window) for window in windows]
+        found[f"{shards} shards, {trainers} trainers"] = row
         print(f"| {shards} | {trainers} | " + " | ".join(f"{each:.2f}" for each in row) + " |", flush=True)
+    return found
+
+
+def show_rates(quick: bool) -> list[dict[str, object]]:
+    """What windows cost in records a second."""
     with tempfile.TemporaryDirectory() as folder:
-        results = [
-            measure(contest, 1 if quick else 9) for contest in rates(Path(folder), 4096 if quick else 65_536)
-        ]
+        contests = rates(Path(folder), 4096 if quick else 65_536)
+        results = [measure(contest, 1 if quick else 9) for contest in contests]
     for result in results:
         print_result(result)
+    return results_as_json(results)
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parts = {"mixing": show_mixing, "reads": show_reads, "rates": show_rates}
+    options = parser(__doc__ or "")
+    options.add_argument("--only", choices=parts, nargs="+", default=list(parts))
+    arguments = options.parse_args()
+    torch.set_num_threads(1)
+    found = {name: show(arguments.quick) for name, show in parts.items() if name in arguments.only}
     if arguments.json:
-        write_json(
-            arguments.json,
-            {
-                "quick": quick,
-                "mixing": {name: _plain(one) for name, one in mixed.items()},
-                "accuracy": accuracies,
-                "entropy_over_global": goal,
-                "reads": counted,
-                "results": results_as_json(results),
-            },
-        )
-
-
-def _plain(one: Mixing) -> dict[str, float]:
-    return {name: getattr(one, name) for name in Mixing.__slots__}
+        write_json(arguments.json, {"quick": arguments.quick, **found})
 
 
 def _verdict(ratio: float) -> str:

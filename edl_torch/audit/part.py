@@ -167,7 +167,7 @@ def _settle(reports: Reports, settled: Settled, line: Coordinates) -> Reports:
 
 
 def _dropped(line: Coordinates, remainders: Intervals, batch_size: int) -> Intervals:
-    """Crumbs that nobody trained on: `drop_last` dropped them if the epoch has less than a batch of them."""
+    """Remainders that nobody trained on: `drop_last` dropped them where an epoch has too few for a batch."""
     dropped = Intervals()
     first, last = remainders.starts // line.size, (remainders.ends - 1) // line.size
     runs = zip(first.tolist(), last.tolist(), strict=True)  # what touches is one interval, over epochs too

@@ -140,9 +140,9 @@ class ElasticSession:
         """Name and number of each record of the batch that was handed out last."""
         return self._passes.records_in_hand()
 
-    def passed_on(self, *, stands_in: bool = False) -> None:
-        """A wrapper passes on the oldest batch that it has read ahead, or one that stands in."""
-        self._session.run(self._passes.passed_on(stands_in=stands_in))
+    def passed_on(self, *, padding: bool = False) -> None:
+        """A wrapper passes on the oldest batch that it has read ahead, or a padding batch."""
+        self._session.run(self._passes.passed_on(padding=padding))
 
     def give_back(self, *, window: bool = False) -> None:
         """The batch in hand, or the window, was not trained on: it goes back to the master."""
@@ -151,9 +151,9 @@ class ElasticSession:
     # Batches of another trainer ---------------------------------------------------------------------------
 
     @property
-    def taken_out(self) -> int:
+    def discarded(self) -> int:
         """How often a batch in hand has failed or gone back."""
-        return self._passes.taken_out
+        return self._passes.discarded
 
     def shares(self, ticket: Ticket) -> tuple[Slice, ...]:
         """The records of a batch that was promised, for trainers that follow this one."""

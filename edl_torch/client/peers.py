@@ -70,7 +70,7 @@ class Ballot(_Numbers):
     Attributes:
         doing: what this rank is at.
         batches: 1 for a rank that has a batch for the step.
-        bare: 1 for a rank that never had a batch, and so nothing to stand in for one.
+        bare: 1 for a rank that never had a batch, and so has none to pad with.
         failed: 1 for a rank that cannot go on.
         verdict: what rank 0 knows of the master: 1 for yes. Other ranks leave it out.
         preempted: 1 for a rank that was told to end soon.
@@ -145,13 +145,13 @@ class Parcel:
         batch: what the loop gets; None where there is none.
         size: its records; 0 where there is none.
         slices: those records, in their order.
-        taken_out: how often a batch in hand has failed or gone back so far.
+        discarded: how often a batch in hand has failed or gone back so far.
     """
 
     batch: Any = None
     size: int = 0
     slices: tuple[Slice, ...] = ()
-    taken_out: int = 0
+    discarded: int = 0
 
 
 class Delivery(Protocol):

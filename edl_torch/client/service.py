@@ -346,7 +346,7 @@ class DataShardService:
         return order_of(plan.order, plan.spec.shuffle_window, shards=plan.spec.shuffle_shards)
 
     def _suggest_window(self, window: int) -> None:
-        """Mix windows of so many shards where the user, a token and the master have nothing else."""
+        """Mix windows of so many shards where neither the user nor a token says how many."""
         self._description.usual_window = window
 
     def _handle(self) -> Handle:

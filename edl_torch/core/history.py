@@ -221,8 +221,11 @@ class History:
         is new, or elsewhere."""
         changed = False
         for ledger in ledgers:
-            name, after = ledger.spec.name, ledger.stage
+            name = ledger.spec.name
             before = self._stages.get(name)
+            if before is not None and ledger.goes_on(before):  # almost always
+                continue
+            after = ledger.stage
             if before == after:
                 continue
             changed, self._stages[name] = True, after

@@ -119,9 +119,14 @@ class ShardLedger:
         """Whether every record of every epoch has an outcome."""
         return not self.leases and self._todo.empty
 
+    def goes_on(self, stage: Stage) -> bool:
+        """Return whether the dataset is where it was, in the middle of an epoch; cheap."""
+        todo = self._todo
+        return todo.cursor_epoch == stage.epoch and self.lineage == stage.lineage and not todo.past_end
+
     @property
     def stage(self) -> Stage:
-        """Where the dataset is; cheap."""
+        """Where the dataset is."""
         todo = self._todo
         return Stage(self.lineage, todo.cursor_epoch, todo.past_end and self.finished)
 

@@ -61,7 +61,7 @@ class Measures:
     were reported.
 
     Attributes:
-        batches: that the loop was given, those that stand in on synchronous ranks too.
+        batches: that the loop was given, padding batches of synchronous ranks too.
         records: in these batches.
         waited: how long the loop waited for each batch.
         stepped: how long it worked on each: from when it got the batch to when it asked for the next one.

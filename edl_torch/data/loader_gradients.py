@@ -16,7 +16,7 @@ class GradientMethods:
 
     @property
     def weight(self) -> int:
-        """Records in the batch in hand; 0 for one that stands in, or that was reported as failed."""
+        """Records in the batch in hand; 0 for a padding batch, or one that was reported as failed."""
         return self._weights.own
 
     def weigh(self, loss: torch.Tensor, count: float | torch.Tensor | None = None) -> torch.Tensor:
@@ -26,8 +26,8 @@ class GradientMethods:
         by, as a number or a tensor of one (read at once: from an accelerator that waits for it). Tokens that
         are not ignored, the class weights' sum, boxes. Give it always or never.
 
-        Of a batch that stands in or has failed, and where `count` is 0, it is 0 and gives every parameter a
-        gradient of exactly 0, whatever the loss was. Any shape; dtype and shape are kept. The batch counts
+        Of a padding batch, of one that has failed, and where `count` is 0, it is 0 and gives every parameter
+        a gradient of exactly 0, whatever the loss was. Any shape; dtype and shape are kept. The batch counts
         for `scale_gradients` when the result is backpropagated, once for each batch, before the next one is
         asked for.
         """
@@ -53,10 +53,10 @@ class GradientMethods:
         self._weights.scale(*optimizers)
 
     def freeze_statistics(self, model: torch.nn.Module) -> None:
-        """Let batches that stand in leave running statistics (batch norms) as they were.
+        """Let padding batches leave running statistics (batch norms) as they were.
 
         They are put back by `weigh`, `scale_gradients` and the next batch; the model may be compiled. Call it
-        before the loop. Raises InvalidArgument for a model with SyncBatchNorm, which takes stand-ins into all
+        before the loop. Raises InvalidArgument for a model with SyncBatchNorm, which takes them into all
         ranks' statistics.
         """
         self._statistics.watch(model)

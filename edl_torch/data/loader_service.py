@@ -39,7 +39,7 @@ class ServiceMethods:
     def records(self) -> Indices:
         """Name and record number of each sample of the batch in hand, in its order.
 
-        A lazy sequence of `(name, index)`, computed when it is asked for; empty for a batch that stands in.
+        A lazy sequence of `(name, index)`, computed when it is asked for; empty for a padding batch.
         With wrappers that ask for batches ahead it is the batch handed out last.
         """
         return self.service._live_session.elastic.records_in_hand()
@@ -76,7 +76,7 @@ class ServiceMethods:
         session, read_ahead = self.service._live_session, self._read_ahead
         none_left = read_ahead is not None and not read_ahead
         own = read_ahead is None or read_ahead.passed_on()
-        session.elastic.passed_on(stands_in=not own)
+        session.elastic.passed_on(padding=not own)
         if none_left:
             session.position.agree_again()
 

@@ -39,7 +39,7 @@ class PaddingBatch:
 
 
 class Statistics:
-    """Running statistics of batch norms, which a batch that stands in must not change.
+    """Running statistics of batch norms, which a padding batch must not change.
 
     They are put back after its forward passes, not kept from changing in them: hooks of modules do not run in
     what `torch.compile` has made of them.
@@ -62,7 +62,7 @@ class Statistics:
         self._norms += [norm for norm in norms if norm.track_running_stats and id(norm) not in known]
 
     def keep(self) -> None:
-        """A batch that stands in goes to the loop."""
+        """A padding batch goes to the loop."""
         self._kept = [
             (norm, name, buffer.clone())
             for norm in self._norms

@@ -39,16 +39,16 @@ class PartsPass(LockstepPass):
                 self._parts.send(self._parcel(None))
 
     def _parcel(self, mine: Pulled | None) -> Parcel:
-        taken_out = self._passes.taken_out
+        discarded = self._passes.discarded
         if mine is None:
-            return Parcel(taken_out=taken_out)
+            return Parcel(discarded=discarded)
         slices = self._passes.shares(mine.ticket)
-        return Parcel(batch=mine.batch, size=mine.size, slices=slices, taken_out=taken_out)
+        return Parcel(batch=mine.batch, size=mine.size, slices=slices, discarded=discarded)
 
     def _follow(self) -> Pulled | None:
         delivery = self._parts.receive()
         parcel = delivery.parcel
-        if parcel.taken_out != self._passes.taken_out:
+        if parcel.discarded != self._passes.discarded:
             raise PeerFailed(
                 "ranks that hold one model in parts are not at the same point: on some of them, and not on "
                 "all, the loop reported the batch in hand as failed, or gave it back. All make the same "

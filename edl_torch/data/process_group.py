@@ -14,6 +14,7 @@ import torch.distributed as dist
 from edl_torch.client.peers import Ballot, Count
 from edl_torch.data.gloo import broadcast, connect, peers_alive
 from edl_torch.data.lending import packed_batch, unpacked_batch
+from edl_torch.data.line import Line
 from edl_torch.data.mesh import parts_of
 from edl_torch.data.parts_group import ProcessGroupParts
 from edl_torch.errors import InvalidArgument
@@ -76,6 +77,7 @@ class ProcessGroupPeers:
         self.size = len(ranks)
         self._gloo = connect(ranks, self.rank, timeout_s)
         self.coordinates = self.size if parts is None else len(parts)
+        self._lines: list[Line] = []  # of the last batch that was lent: what they send leaves after the call
         self.parts: ProcessGroupParts | None = None
         for mine in parts or ():
             if self.rank in mine:
@@ -107,7 +109,33 @@ class ProcessGroupPeers:
             self._gloo.allreduce([lowest], options).wait()
         source = int(lowest)
         packed = packed_batch(batch) if source == self.rank else b""
-        return unpacked_batch(self._broadcast(packed, source))
+        with peers_alive():
+            packed = self._send(packed) if source == self.rank else self._receive(source)
+        return unpacked_batch(packed)
+
+    def _send(self, packed: bytes) -> bytes:
+        """Send what was packed to all other ranks. Returns it when they have it."""
+        self._lines = [Line(self._gloo, other) for other in range(self.size) if other != self.rank]
+        content = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+        for line in self._lines:
+            line.send([torch.tensor([len(packed)])])
+            line.send([content])
+            line.expect_answer()
+        for line in self._lines:
+            line.settle()
+        return packed
+
+    def _receive(self, source: int) -> bytes:
+        line = Line(self._gloo, source)
+        self._lines = [line]
+        size = torch.zeros(1, dtype=torch.int64)
+        line.receive([size])
+        line.wait()
+        content = torch.zeros(int(size), dtype=torch.uint8)
+        line.receive([content])
+        line.expect_to_answer()
+        line.settle()
+        return content.numpy().tobytes()
 
     def _broadcast(self, data: bytes, source: int) -> bytes:
         size = torch.tensor([len(data)], dtype=torch.int64)

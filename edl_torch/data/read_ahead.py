@@ -12,7 +12,7 @@ from edl_torch.data.weights import Weights
 
 
 class ReadAhead:
-    """The numbers of records of batches that were read ahead, oldest first; 0 for one that stands in."""
+    """The numbers of records of batches that were read ahead, oldest first; 0 for a padding batch."""
 
     def __init__(self, weights: Weights, statistics: Statistics) -> None:
         self._weights = weights

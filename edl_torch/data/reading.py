@@ -156,19 +156,12 @@ class SampleReader:
         kept = self._window.records
 
         def pick(name: str, index: int) -> Any:
-            found = kept[name].pop(index, _PICKED)
-            if found is _PICKED:  # what was made of it is made anew
-                found = self._read_alone(plan, Shard(name=name, start=index, end=index + 1), grant.task)
+            found = kept[name].pop(index)
             if isinstance(found, _Unreadable):
                 raise found.error
             return found
 
         return lambda rest: starmap(pick, plan.indices(rest))
-
-    def _read_alone(self, plan: Plan, record: Shard, task: int) -> Any:
-        for found in self._range(plan, record, task):
-            return found
-        return _Unreadable(too_few(self._reader, 1))
 
     def _read_window(self, plan: Plan, grant: Grant) -> _KeptWindow:
         """Read the shards of a window, and keep what is at the lease's positions and after them."""
@@ -246,9 +239,6 @@ def _by_name(indices: Indices) -> dict[str, set[int]]:
     for name, index in indices:
         numbers[name].add(index)
     return numbers
-
-
-_PICKED = object()  # where a record was kept
 
 
 class _Unreadable:

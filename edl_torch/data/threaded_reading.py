@@ -23,7 +23,7 @@ from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader, has_random_access
-from edl_torch.shard import Shuffle, Slice
+from edl_torch.shard import Shard, Shuffle, Slice, Task
 from edl_torch.trainer.tickets import Tally
 
 Transform = Callable[[Any], Any]
@@ -69,7 +69,10 @@ class PickedRecords:
 class StreamedRecords:
     """The records of one lease in their order, for one thread at a time."""
 
-    def __init__(self, source: Callable[[Plan, Grant], Source], plan: Plan, grant: Grant) -> None:
+    def __init__(
+        self, reader: AbstractDataReader, source: Callable[[Plan, Grant], Source], plan: Plan, grant: Grant
+    ) -> None:
+        self._reader = reader
         self._make_source = source
         self._plan = plan
         self._grant = grant
@@ -80,20 +83,25 @@ class StreamedRecords:
     def read(self, position: int) -> Any:
         """The record at a position of the lease's shard; from the same stream where it is the next one."""
         if position != self._next:
-            self._records = self._from(position, self._grant.slice.stop)
+            self._records = self._from(position)
         self._next = -1  # after an error another stream goes on
         record = next(self._records)
         self._next = position + 1
         return record
 
     def again(self, position: int) -> Any:
-        """The record, by itself."""
-        return next(self._from(position, position + 1))
+        """The record, by itself: what its stream has kept is let go when it is read."""
+        cut = self._grant.slice
+        name, number = self._plan.locate(cut.epoch, cut.shard, position)
+        shard = Shard(name=name, start=number, end=number + 1, epoch=cut.epoch)
+        task = Task(shard=shard, type=self._plan.spec.task_type, task_id=self._grant.task)
+        return next(iter(self._reader.read_records(task)))
 
-    def _from(self, position: int, stop: int) -> Iterator[Any]:
+    def _from(self, position: int) -> Iterator[Any]:
         if self._source is None:
             self._source = self._make_source(self._plan, self._grant)
-        return iter(self._source(replace(self._grant.slice, skip=position, limit=stop - position)))
+        cut = self._grant.slice
+        return iter(self._source(replace(cut, skip=position, limit=cut.stop - position)))
 
 
 class Lease:
@@ -141,14 +149,10 @@ class Cell:
     def read(self) -> None:
         """Read the record."""
         if not self.steps.skip_all:
-            self.read_by(self.lease.records.read)
-
-    def read_by(self, read: Callable[[int], Any]) -> None:
-        """Keep the record that `read` returns for the position, or its error."""
-        try:
-            self.value = read(self.position)
-        except BaseException as exc:  # noqa: BLE001  the thread that iterates raises it, in its turn
-            self.error = exc
+            try:
+                self.value = self.lease.records.read(self.position)
+            except BaseException as exc:  # noqa: BLE001  the thread that iterates raises it, in its turn
+                self.error = exc
 
     def finish(self) -> None:
         """Make a sample of the record."""
@@ -175,17 +179,17 @@ class Cell:
 
         Returns whether there was a record to transform.
         """
-        self.is_raw = False
+        self.is_raw = transforms = False
         if again:
             self.error = None
-            self.read_by(self.lease.records.again)
-        if self.error is not None:
-            return False
-        try:
-            self.value = transform(self.value, self.seed)
-        except Exception as exc:  # noqa: BLE001  as a reader, a transform is the user's code
-            self.error = exc
-        return True
+        if self.error is None:
+            try:
+                record = self.lease.records.again(self.position) if again else self.value
+                transforms = True
+                self.value = transform(record, self.seed)
+            except Exception as exc:  # noqa: BLE001  as a reader, a transform is the user's code
+                self.error = exc
+        return transforms
 
     @property
     def seed(self) -> int:
@@ -514,7 +518,9 @@ def _leases(
 ) -> Iterator[Lease]:
     source = SampleReader(reader, _no_samples).source
     for grant in grants:
-        records = PickedRecords(reader, plan, grant) if picks else StreamedRecords(source, plan, grant)
+        records = (
+            PickedRecords(reader, plan, grant) if picks else StreamedRecords(reader, source, plan, grant)
+        )
         yield Lease(plan, grant, records)
 
 

@@ -23,13 +23,13 @@ from edl_torch.system.user_warnings import warn_user
 class Batches(Protocol):
     """The batches that the loop is given."""
 
-    taken_out: int  # how often one in hand was taken out of the loop's: it failed, or was given back
+    discarded: int  # how often one in hand failed, or was given back
 
 
 class NoBatches:
-    """None is ever taken out."""
+    """None ever fails or is given back."""
 
-    taken_out = 0
+    discarded = 0
 
 
 class Weights:
@@ -37,7 +37,7 @@ class Weights:
 
     `peers` are the ranks whose gradients the model's wrapper averages; None where one process trains alone.
     `attached` gives the optimizers whose windows begin before they are first scaled, `batches` says how often
-    a batch in hand was taken out of the loop's.
+    a batch in hand failed, or was given back.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Weights:
         self._peers = peers
         self._attached = attached
         self._batches = batches or NoBatches()
-        self._seen = self._batches.taken_out
+        self._seen = self._batches.discarded
         self._windows = Windows()
         self._batch = 0
         self._own = 0
         self._weighed = False
         self._weighs = False  # whether it ever has
         self._heeded = False  # whether the loop weighs its loss, or looks at the weight
-        self._stood_in = False  # whether the batch in hand, or one before, stood in for none
+        self._padded = False  # whether the batch in hand, or one before, was a padding batch
         self._masks = Masks()
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class Weights:
 
     @property
     def own(self) -> int:
-        """Records of the batch in hand; 0 for one that stands in, or has failed."""
+        """Records of the batch in hand; 0 for a padding batch, or one that has failed."""
         self._look()
         self._heeded = True
         return self._own
@@ -76,11 +76,11 @@ class Weights:
         self._masks.remove()
         self._batch += 1
         self._own = own
-        self._stood_in |= not own
+        self._padded |= not own
 
     def warn_of_padding(self) -> None:
-        """Warn, once, a loop that has had a batch which stands in, and has never asked what one weighs."""
-        if self._stood_in and not self._heeded:
+        """Warn, once, a loop that has had a padding batch, and has never asked what one weighs."""
+        if self._padded and not self._heeded:
             self._heeded = True
             warn_user(
                 "this rank had no batch for a step that others took, and got one that stands in, which the "
@@ -91,13 +91,13 @@ class Weights:
     def restart(self) -> None:
         """Another model, or the same one as it was: no gradient has been gathered."""
         self._masks.remove()
-        self._seen, self._own = self._batches.taken_out, 0
+        self._seen, self._own = self._batches.discarded, 0
         self._windows.clear()
 
     def _look(self) -> None:
         """The batch in hand may be none any more."""
-        if (taken_out := self._batches.taken_out) != self._seen:
-            self._seen, self._own = taken_out, 0
+        if (discarded := self._batches.discarded) != self._seen:
+            self._seen, self._own = discarded, 0
             self._windows.discard(self._batch)
 
     def weigh(self, loss: torch.Tensor, count: float | torch.Tensor | None = None) -> torch.Tensor:

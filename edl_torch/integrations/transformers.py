@@ -335,7 +335,7 @@ class ElasticTrainer:
 
 
 class _EpochSize(int):
-    """Micro-batches in an epoch: an estimate, until `last` is known.
+    """Micro-batches in an epoch: an estimate, until `last` is known (docs/decisions/0038).
 
     The Trainer is given it as a number, before it reads, and asks two things of it: whether a micro-batch is
     the last one (`step + 1 == size`), and the share of the epoch that is done (`(step + 1) / size`).

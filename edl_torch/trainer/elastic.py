@@ -35,7 +35,7 @@ class ElasticPasses:
         self.warnings = LoopWarnings(state)
         self.phase = Loop.IDLE
         self.superseded = 0  # the last pass that a later iteration ended
-        self.taken_out = 0  # how often the batch in hand was taken out of the loop's: it failed, or went back
+        self.discarded = 0  # how often a batch in hand failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
         self._promised: Ticket = ()  # of the next step, on which the ranks have agreed
@@ -101,7 +101,7 @@ class ElasticPasses:
         in_hand = steps.in_hand if steps.attached else state.inflight.batches
         if self._in_hand is None:  # those before the padding batch are not in hand any more
             in_hand = min(in_hand, steps.ahead)
-        self.taken_out += bool(in_hand)
+        self.discarded += bool(in_hand)
         returned = state.inflight.handed(in_hand, steps.untouched)
         state.outbox.note(give_backs=state.inflight.withdraw(in_hand), returned=returned)
         steps.withdrawn(in_hand)
@@ -294,10 +294,10 @@ class ElasticPasses:
             return False  # what another report led to is raised before the batch is handed over
         return self._settle(state.steps.ahead, Way.NEXT)
 
-    def passed_on(self, *, stands_in: bool = False) -> Procedure[None]:
+    def passed_on(self, *, padding: bool = False) -> Procedure[None]:
         """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
 
-        The loop has asked for it, and so is done with those before. One that `stands_in` holds no record and
+        The loop has asked for it, and so is done with those before. A `padding` batch holds no record and
         is not counted as read ahead.
         """
         steps = self._state.steps
@@ -307,7 +307,7 @@ class ElasticPasses:
             )
         if not steps.attached:
             self._settle(steps.ahead, Way.NEXT)
-        if not stands_in:
+        if not padding:
             steps.passed_on()
         yield from self._reporter.send()
 
@@ -383,7 +383,7 @@ class ElasticPasses:
         returned = state.inflight.handed(batches, state.steps.untouched)
         state.outbox.note(give_backs=state.inflight.take_back(batches), returned=returned)
         state.steps.withdrawn(batches)
-        self.taken_out += 1
+        self.discarded += 1
         self._in_hand = None
         yield from self._reporter.send()
 
@@ -394,6 +394,6 @@ class ElasticPasses:
             return
         failures = state.inflight.fail_batch(reason, state.steps.ahead)
         state.steps.failed()
-        self.taken_out += 1
+        self.discarded += 1
         state.outbox.note(failures=failures)
         yield from self._reporter.send()

@@ -105,6 +105,10 @@ def test_a_trainer_goes_on_when_its_master_is_back(
         except BaseException as error:  # noqa: BLE001  a failing thread must fail the test
             errors.append(error)
 
+    def said() -> bool:
+        warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+        return any(f"what answers at 127.0.0.1:{port}" in record.getMessage() for record in warned)
+
     goes_on = threading.Event()
     master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path)
     with (
@@ -120,7 +124,7 @@ def test_a_trainer_goes_on_when_its_master_is_back(
             called.clear()
             goes_on.set()
             assert called.wait(LIMIT_S)
-            trainer.join(1.0)
+            wait_until(lambda: said() or not trainer.is_alive(), timeout_s=LIMIT_S)
             assert trainer.is_alive(), errors
         master = ThreadedMaster(f"127.0.0.1:{port}", state=tmp_path)
         trainer.join(LIMIT_S)
@@ -128,8 +132,7 @@ def test_a_trainer_goes_on_when_its_master_is_back(
         assert not trainer.is_alive()
     master.stop()
     assert sorted(flat(seen)) == list(range(60))
-    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert any(f"what answers at 127.0.0.1:{port}" in record.getMessage() for record in warned)
+    assert said()
 
 
 @for_each_server

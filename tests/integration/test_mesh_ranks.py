@@ -56,6 +56,8 @@ def test_large_batches_arrive_whole_and_a_rank_that_is_killed_ends_the_job(
         found = json.loads((tmp_path / f"{job}.{survivor}.json").read_text())
         assert "another rank of this job is gone" in found["error"]
         assert len(found["seen"]) <= 4
+    borrower = json.loads((tmp_path / "lender dies.1.json").read_text())
+    assert "another rank of this job is gone" in borrower["error"]
 
 
 def check(ranks: list[dict[str, Any]], parts: int) -> None:

@@ -75,7 +75,7 @@ async def test_a_kill_is_seen_within_two_seconds_and_a_restart_is_told(tmp_path:
         assert took < 2.0
         assert await tab.run("document.querySelectorAll('#trainers tr').length") == 1
         assert "died: its connection broke" in await tab.run("document.getElementById('gone').innerText")
-        assert await tab.run("document.getElementById('timeline').getAttribute('aria-live')") == "polite"
+        assert await tab.run("document.getElementById('log').getAttribute('aria-live')") == "polite"
         assert not tab.complaints
         await job.port.stop()
         await tab.wait_until("document.body.innerText.includes('no connection')")

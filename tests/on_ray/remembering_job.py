@@ -169,7 +169,7 @@ class Assailant:
         self._wait_for(2)
         self._note("a node is drained")
         drain(self._cluster, node)
-        time.sleep(8)
+        self._wait(lambda: len(saved_just_in_time(self._folder)) == 2)
         self._cluster.remove_node(node, allow_graceful=False)
         self._wait_for(1)
         (self._folder / UNDER_FIRE).unlink()
@@ -213,6 +213,12 @@ class Assailant:
                 raise TimeoutError(f"after {self.events}")
             time.sleep(0.05)
         return result
+
+
+def saved_just_in_time(folder: Path) -> list[str]:
+    """The ranks that have saved a checkpoint as a node was about to go."""
+    note = folder / JUST_IN_TIME
+    return note.read_text().split() if note.exists() else []
 
 
 def alive(process: int) -> bool:
@@ -282,7 +288,7 @@ def main() -> None:
         outcome = {
             "kills": len(assailant.killed),
             "events": assailant.events,
-            "just_in_time": (folder / JUST_IN_TIME).read_text().split(),
+            "just_in_time": saved_just_in_time(folder),
             "once": (learnt == 1).sum(dim=1).tolist(),
         }
         print(json.dumps(outcome))

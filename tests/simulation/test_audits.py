@@ -49,9 +49,9 @@ class Witness(Model):
         """A training loop is done with a batch."""
         super().trained(ticket)
         for task, first, after in ticket:
-            cut = self._cuts[task]
-            base = cut.shard * self.plan.spec.records_per_shard
-            self.times.update((cut.epoch, base + position) for position in range(first, after))
+            drawn = replace(self._cuts[task], skip=first, limit=after - first)
+            numbers = self.plan.indices(drawn).numbers.tolist()  # in a window they are mixed
+            self.times.update((drawn.epoch, number) for number in numbers)
 
 
 def run(seed: int, restores: int, folder: Path) -> tuple[Cluster, Witness]:

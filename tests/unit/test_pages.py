@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -182,14 +183,17 @@ def test_the_converted_script_runs_and_goes_on(tmp_path: Path, monkeypatch: pyte
         if len(stepped) == 9:  # two epochs are saved, and one batch of the third is trained on
             raise KeyboardInterrupt
 
+    first: dict[str, Any] = {}
+    again: dict[str, Any] = {}
     with monkeypatch.context() as dies:
         dies.setattr(torch.optim.AdamW, "step", dying)
         with pytest.raises(KeyboardInterrupt):
-            exec(compile(CONVERTED + after, "docs/convert.md", "exec"), {})
-    again: dict[str, object] = {}
+            exec(compile(CONVERTED + after, "docs/convert.md", "exec"), first)
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda optimizer: stepped.append(step(optimizer)))
     exec(compile(CONVERTED + after, "docs/convert.md", "exec"), again)
     assert len(stepped) == 9 + 8 * 4
+    for names in (first, again):  # as the end of the program does
+        names["loader"].close()
 
 
 @pytest.mark.slow

@@ -75,6 +75,11 @@ def test_every_public_name_of_an_integration_has_a_reference_entry(module: Path)
     }
 
 
+def test_the_reference_has_no_integration_that_is_gone() -> None:
+    named = {name.split(".")[1] for name in entries("integrations.md")}
+    assert named == {module.stem for module in INTEGRATIONS}
+
+
 def test_every_reference_entry_exists_and_says_what_it_is() -> None:
     for page in ("edl_torch.md", "readers.md", "testing.md", "errors.md"):
         for name in entries(page):
@@ -86,6 +91,14 @@ def test_the_page_of_the_command_line_is_that_of_the_parser() -> None:
     render = runpy.run_path(str(DOCS / "command_line.py"))["render"]
     page = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
     assert page == render(), "python docs/command_line.py"
+
+
+def test_every_variable_that_is_read_has_its_row() -> None:
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "edl_torch").rglob("*.py"))
+    page = (REFERENCE / "environment.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"\bEDL_[A-Z_]*[A-Z]\b", code))
+    assert len(names) > 10
+    assert set(re.findall(r"`(EDL_\w+)`", page)) == names
 
 
 def test_copies_of_the_site_are_files_of_the_root() -> None:

@@ -173,3 +173,12 @@ def test_watching_benchmark_compares_a_master_that_is_watched_with_one_that_is_n
     _, body = run("watching.py", tmp_path)
     assert [finding["least"] for finding in body["findings"]] == [None, None, None, 0.99, 0.99, None]
     assert body["findings"][-1]["value"] > 0
+
+
+@pytest.mark.long
+def test_shuffle_benchmark_measures_every_order(tmp_path: Path) -> None:
+    printed, body = run("shuffle.py", tmp_path)
+    assert {"in shard", "window 16", "global", "torch RandomSampler"} < set(body["mixing"])
+    assert body["mixing"]["global"]["entropy_over_global"] == 1.0
+    assert len(body["rates"]) == 3
+    assert "| window 64 |" in printed

@@ -107,10 +107,10 @@ def test_a_resumed_job_ends_with_the_weights_of_one_never_interrupted(
 
 
 def test_the_newest_are_kept(tmp_path: Path, new_job: NewJob) -> None:
-    job = new_job()
+    job, folder = new_job(), tmp_path / "jobs" / "first"  # made with the first checkpoint
     for step in job.steps():
-        assert job.save(tmp_path, keep=2).name == f"{step:08d}"
-    assert sorted(os.listdir(tmp_path)) == ["00000005", "00000006"]
+        assert job.save(folder, keep=2).name == f"{step:08d}"
+    assert sorted(os.listdir(folder)) == ["00000005", "00000006"]
 
 
 def test_what_was_half_written_is_ignored_and_removed(tmp_path: Path, new_job: NewJob) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
+from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.padding import PaddingBatch, Statistics
+from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument
 
 
@@ -49,3 +53,28 @@ def test_a_norm_that_mixes_ranks_is_refused() -> None:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
     with pytest.raises(InvalidArgument, match="SyncBatchNorm"):
         Statistics().watch(model)
+
+
+class Methods(GradientMethods):
+    """Without a loader behind them."""
+
+    def __init__(self) -> None:
+        self._statistics = Statistics()
+        self._weights = Weights()
+
+
+@pytest.mark.parametrize(
+    "then", [lambda loader: loader.weigh(torch.zeros(1)), lambda loader: loader.scale_gradients()]
+)
+def test_running_statistics_are_put_back_where_a_padding_batch_was_passed_forward(
+    then: Callable[[Methods], object],
+) -> None:
+    """Also by `scale_gradients`: checkpointed activations are computed again on the way back."""
+    loader, norm = Methods(), nn.BatchNorm1d(1)
+    loader.freeze_statistics(norm)
+    loader._statistics.keep()
+    norm(torch.tensor([[1.0], [3.0]]))
+    assert norm.running_mean is not None
+    assert norm.running_mean.item() > 0
+    then(loader)
+    assert norm.running_mean.item() == 0

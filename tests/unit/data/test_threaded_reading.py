@@ -460,6 +460,13 @@ def test_records_of_a_window_that_are_read_again_are_those_of_one_thread(who: st
     assert len(told[0][2]) == len(bad)
 
 
+def test_records_that_are_read_once_are_read_again_where_a_transform_draws_late() -> None:
+    """Without random access a shard is read whole, and each record is let go when it is picked."""
+    plan, book, transform = PLANS["in shard"], Book(quarantines=False), drawing(random.random, {17, 1001})
+    expected = by_one(Numbers(), plan, 3, book, transform, Generators(after_each=False))
+    assert by_several(Numbers(), plan, 3, book, transform, Generators(after_each=False)) == expected
+
+
 @pytest.mark.parametrize("source", DRAWS)
 @pytest.mark.parametrize("at", [range(2000), {0}, set()], ids=str)
 def test_a_loop_that_draws_gets_its_own_numbers_and_disturbs_none(source: str, at: Any) -> None:

@@ -173,12 +173,12 @@ def test_a_batch_that_was_not_backpropagated_does_not_count() -> None:
 
 
 def test_a_batch_that_was_taken_out_does_not_count() -> None:
-    batches = SimpleNamespace(taken_out=0)
+    batches = SimpleNamespace(discarded=0)
     weights, p = Weights(batches=batches), parameter()
     optimizer = sgd(p)
     train(weights, 8, 7.0, p)
     optimizer.zero_grad(set_to_none=False)
-    batches.taken_out += 1
+    batches.discarded += 1
     assert weights.own == 0
     train(weights, 8, 1.0, p)
     assert weights.own == 8

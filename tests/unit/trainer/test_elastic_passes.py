@@ -175,7 +175,7 @@ def test_a_batch_that_could_not_be_trained_on_goes_to_quarantine(master: Master,
     hand_next(shell)
     shell.run(shell.trainer.fail_batch(None, "NaN"))
     assert master.status.quarantined == 8
-    assert shell.elastic.taken_out == 1
+    assert shell.elastic.discarded == 1
     assert {failure.task for failure in reports_of(master)[-1].failures} == {2}
     shell.run(shell.elastic.stepped(optimizer))
     assert acknowledged(master) == [(1, 8)]
@@ -188,7 +188,7 @@ def test_a_padding_batch_has_no_records_to_fail(master: Master, shell: Shell) ->
     shell.elastic.pad()
     shell.run(shell.trainer.fail_batch(None, "NaN"))
     assert master.status.quarantined == 0
-    assert shell.elastic.taken_out == 0
+    assert shell.elastic.discarded == 0
     assert len(shell.elastic.records_in_hand()) == 0
 
 
@@ -231,7 +231,7 @@ def test_a_loop_that_is_left_gives_back_the_batch_in_hand_and_all_that_was_drawn
     shell.run(shell.elastic.close(number))
     assert acknowledged(master) == [(1, 8)]
     assert sorted(given_back(master)) == [(2, 0), (3, 0)]
-    assert shell.elastic.taken_out == 1
+    assert shell.elastic.discarded == 1
     assert shell.told(Reporting)[-1].returned == ((2, 0, 8),)
     assert shell.elastic.phase is Loop.IDLE
 
@@ -242,7 +242,7 @@ def test_a_loop_that_is_left_after_asking_has_no_batch_in_hand(master: Master, s
     shell.request()
     shell.run(shell.elastic.close(number))
     assert acknowledged(master) == [(1, 8)]
-    assert shell.elastic.taken_out == 0
+    assert shell.elastic.discarded == 0
     assert master.status.leased == 0
 
 
@@ -268,7 +268,7 @@ def test_with_an_optimizer_only_the_batch_without_a_step_goes_back(master: Maste
     assert master.status.leased == 8, "the one before waits for a step"
     shell.run(shell.elastic.stepped(optimizer))
     assert acknowledged(master) == [(1, 8)]
-    assert shell.elastic.taken_out == 1
+    assert shell.elastic.discarded == 1
 
 
 def test_of_two_optimizers_one_may_have_trained_on_what_goes_back(master: Master, shell: Shell) -> None:
@@ -288,7 +288,7 @@ def test_a_batch_that_was_stepped_on_does_not_go_back(master: Master, shell: She
     shell.run(shell.elastic.stepped(optimizer))
     shell.run(shell.elastic.close(number))
     assert given_back(master) == []
-    assert shell.elastic.taken_out == 0
+    assert shell.elastic.discarded == 0
 
 
 def test_a_padding_batch_is_in_hand_in_the_place_of_those_before(master: Master, shell: Shell) -> None:
@@ -299,7 +299,7 @@ def test_a_padding_batch_is_in_hand_in_the_place_of_those_before(master: Master,
     shell.elastic.pad()
     shell.run(shell.elastic.close(number))
     assert given_back(master) == []
-    assert shell.elastic.taken_out == 0
+    assert shell.elastic.discarded == 0
 
 
 def test_a_loop_that_heard_of_the_end_gives_back_nothing(master: Master) -> None:

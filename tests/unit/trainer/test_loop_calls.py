@@ -117,7 +117,7 @@ def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Ma
     shell.elastic.pad()
     assert shell.elastic.request_now(number) is True
     assert shell.hand(shell.draw())
-    shell.run(shell.elastic.passed_on(stands_in=True))
+    shell.run(shell.elastic.passed_on(padding=True))
     shell.run(shell.elastic.stepped(optimizer))
     assert master.status.acknowledged == 0, "the loop steps on the batch that stands in"
     shell.run(shell.elastic.passed_on())
@@ -155,10 +155,10 @@ def test_a_batch_that_is_given_back_is_read_again(master: Master, shell: Shell) 
     shell.run(shell.elastic.give_back())
     assert reports_of(master)[-1].give_backs == (back(second.task, 0),)
     assert shell.told(Reporting)[-1].returned == whole(second)
-    assert shell.elastic.taken_out == 1
+    assert shell.elastic.discarded == 1
     assert len(shell.elastic.records_in_hand()) == 0
     shell.run(shell.elastic.give_back())
-    assert shell.elastic.taken_out == 1, "there is none in hand any more"
+    assert shell.elastic.discarded == 1, "there is none in hand any more"
     shell.request()
     assert master.status.acknowledged == 8
     shell.run(shell.elastic.close(number))
@@ -196,7 +196,7 @@ def test_a_window_is_given_back_as_a_whole(master: Master, shell: Shell) -> None
     assert set(reports_of(master)[-1].give_backs) == {back(grant.task, 0), back(second.task, 0)}
     assert shell.state.steps.keep == 0
     shell.run(shell.elastic.give_back(window=True))
-    assert shell.elastic.taken_out == 1, "there is none any more"
+    assert shell.elastic.discarded == 1, "there is none any more"
     assert not shell.run(shell.elastic.hand(((grant.task, 4, 8),)))
     shell.run(shell.elastic.close(number))
     assert shell.train_through() == 64
@@ -207,7 +207,7 @@ def test_of_a_window_that_counts_nothing_is_given_back(master: Master, shell: Sh
     hand_next(shell)
     shell.report()
     shell.run(shell.elastic.give_back(window=True))
-    assert shell.elastic.taken_out == 0
+    assert shell.elastic.discarded == 0
     assert master.status.acknowledged == 8
 
 
