@@ -1,4 +1,4 @@
-"""Figures as people read them: durations, rates, shares."""
+"""Figures as people read them: durations, rates, shares, epochs."""
 
 from __future__ import annotations
 
@@ -32,3 +32,8 @@ def percent(value: float | None) -> str:
 def share(value: float | None) -> str:
     """Return a share of 0 to 1 in percent; a dash for None."""
     return percent(None if value is None else 100 * value)
+
+
+def epoch_of(epoch: int, num_epochs: int) -> str:
+    """Return "2 of 3" for epoch 1 of 3, "3 of 3" after the last one, and "2, endless" where none is last."""
+    return f"{min(epoch, num_epochs - 1) + 1} of {num_epochs}" if num_epochs else f"{epoch + 1}, endless"

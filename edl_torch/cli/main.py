@@ -23,7 +23,11 @@ DEFAULT_ADDRESS = "127.0.0.1:50001"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
     if arguments is None:  # gRPC would say before us, in its own words, what our one line says
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from edl_torch.cli.figures import duration, percent, rate, share
+from edl_torch.cli.figures import duration, epoch_of, percent, rate, share
 from edl_torch.cli.main import DEFAULT_ADDRESS
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerState, TrainerStatus
 from edl_torch.core.events import Departed
@@ -128,7 +128,6 @@ _BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCHS", "REASON")
 
 
 def _dataset_row(item: DatasetStatus, suspended: bool) -> tuple[str, ...]:
-    epochs = str(item.num_epochs) if item.num_epochs else "endless"
     ended = "finished" if item.finished else "failed" if item.failure else "open"
     state = "suspended" if suspended else ended
     counts = (item.todo, item.leased, item.acknowledged, item.quarantined, item.dropped)
@@ -136,7 +135,7 @@ def _dataset_row(item: DatasetStatus, suspended: bool) -> tuple[str, ...]:
     return (
         item.dataset,
         item.task_type.name.lower(),
-        f"{item.epoch}/{epochs}",
+        epoch_of(item.epoch, item.num_epochs),
         str(item.size),
         shards,
         *map(str, counts),

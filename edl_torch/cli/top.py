@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Iterator
 
-from edl_torch.cli.figures import duration, percent, rate, share
+from edl_torch.cli.figures import duration, epoch_of, percent, rate, share
 from edl_torch.cli.status import client_of, trainer_state
 from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
 from edl_torch.core.events import Event, EventKind
@@ -64,12 +64,11 @@ def _head(status: MasterStatus) -> Iterator[RenderableType]:
 
 
 def _dataset(item: DatasetStatus, status: MasterStatus, width: int) -> Iterator[RenderableType]:
-    epochs = f"epoch {min(item.epochs_done, max(item.num_epochs, 1) - 1) + 1}"
-    epochs += f" of {item.num_epochs}" if item.num_epochs else ""
+    epoch = f"epoch {epoch_of(item.epoch, item.num_epochs)}"
     why = status.suspended.get(item.dataset) or item.failure
     ended = "finished" if item.finished else f"{duration(item.eta_s)} to the end"
     line = Text(printable(item.dataset), "bold")
-    line.append(f"  {percent(item.percent)}, {epochs}, {rate(item.rate)}, {ended}", "not bold")
+    line.append(f"  {percent(item.percent)}, {epoch}, {rate(item.rate)}, {ended}", "not bold")
     line.append(f", {item.acknowledged:,} trained on, {item.quarantined:,} bad", "not bold")
     if item.returned_records:
         line.append(f", {item.returned_records:,} came back", "not bold magenta")

@@ -28,6 +28,13 @@ class Progress(DatasetStatus):
         counts = {field.name: getattr(status, field.name) for field in fields(DatasetStatus)}
         return cls(**counts, measures=measures)
 
+    def __repr__(self) -> str:
+        total = "endless" if self.total is None else self.total
+        return (
+            f"<Progress {self.dataset!r} epoch={self.epoch} records={self.n}/{total} "
+            f"percent={self.percent:.1f} rate={self.rate:.1f}/s trainers={self.trainers}>"
+        )
+
     @property
     def n(self) -> int:
         """Records with an outcome, of all epochs: trained on, in quarantine, or dropped."""

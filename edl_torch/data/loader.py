@@ -6,10 +6,12 @@ records and does not speak to the master; the session does.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -55,6 +57,7 @@ _ELSEWHERE = {
     "sampler": "the master decides who reads what",
     "batch_sampler": "the master decides who reads what",
 }
+_TORCHS_ARGUMENTS = inspect.signature(DataLoader.__init__).parameters.keys()
 
 
 class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
@@ -102,8 +105,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         kwargs: those of `torch.utils.data.DataLoader`.
 
     Raises:
-        InvalidArgument: data that nothing can read by index, an argument that decides the order, one that
-            belongs to the service of a `ShardedDataset`, or another `batch_size` than that service's; a
+        InvalidArgument: data that nothing can read by index, an unknown argument, one that decides the order,
+            one that belongs to the service of a `ShardedDataset`, or another `batch_size` than that service's; a
             `mesh` that is not over all ranks, or has no dimension `dp`. From the first pass: several ranks,
             and no word on `synchronous`.
     """
@@ -413,3 +416,8 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
     for name, why in _ELSEWHERE.items():
         if kwargs.pop(name, None) not in (None, False):
             raise InvalidArgument(f"ElasticDataLoader takes no {name}: {why}")
+    for name in kwargs.keys() - _TORCHS_ARGUMENTS:
+        names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
+        meant = get_close_matches(name, names - {"self", "kwargs"}, n=1)
+        hint = f": did you mean {meant[0]}?" if meant else ""
+        raise InvalidArgument(f"ElasticDataLoader has no argument {name!r}{hint}")

@@ -17,12 +17,13 @@ BAR_WIDTH = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What one line shows; `done` and `total` count records of this epoch."""
+    """What one line shows; `done` and `total` count records of this epoch, `rate` is that of all ranks."""
 
     epoch: int
     num_epochs: int
     done: int
     total: int
+    rate: float
     loss: float
     shards_left: int
 
@@ -83,6 +84,6 @@ class ProgressLine:
         bar = "#" * round(BAR_WIDTH * share)
         return (
             f"epoch {min(standing.epoch + 1, standing.num_epochs)}/{standing.num_epochs} "
-            f"[{bar:-<{BAR_WIDTH}}] {standing.done}/{standing.total}  {self.rate:.0f} records/s  "
+            f"[{bar:-<{BAR_WIDTH}}] {standing.done}/{standing.total}  {standing.rate:.0f} records/s  "
             f"loss {standing.loss:.3f}  shards left {standing.shards_left}"
         )

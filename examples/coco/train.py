@@ -179,6 +179,7 @@ class Trainer:
                 num_epochs=self.options.epochs,
                 done=progress.size - progress.todo - progress.leased,
                 total=progress.size,
+                rate=progress.rate,
                 loss=self.tally.loss,
                 shards_left=progress.shards_left,
             )

@@ -191,3 +191,9 @@ def test_a_sheet_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch:
     with pytest.raises(KeyboardInterrupt):
         sheet.save(np.zeros((4, 4, 3), np.uint8), tmp_path / "s.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_no_command_shows_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    said = capsys.readouterr().err
+    assert "serve shards of datasets to trainers" in said

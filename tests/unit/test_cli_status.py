@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from edl_torch.cli.figures import epoch_of
 from edl_torch.cli.status import as_json, as_table
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
 from edl_torch.core.measures import Histogram, Measures
@@ -40,6 +41,13 @@ def test_a_bad_record_has_one_line_whatever_epochs_met_it() -> None:
         ["a", "3", "0,1,2", "torn"],
         ["a", "4", "0", "empty"],
     ]
+
+
+def test_epochs_are_counted_from_one_as_on_the_page() -> None:
+    heading, row = table_of()[-2:]
+    place = heading.index("EPOCH")
+    assert row[place:].startswith("1 of 9  ")
+    assert (epoch_of(2, 3), epoch_of(3, 3), epoch_of(4, 0)) == ("3 of 3", "3 of 3", "5, endless")
 
 
 def test_a_reason_does_not_repeat_the_records_name() -> None:

@@ -191,8 +191,8 @@ def test_epochs_and_the_end_are_events() -> None:
         job.train("a")
     assert job.lines[1:] == [
         "trainer worker-a joined training",
-        "training: epoch 0 of 2 over",
         "training: epoch 1 of 2 over",
+        "training: epoch 2 of 2 over",
         "training finished: 32 records trained on, 0 quarantined, 0 dropped",
     ]
 

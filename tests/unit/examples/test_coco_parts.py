@@ -213,13 +213,13 @@ class Clock:
         return self.now
 
 
-STANDING = Standing(epoch=1, num_epochs=6, done=500, total=1000, loss=0.5, shards_left=3)
+STANDING = Standing(epoch=1, num_epochs=6, done=500, total=1000, rate=250.0, loss=0.5, shards_left=3)
 
 
 def test_line_shows_records_a_second_loss_and_shards_left() -> None:
     stream, clock = io.StringIO(), Clock()
     line = ProgressLine(stream, clock)
-    line.count(500)
+    line.count(200)  # this rank's own; the line shows those of all ranks
     clock.now = 2.0
     line.draw(STANDING)
     text = stream.getvalue()
