@@ -106,8 +106,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
     Raises:
         InvalidArgument: data that nothing can read by index, an unknown argument, one that decides the order,
-            one that belongs to the service of a `ShardedDataset`, or another `batch_size` than that service's;
-            a `mesh` that is not over all ranks, or has no dimension `dp`. From the first pass: several ranks,
+            one that belongs to the service of a `ShardedDataset`, another `batch_size` than that service's, a
+            `mesh` that is not over all ranks, or has no dimension `dp`. From the first pass: several ranks,
             and no word on `synchronous`.
     """
 
