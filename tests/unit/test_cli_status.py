@@ -38,8 +38,8 @@ def test_a_bad_record_has_one_line_whatever_epochs_met_it() -> None:
     lines = table_of(bad(3, 0, "torn"), bad(4, 0, "empty"), bad(3, 1, "torn"), bad(3, 2, "torn"))
     assert [line.split() for line in lines[-3:]] == [
         ["BAD", "RECORD", "INDEX", "EPOCHS", "REASON"],
-        ["a", "3", "0,1,2", "torn"],
-        ["a", "4", "0", "empty"],
+        ["a", "3", "1,2,3", "torn"],
+        ["a", "4", "1", "empty"],
     ]
 
 
@@ -52,7 +52,7 @@ def test_epochs_are_counted_from_one_as_on_the_page() -> None:
 
 def test_a_reason_does_not_repeat_the_records_name() -> None:
     line = table_of(bad(3, 0, "record 3 of 'a': OSError: torn"))[-1]
-    assert line.split() == ["a", "3", "0", "OSError:", "torn"]
+    assert line.split() == ["a", "3", "1", "OSError:", "torn"]
 
 
 def test_a_long_quarantine_says_how_many_records_are_not_shown() -> None:
