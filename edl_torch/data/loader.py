@@ -105,10 +105,11 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         kwargs: those of `torch.utils.data.DataLoader`.
 
     Raises:
-        InvalidArgument: data that nothing can read by index, an unknown argument, one that decides the order,
-            one that belongs to the service of a `ShardedDataset`, another `batch_size` than that service's, a
-            `mesh` that is not over all ranks, or has no dimension `dp`. From the first pass: several ranks,
-            and no word on `synchronous`.
+        TypeError: an argument that there is not.
+        InvalidArgument: data that nothing can read by index, an argument that decides the order, one that
+            belongs to the service of a `ShardedDataset`, another `batch_size` than that service's; a `mesh`
+            that is not over all ranks, or has no dimension `dp`. From the first pass: several ranks, and no
+            word on `synchronous`.
     """
 
     def __init__(
@@ -420,4 +421,4 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
         meant = get_close_matches(name, names - {"self", "kwargs"}, n=1)
         hint = f": did you mean {meant[0]}?" if meant else ""
-        raise InvalidArgument(f"ElasticDataLoader has no argument {name!r}{hint}")
+        raise TypeError(f"ElasticDataLoader has no argument {name!r}{hint}")

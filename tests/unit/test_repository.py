@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,9 @@ def test_images_are_tagged_with_the_version() -> None:
     ]
     said = {one or other for found in tags for one, other in found}
     assert said == {edl_torch.__version__}
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by their names alone."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
