@@ -19,7 +19,7 @@ import numpy as np
 import serving
 import torch
 from PIL import Image
-from records import SIDE, ToTensor
+from records import SIDE, ToTensor, resized
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from edl_torch import (
@@ -204,21 +204,24 @@ class _PilImages(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         with Image.open(self._paths[index % len(self._paths)]) as image:
-            resized = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-        return self._to_tensor.tensor(np.array(resized))
+            small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        return self._to_tensor.tensor(np.array(small))
 
 
 class BareDecoding:
-    """OpenCV's decoding and resizing alone: in this process, or in so many others that send nothing back."""
+    """OpenCV's decoding and `transform` alone: in this process, or in others that send nothing back."""
 
-    def __init__(self, paths: list[str], count: int, *, processes: int) -> None:
+    def __init__(
+        self, paths: list[str], count: int, *, processes: int, transform: Callable[[Any], Any] = resized
+    ) -> None:
         shares = [range(n, count, max(1, processes)) for n in range(max(1, processes))]
         self._work = [[paths[i % len(paths)] for i in share] for share in shares]
-        self._pipes = [_start_decoder(work) for work in self._work] if processes else []
+        self._transform = transform
+        self._pipes = [_start_decoder(work, transform) for work in self._work] if processes else []
 
     def __call__(self) -> int:
         if not self._pipes:
-            return decode_all(self._work[0])
+            return decode_all(self._work[0], self._transform)
         for pipe in self._pipes:
             pipe.send_bytes(b"go")
         return sum(int(pipe.recv_bytes()) for pipe in self._pipes)
@@ -229,25 +232,26 @@ class BareDecoding:
             pipe.send_bytes(b"")
 
 
-def _start_decoder(paths: list[str]) -> Connection[Any, Any]:
+def _start_decoder(paths: list[str], transform: Callable[[Any], Any]) -> Connection[Any, Any]:
     ours, theirs = multiprocessing.Pipe()
-    multiprocessing.Process(target=_decoder, args=(theirs, paths), daemon=True).start()
+    multiprocessing.Process(target=_decoder, args=(theirs, paths, transform), daemon=True).start()
     return ours
 
 
-def _decoder(pipe: Connection[Any, Any], paths: list[str]) -> None:
+def _decoder(pipe: Connection[Any, Any], paths: list[str], transform: Callable[[Any], Any]) -> None:
     cv2.setNumThreads(0)
+    torch.set_num_threads(1)
     while pipe.recv_bytes():
-        pipe.send_bytes(str(decode_all(paths)).encode())
+        pipe.send_bytes(str(decode_all(paths, transform)).encode())
 
 
-def decode_all(paths: list[str]) -> int:
-    """Decode and resize each file; returns how many."""
+def decode_all(paths: list[str], transform: Callable[[Any], Any]) -> int:
+    """Decode and transform each file; returns how many."""
     for path in paths:
         with open(path, "rb") as file:
             image = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_COLOR)
         assert image is not None
-        cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
+        transform(image)
     return len(paths)
 
 

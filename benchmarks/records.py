@@ -66,6 +66,11 @@ class TinyRows(AbstractDataReader):
         return self._rows[index], int(self._labels[index])
 
 
+def resized(image: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    """The image as [224, 224, 3]."""
+    return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
+
+
 class ToTensor:
     """An RGB image [height, width, 3] to a tensor [3, 224, 224]: uint8, or float32 between 0 and 1."""
 
@@ -73,7 +78,7 @@ class ToTensor:
         self._as_float = as_float
 
     def __call__(self, image: npt.NDArray[np.uint8]) -> torch.Tensor:
-        return self.tensor(cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR))
+        return self.tensor(resized(image))
 
     def tensor(self, image: npt.NDArray[Any]) -> torch.Tensor:
         """The resized image as a tensor."""

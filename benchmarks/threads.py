@@ -22,9 +22,11 @@ import torch
 from contenders import BareDecoding, Elastic, Plain
 from harness import Contest, Result, measure, parser, print_result, results_as_json, write_json
 from pictures import find_pictures, write_photograph
-from records import RepeatedImages, ToTensor
+from records import RepeatedImages, ToTensor, resized
 
 from edl_torch.readers.images.decode import EXTENSIONS, read_image
+
+Transform = Callable[[Any], Any]
 
 THREADS, ONE_WORKER, PLAIN, BARE = (
     "two threads",
@@ -93,12 +95,12 @@ class Race:
             yield result
 
     def _decoding(self, kind: str, stack: ExitStack) -> Contest:
-        to_tensor = ToTensor(as_float=kind == "float")
-        bare = BareDecoding(self._paths, self._count, processes=2)
+        transform = ToTensor(as_float=True) if kind == "float" else resized
+        bare = BareDecoding(self._paths, self._count, processes=2, transform=transform)
         stack.callback(bare.close)
         return Contest(
-            title=f"JPEG to 224×224 tensors, {kind}",
-            contenders={THREADS: self._elastic(stack, to_tensor), PLAIN: self._plain(to_tensor), BARE: bare},
+            title=f"JPEG to 224×224, {kind}",
+            contenders={THREADS: self._elastic(stack, transform), PLAIN: self._plain(transform), BARE: bare},
             ratios=[(THREADS, BARE, OF_BARE[kind]), (THREADS, PLAIN, OVER_PLAIN), (PLAIN, BARE, None)],
         )
 
@@ -119,16 +121,16 @@ class Race:
         write_photograph(path, *size)
         return Contest(
             title=f"a photograph of {size[1]}×{size[0]} to 224×224",
-            contenders={WHOLE: partial(resized, path, None), SCALED: partial(resized, path, 256)},
+            contenders={WHOLE: partial(shrink, path, None), SCALED: partial(shrink, path, 256)},
             ratios=[(SCALED, WHOLE, OVER_WHOLE)],
         )
 
     def _elastic(
-        self, stack: ExitStack, to_tensor: ToTensor, *, workers: int = 0, train: Any = None
+        self, stack: ExitStack, transform: Transform, *, workers: int = 0, train: Any = None
     ) -> Elastic:
         made = Elastic(
             self._reader,
-            to_tensor,
+            transform,
             batch_size=self._batch_size,
             workers=workers,
             threads=2,
@@ -138,9 +140,9 @@ class Race:
         stack.callback(made.close)
         return made
 
-    def _plain(self, to_tensor: ToTensor, *, train: Any = None) -> Plain:
+    def _plain(self, transform: Transform, *, train: Any = None) -> Plain:
         return Plain(
-            self._reader, to_tensor, batch_size=self._batch_size, workers=2, shuffle=True, train=train
+            self._reader, transform, batch_size=self._batch_size, workers=2, shuffle=True, train=train
         )
 
     def memory(self) -> dict[str, object]:
@@ -172,7 +174,7 @@ def compute(batch: torch.Tensor) -> None:
         matrix = matrix @ matrix / 512
 
 
-def resized(path: Path, min_side: int | None) -> int:
+def shrink(path: Path, min_side: int | None) -> int:
     """One photograph, as a transform would have it."""
     cv2.resize(read_image(str(path), min_side), (224, 224), interpolation=cv2.INTER_AREA)
     return 1
