@@ -28,7 +28,7 @@ demo: $(STAMP)  ## train on two ranks, kill one and the master, and prove that e
 test: $(STAMP)  ## every promise once; the slowest tests are named at the end; WORKERS=2 at a time
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
 
-test-all: $(STAMP)  ## further cases too (marked `long`): more start methods, seeds, ways to die; half an hour
+test-all: $(STAMP)  ## further cases too (marked `long`): more start methods, seeds, ways to die
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 -m ''
 
 docs: $(STAMP)  ## the documentation site, in runs/docs; a warning is an error
