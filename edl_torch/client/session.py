@@ -69,6 +69,7 @@ class Session:
             batch_size=description.batch_size,
             lookahead=lookahead,
             in_process=master.in_process,
+            report_delay_s=master.report_delay_s,
             keeps_ledger=master.keeps_ledger,
             audited=audit_dir is not None,
         )
@@ -170,7 +171,7 @@ class Session:
     def _attend(self, member: int) -> bool:
         liveness = self.trainer.state.liveness
         assert liveness is not None
-        feed = LivenessFeed(liveness, self.trainer.state.measuring, self._changed, self._wanted)
+        feed = LivenessFeed(liveness, self.trainer.state.measuring, self._changed, self._wanted, self._tell)
         clock = self.master.attend(self.id, member, feed)
         self._clock = clock or self._clock
         return clock is not None
@@ -180,6 +181,11 @@ class Session:
         if dataset == self.description.name:
             self.elastic.end_abandoned_silently()
             self.run(self.trainer.wanted())
+
+    def _tell(self) -> None:
+        """The master wants to know all before it answers somebody. Called from any thread."""
+        if self.master.report_delay_s and self.trainer.state.outbox.unanswered:
+            self.run(self.trainer.reporter.post())
 
     def _work(self) -> None:
         try:
