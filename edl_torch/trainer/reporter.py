@@ -28,7 +28,7 @@ class Reporter:
         state, outbox = self._state, self._state.outbox
         if outbox.error is not None or outbox.phase is Telling.STALLED:
             return True
-        return state.config.in_process and outbox.sendable and state.now >= outbox.may_wait_until
+        return state.config.in_process and state.now >= outbox.may_wait_until and outbox.sendable
 
     def send(self) -> Procedure[None]:
         """Send what was noted, or, where calls take time, leave it to another thread. Raises what a report
