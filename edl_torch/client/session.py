@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
@@ -41,8 +41,8 @@ _NO_LOCK = nullcontext()
 
 log = logging.getLogger("edl_torch.client")
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Session:
@@ -75,7 +75,8 @@ class Session:
         )
         self.trainer = Trainer(config, Liveness())
         self._audit = None if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
-        self._changed = threading.Condition()  # the one lock of the session
+        self._lock = threading.RLock()  # the one lock of the session; a condition's own `with` runs Python
+        self._changed = threading.Condition(self._lock)
         self._waiting: list[Wait] = []
         self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
         self._worker: threading.Thread | None = None
@@ -95,7 +96,7 @@ class Session:
             action = self.do(procedure.send, None)
             while True:
                 # What it has waited for still holds when it goes on.
-                with self._changed if isinstance(action, Wait) else _NO_LOCK:
+                with self._lock if isinstance(action, Wait) else _NO_LOCK:
                     resume: Callable[[Any], Action]
                     try:
                         resume, answer = procedure.send, self._act(action)
@@ -109,13 +110,13 @@ class Session:
             self.do(procedure.close)  # what it had begun is undone
             raise
 
-    def do(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
         state = self.trainer.state
-        with self._changed:
+        with self._lock:
             state.now = self._clock()
             try:
-                return decide(*args, **kwargs)
+                return decide(*arguments)
             finally:
                 if state.facts or self._waiting or self._may_need_worker:
                     self._decided()
