@@ -27,7 +27,7 @@ from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
-from edl_torch.readers.base import AbstractDataReader, has_batch_reads
+from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
 from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
@@ -70,6 +70,7 @@ class ShardedDataset(IterableDataset[Any]):
         if not isinstance(service, DataShardService):
             raise InvalidArgument(f"service must be a DataShardService, not {type(service).__name__}")
         service._describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
+        import_for_reading(reader)
         self.reader = reader
         self.transform = transform
         self._quarantines = on_bad_record == "quarantine"

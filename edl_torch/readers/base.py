@@ -10,6 +10,7 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import index
 from typing import Any
@@ -26,13 +27,14 @@ class AbstractDataReader(ABC):
 
     A subclass that can reach any record overrides `read_record`; one that can read many at once into arrays
     overrides `read_batch`. `yields_images` and `reads_blocks` tell a loader how to transform and shuffle its
-    records, `thread_safe` whether its threads may read at once. Readers are pickled to loader workers: keep
-    paths and numbers in them, open files on first use.
+    records, `thread_safe` whether its threads may read at once, `imports` what else they need. Readers are
+    pickled to loader workers: keep paths and numbers in them, open files on first use.
     """
 
     yields_images = False  # whether a record is an image, or an image and its target
     reads_blocks = False  # whether one record costs as much as the many that lie with it
     thread_safe = False  # whether several threads may call `read_record` at once, and `expect` meanwhile
+    imports: tuple[str, ...] = ()  # modules that reading imports: a trainer does so before it forks workers
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = kwargs
@@ -173,6 +175,14 @@ def required(module: str, need: str) -> Any:
         return importlib.import_module(module)
     except ImportError as exc:
         raise ReaderUnavailable(need) from exc
+
+
+def import_for_reading(reader: AbstractDataReader) -> None:
+    """Import what reading imports, so that forked loader workers need not. What is not there is said when it
+    is needed."""
+    for module in getattr(reader, "imports", ()):
+        with suppress(ImportError):
+            importlib.import_module(module)
 
 
 class IndexedReader(AbstractDataReader):
