@@ -217,9 +217,12 @@ class ShardedDataset(IterableDataset[Any]):
             def on_bad(position: int, error: ReaderError, grant: Grant = grant) -> None:
                 self._bad(link, grant, position, error)
 
+            run = tally.start(grant.task, grant.slice.skip)
             for positions, batch in read_columns(self.reader, plan, grant, self._batch_size, on_bad):
                 for first, after in positions:
-                    tally.start(grant.task, first)[2] = after
+                    if first != run[2]:  # those before it are bad
+                        run = tally.start(grant.task, first)
+                    run[2] = after
                 yield batch if self.transform is None else self.transform(batch)
 
     def _bad(self, link: Link, grant: Grant, position: int, error: ReaderError) -> None:
