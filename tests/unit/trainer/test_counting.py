@@ -129,6 +129,17 @@ def test_the_published_formula() -> None:
     assert proved == [[], [(1, 0, 4)], [(1, 4, 8)], [(1, 8, 10), (2, 0, 4)]]
 
 
+def test_what_was_reported_and_is_not_proved_is_uncounted() -> None:
+    counts = StreamCounts(4)
+    counts.grant("worker 0", lease(1, 10))
+    counts.grant("worker 1", lease(2, 4))
+    uncounted = []
+    for _ in range(4):
+        counts.report(None)
+        uncounted.append(counts.uncounted)
+    assert uncounted == [4, 4, 4, 0]
+
+
 def test_mixed_reports_are_refused_and_change_nothing() -> None:
     counts = StreamCounts(4)
     counts.grant("worker 0", lease(1, 4))
