@@ -5,7 +5,7 @@ It turns arguments into a `Registration`, and knows what to try when the master 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 
 from edl_torch.client.master_api import MasterApi
@@ -14,7 +14,7 @@ from edl_torch.core.identity import identity
 from edl_torch.core.registration import new_spec
 from edl_torch.core.spec import check_option
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, UnknownDataset
+from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Shuffle, Source, TaskType
 
@@ -29,8 +29,8 @@ class Description:
     only where the master does not know the name. `in_shard` is None until a dataset object has said it.
     `told` says that a token was made of it: what it says of the order stands from then on.
 
-    `shuffle_window` is None where the user left it open; a token's is followed then, and a dataset that this
-    service makes has windows of `usual_window` shards.
+    `shuffle_window` is None where the user left it open; a token's or the master's is followed then, and a
+    dataset that this service makes has windows of `usual_window` shards.
     """
 
     name: str
@@ -116,7 +116,14 @@ class Description:
                 sources = None if again else self.fallback_sources()
                 if sources is None:
                     raise
-        return self._register(master, session, self.in_full(sources))
+        in_full = self.in_full(sources)
+        try:
+            return self._register(master, session, in_full)
+        except DatasetConflict:
+            if self._window is not None or self.usual_window is None:
+                raise
+            # Nobody has chosen a window here: that of whoever registered the dataset is as good.
+            return self._register(master, session, replace(in_full, shuffle_window=None))
 
     def _register(self, master: MasterApi, session: str, registration: Registration) -> RegisterAnswer:
         return master.register(
