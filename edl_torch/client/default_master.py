@@ -14,6 +14,7 @@ from edl_torch.client.environment import (
     master_protocol_from_env,
     master_timeout_from_env,
     page_address_from_env,
+    trainer_name_from_env,
 )
 from edl_torch.client.master_api import MasterApi
 from edl_torch.errors import InvalidArgument, MasterStartError
@@ -55,7 +56,7 @@ def _embedded_master() -> MasterApi:
     """A master in this process, with a page where `EDL_HTTP` asks for one."""
     from edl_torch.master.embedded import LocalMaster
 
-    master, page = LocalMaster(), page_address_from_env()
+    master, page = LocalMaster(trainer_name_from_env()), page_address_from_env()
     if page is not None:
         from edl_torch.master.web.threaded import show
 
