@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from edl_torch.errors import InvalidArgument
 
 _SEPARATELY = (
-    "the loss of a batch that stands in for none was backpropagated together with that of another batch: "
+    "the loss of a padding batch was backpropagated together with that of another batch: "
     "call backward() on each batch's loader.weigh(loss) before the next batch is asked for"
 )
 

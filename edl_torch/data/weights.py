@@ -83,7 +83,7 @@ class Weights:
         if self._padded and not self._heeded:
             self._heeded = True
             warn_user(
-                "this rank had no batch for a step that others took, and got one that stands in, which the "
+                "this rank had no batch for a step that others took, and got a padding batch, which the "
                 "loop has trained on like any other. Backpropagate loader.weigh(loss), which is 0 for it, "
                 "and call loader.scale_gradients(optimizer) before each optimizer.step()"
             )

@@ -210,11 +210,11 @@ def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
     assert steps.take_idle() == []
 
 
-def test_batches_that_stand_in_are_no_reading_ahead() -> None:
-    """Five batches and three that stand in make two windows of four; a third ends after the last batch."""
+def test_padding_batches_are_no_reading_ahead() -> None:
+    """Five batches and three padding batches make two windows of four; a third ends after the last batch."""
     steps = Steps()
     number = steps.attach()
-    for window in (("real",) * 4, ("real", "stand-in", "stand-in", "stand-in")):
+    for window in (("real",) * 4, ("real", "padding", "padding", "padding")):
         for batch in window:
             steps.handed() if batch == "real" else steps.padded()
         steps.stepped(number)
