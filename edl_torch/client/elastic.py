@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ class ElasticSession:
     def open(self, epoch: int = NEW_PASS) -> int:
         """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
         self.end_abandoned()
+        self._session.loop_thread = threading.get_ident()
         return self._session.run(self._trainer.open(epoch))
 
     @property
@@ -82,6 +84,10 @@ class ElasticSession:
             if self._abandoned == number:
                 self._abandoned = 0
 
+    def check_gets_on(self) -> None:
+        """Raise AccountingError for a loop whose passes give back all that they were handed."""
+        self._session.do(self._passes.warnings.check_gets_on)
+
     # More to read -----------------------------------------------------------------------------------------
 
     def more_to_read(self) -> bool:
@@ -108,6 +114,7 @@ class ElasticSession:
 
         False where pass `number` is not open any more.
         """
+        self._session.loop_thread = threading.get_ident()
         is_open = self._session.do(self._passes.request_now, number)
         if is_open is None:
             self._session.run(self._trainer.reporter.send())

@@ -185,7 +185,7 @@ class DataShardService:
 
         Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer,
         StaleLease when another trainer has taken the data back to a checkpoint: this one's model is not of
-        that history.
+        that history; AccountingError where three passes in a row were left before any batch counted.
         On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer. Where
         they have loaded no position, all of them call it before the first pass, or none.
         """
@@ -194,6 +194,7 @@ class DataShardService:
             position.begin_together(position.lockstep)
             return position.lockstep.finished
         is_new = not self._live_session.joined
+        self._live_session.elastic.check_gets_on()
         progress = self.progress()
         if progress.failure:
             raise TooManyBadRecords(progress.failure)

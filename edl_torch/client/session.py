@@ -21,12 +21,13 @@ from edl_torch.client.followed_master import FollowedMaster
 from edl_torch.client.iterations import Iterations, NoIterations
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.master_api import MasterApi
+from edl_torch.client.neighbours import sessions
 from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
 from edl_torch.system.user_warnings import warn_user
-from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait
+from edl_torch.trainer.actions import Action, Attend, Call, Describe, LookAround, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.facts import Logged
 from edl_torch.trainer.liveness import Liveness
@@ -63,6 +64,7 @@ class Session:
         self.master = master
         self.description = description
         self.closed = False
+        self.loop_thread = 0  # that of the loop which asked or told it something last
         config = Config(
             session=self.id,
             dataset=description.name,
@@ -82,6 +84,7 @@ class Session:
         self._iterations: Iterations = NoIterations()
         self.elastic = ElasticSession(self)
         self.position = Position(self)
+        sessions.add(self)
 
     def __repr__(self) -> str:
         return f"<Session {self.trainer!r}>"
@@ -155,6 +158,8 @@ class Session:
         if isinstance(action, Describe):
             beginning = self.description.beginning()
             return "" if beginning is None else beginning.encode()
+        if isinstance(action, LookAround):
+            return sessions.neighbours(self)
         if isinstance(action, Wait):
             return self._wait(action)
         warn_user(action.text)
@@ -206,6 +211,12 @@ class Session:
     def records(self) -> int:
         """Records leased and not yet acknowledged."""
         return self.do(lambda: self.trainer.state.inflight.records)
+
+    def shares_data(self, other: Session) -> bool:
+        """Whether both take part in one dataset of one master."""
+        mine, its = self.trainer.state, other.trainer.state
+        same = mine.fence.ledger == its.fence.ledger and mine.fence.lineage == its.fence.lineage
+        return same and mine.config.dataset == its.config.dataset
 
     def plan(self) -> Plan:
         """The dataset as registered; registers it at first use."""
@@ -287,6 +298,7 @@ class Session:
 
     def report_batch(self, batch_size: int | None) -> int:
         """A batch was trained on. Returns how many leases that completed."""
+        self.loop_thread = threading.get_ident()
         return self.run(self.trainer.report(batch_size))
 
     def fail_batch(self, batch_size: int | None, reason: str) -> None:

@@ -163,7 +163,7 @@ class Windows:
                 raise InvalidArgument(
                     f"the gradients of this {type(optimizer).__name__} are scaled for the first time, after "
                     f"others' have been: nothing says which batches are in them. Call "
-                    f"service.attach(optimizer) before the first batch that it learns from"
+                    f"loader.attach(optimizer) before the first batch that it learns from"
                 )
             window = self._fresh.copy_for(new)
         self._set(optimizer, window, new)

@@ -151,8 +151,8 @@ class ElasticPasses:
         if not (records and state.steps.all_step and self._is_after_all_epochs(current)):
             raise AccountingError(
                 f"{left} and nothing else is left: step on them at the end of "
-                f"an epoch; call service.detach(optimizer) where another has taken its place; or call "
-                f"service.report_batch_done() if they count as trained on, as after a step that a GradScaler "
+                f"an epoch; call loader.detach(optimizer) where another has taken its place; or call "
+                f"loader.stepped() if they count as trained on, as after a step that a GradScaler "
                 f"may skip"
             )
         yield from self._reporter.flush()  # before, what was trained on is told as such
@@ -161,7 +161,7 @@ class ElasticPasses:
         yield from self._reporter.flush()
         yield Warn(
             f"{left}, and the data are at their end: these records count, and the model has not learnt from "
-            f"them. Step on what is left at the end of an epoch, or call service.report_batch_done() if they "
+            f"them. Step on what is left at the end of an epoch, or call loader.stepped() if they "
             f"count as trained on, as after a step that a GradScaler may skip"
         )
 
