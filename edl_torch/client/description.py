@@ -88,7 +88,7 @@ class Description:
             )
 
     def follow(self, token: Token) -> None:
-        """What nobody has said yet is as a checkpoint's token says it."""
+        """Take from a checkpoint's token what the user left open."""
         if self.records_per_shard is None:
             self.records_per_shard = token.records_per_shard
         if self.in_shard is None:
@@ -96,7 +96,7 @@ class Description:
         self._tokens_window = token.shuffle_window
 
     def beginning(self) -> Token | None:
-        """The beginning of the data, as a master has it that hears of them from this service first.
+        """Return the token of the beginning, as of a dataset that this service registers first.
 
         None where this service does not know the plan.
         """
@@ -136,7 +136,7 @@ class Description:
         )
 
     def by_name(self) -> Registration:
-        """A registration that follows what the master knows, but for what differs from the default."""
+        """Return a registration by name: options at their defaults are as the master has them."""
         defaults = {f.name: f.default for f in fields(self)}
         chosen = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) != defaults[name]}
         return Registration(
@@ -148,7 +148,7 @@ class Description:
         )
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
-        """A registration with the plan; job options that are defaults still follow what is registered."""
+        """Return a registration with the sources; options at their defaults are as the master has them."""
         named = self.by_name()
         return Registration(
             name=self.name,
@@ -180,13 +180,13 @@ class Description:
         )
 
     def sources(self) -> tuple[Source, ...] | None:
-        """The plan that the service was given, if it was."""
+        """Return the sources that the service was given; None where it was given none."""
         if self.dataset_size is not None:
             return (Source(name="", count=self.dataset_size),)
         return None if self.reader is None else reader_sources(self.reader, self.task_type)
 
     def fallback_sources(self) -> tuple[Source, ...] | None:
-        """The plan of the dataset object's reader."""
+        """Return the sources of the dataset object's reader; None without one."""
         return None if self.fallback_reader is None else reader_sources(self.fallback_reader, self.task_type)
 
 
@@ -200,7 +200,7 @@ def order_of(order: Shuffle, window: int, *, shards: bool) -> str:
 
 
 def check_is_reader(reader: object, method: str) -> None:
-    """Raise InvalidArgument for a path, a torch dataset or whatever else stands where a reader should."""
+    """Raise InvalidArgument for what is no reader, as a path or a torch dataset."""
     if not callable(getattr(reader, method, None)):
         kind = repr(reader) if isinstance(reader, str | PurePath) else type(reader).__name__
         raise InvalidArgument(

@@ -351,7 +351,7 @@ class DataShardService:
         self._description.usual_window = window
 
     def _handle(self) -> Handle:
-        """What a loader worker needs to reach this trainer; starts to listen for them."""
+        """Return the address at which loader workers reach this trainer; starts to listen for them."""
         self._check_open()
         if self._links is None:
             self._links = LinkServer(self._session)
@@ -360,7 +360,7 @@ class DataShardService:
     # The end --------------------------------------------------------------------------------------------
 
     def _take_along(self, loader: KeepsWorkers) -> None:
-        """`loader` has processes, or keeps them between its passes: they go when this service is closed."""
+        """End the processes of `loader` when this service is closed."""
         self._loaders.add(loader)
 
     def _check_open(self) -> None:

@@ -181,7 +181,7 @@ class Session:
         return clock is not None
 
     def _wanted(self, dataset: str) -> None:
-        """Another trainer waits for records of this dataset. Called from any thread."""
+        """Give back what is not in use: another trainer waits for records. Called from any thread."""
         if dataset == self.description.name:
             self.elastic.end_abandoned_silently()
             self.run(self.trainer.wanted())
@@ -223,7 +223,7 @@ class Session:
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
 
     def follow(self) -> None:
-        """Take no part any more: another rank holds the leases of what this one trains on."""
+        """Leave the master: another rank holds the leases of what this one trains on."""
         if self.joined:
             self.master.leave(self.id, self.trainer.state.fence.member)
         if self._audit is not None:
@@ -241,7 +241,7 @@ class Session:
     def begin_stream(
         self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
     ) -> tuple[int, Plan]:
-        """A reading process begins. Returns the number of the pass that it takes part in, and the dataset."""
+        """Begin a stream of a process that reads. Returns the number of its pass, and the dataset."""
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
         self.elastic.end_abandoned_silently()
@@ -265,11 +265,11 @@ class Session:
         return self.run(self.trainer.leasing.next(stream, number))
 
     def fail_record(self, task: int, position: int, reason: str) -> None:
-        """A record cannot be read."""
+        """Put a record into quarantine that cannot be read."""
         self.run(self.trainer.fail_record(task, position, reason))
 
     def stream_broke(self, stream: str, run: str) -> None:
-        """A reading process hung up without a word. While its pass is open that means that it died."""
+        """Note that a reading process hung up without a word: it died, where its pass is open."""
         try:
             if not self.elastic.abandoned and not self.closed:  # else torch has ended its workers
                 self.run(self.trainer.stream_broke(stream))
@@ -293,16 +293,16 @@ class Session:
         return self.do(lambda: self.trainer.state.exact)
 
     def abandon_pass(self) -> None:
-        """The loop over a plain pass was left: what it has not reported goes back."""
+        """Give back what a loop over a plain pass, which was left, has not reported."""
         self.run(self.trainer.plain.finish(abandoned=True))
 
     def report_batch(self, batch_size: int | None) -> int:
-        """A batch was trained on. Returns how many leases that completed."""
+        """Note that a batch was trained on. Returns how many leases that completed."""
         self.loop_thread = threading.get_ident()
         return self.run(self.trainer.report(batch_size))
 
     def fail_batch(self, batch_size: int | None, reason: str) -> None:
-        """The batch in hand could not be trained on: its records go to quarantine."""
+        """Put the records of the batch in hand, which could not be trained on, into quarantine."""
         self.run(self.trainer.fail_batch(batch_size, reason))
 
     def flush(self) -> None:

@@ -38,7 +38,7 @@ class Masks:
         self._handles += [leaf.register_prehook(self._mask) for leaf in _leaves(loss.grad_fn)]
 
     def remove(self) -> None:
-        """The batch is over."""
+        """Mask no more: the batch is over."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._open, self._active = [], 0, False
@@ -54,7 +54,7 @@ class Masks:
             torch.autograd.Variable._execution_engine.queue_callback(self._over)
 
     def unmasked(self, backward: int) -> None:
-        """A backward pass through another loss begins."""
+        """Note that a backward pass through another loss begins."""
         if self._active:
             raise InvalidArgument(_SEPARATELY)
         self._backward = backward

@@ -34,7 +34,7 @@ class Window:
         self.clear()
 
     def clear(self) -> None:
-        """No batch is in the gradients."""
+        """Forget all batches: none is in the gradients."""
         self._before = 0.0
         self._counts: dict[int, float] = {}
         self._kinds: set[str] = set()
@@ -105,7 +105,7 @@ class Windows:
         self.clear()
 
     def clear(self) -> None:
-        """No gradient has been gathered. Parameters stay known."""
+        """Forget all batches of all windows. Parameters stay known."""
         for window in self._known:
             window.clear()
         self._fresh = Window()  # batches since gradients were last scaled, for parameters not known yet

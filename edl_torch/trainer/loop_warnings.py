@@ -15,7 +15,7 @@ VAIN_PASSES = 3  # so many in a row that gave back all that they had
 
 
 class LoopWarnings:
-    """What is noted of the loop, and what the user was told of."""
+    """Notes of what a loop did, and warnings and an error that come of them, most of them once."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -35,17 +35,17 @@ class LoopWarnings:
     # What is noted ----------------------------------------------------------------------------------------
 
     def pass_ended(self) -> None:
-        """A pass ends, maybe with the last epoch."""
+        """Note the end of a pass, which may be that of the last epoch."""
         if self._state.supply.current.state is PassState.FINISHED:
             self._finished_in = self._state.fence.lineage
 
     def went_back(self) -> None:
-        """The batch in hand goes back with the end of its pass. Only a step could say whether it counts."""
+        """Note that the batch in hand went back as its pass ended. A step alone could say if it counts."""
         self._gave_back = True
         self._took_back |= not self._state.steps.attached
 
     def restored(self) -> None:
-        """The model and the data are at a token: what went back before is in neither."""
+        """Forget what went back: the model and the data are at a token from before."""
         self._took_back = self._gave_back = False
         self._vain = 0
 
