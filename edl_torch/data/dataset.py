@@ -113,7 +113,7 @@ class ShardedDataset(IterableDataset[Any]):
         self.__dict__.update(state)
 
     def _bind(self, feed: Feed | None) -> None:
-        """The next iteration is an `ElasticDataLoader`'s, in which `feed` counts; None: a plain one's."""
+        """Let `feed` count in the next iteration, an `ElasticDataLoader`'s; None for a plain one."""
         self._feed = feed
 
     def __iter__(self) -> Iterator[Any]:
