@@ -255,8 +255,9 @@ def test_a_shard_inside_of_a_window_names_none() -> None:
         plan.indices(Slice(epoch=0, shard=inside, skip=0, limit=1))
 
 
-def test_a_slice_of_a_window_has_no_name_and_the_bounds_of_the_window() -> None:
-    plan = Plan(replace(SPEC, shuffle_window=3, **WINDOWED))
+@pytest.mark.parametrize("shards", [2, 3])
+def test_a_slice_of_a_window_has_no_name_and_the_bounds_of_the_window(shards: int) -> None:
+    plan = Plan(replace(SPEC, shuffle_window=shards, **WINDOWED))
     window = plan.window_at(6, 1)
     shard = plan.shard(Slice(epoch=6, shard=window, skip=1, limit=2))
     first = plan.records_before(6, 1)

@@ -210,11 +210,26 @@ def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
     assert steps.take_idle() == []
 
 
-def test_batches_that_stand_in_are_no_reading_ahead() -> None:
-    """Five batches and three that stand in make two windows of four; a third ends after the last batch."""
+def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
+    steps = Steps()
+    quick, idle = steps.attach("quick"), steps.attach("idle")
+    for number in (quick, idle):
+        steps.stepped(number)
+    steps.begin_pass()
+    steps.handed()
+    steps.stepped(quick)
+    assert steps.all_step
+    steps.take_idle()
+    assert not steps.all_step
+    steps.detach(idle)
+    assert steps.all_step
+
+
+def test_padding_batches_are_no_reading_ahead() -> None:
+    """Five batches and three padding batches make two windows of four; a third ends after the last batch."""
     steps = Steps()
     number = steps.attach()
-    for window in (("real",) * 4, ("real", "stand-in", "stand-in", "stand-in")):
+    for window in (("real",) * 4, ("real", "padding", "padding", "padding")):
         for batch in window:
             steps.handed() if batch == "real" else steps.padded()
         steps.stepped(number)
