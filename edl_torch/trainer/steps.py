@@ -113,7 +113,8 @@ class Steps:
         """Note that one more batch went to the loop."""
         self._handed += 1
         self._asked_for_more = False
-        self._ahead = self._ahead + 1 if self._lookahead is None else min(self._lookahead, self._ahead + 1)
+        if self._lookahead is None or self._ahead < self._lookahead:
+            self._ahead += 1
         for number in self._since:
             self._since[number] += 1
 
