@@ -10,7 +10,7 @@ import pytest
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading import SampleReader
+from edl_torch.data.reading import SampleList, SampleReader
 from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceUnavailable
 from edl_torch.readers.base import AbstractDataReader, Range
 from edl_torch.shard import DatasetSpec, Slice, Source
@@ -58,13 +58,14 @@ class Picking(Stored):
             raise ReaderError("the disk is gone")
 
 
-def planned(*, shuffle: bool = False, in_shard: bool = False, window: int = 1, per: int = 6) -> Plan:
+def planned(*, shuffle: bool = False, shards: bool = False, in_shard: bool = False, window: int = 1) -> Plan:
     spec = DatasetSpec(
         name="d",
         sources=tuple(Source(name=name, count=count) for name, count in COUNTS.items()),
-        records_per_shard=per,
+        records_per_shard=6,
         seed=3,
         shuffle=shuffle,
+        shuffle_shards=shards,
         shuffle_in_shard=in_shard,
         shuffle_window=window,
     )
@@ -75,6 +76,7 @@ PLANS = {
     "stored": planned(),
     "in shard": planned(in_shard=True),
     "windows": planned(in_shard=True, window=8),
+    "shuffled windows": planned(shards=True, in_shard=True, window=8),
     "global": planned(shuffle=True),
 }
 KINDS = [
@@ -120,6 +122,17 @@ class Reading:
         assert self.run[2] == grant.slice.stop
         return found
 
+    def lists(self, plan: Plan, grant: Grant) -> list[int]:
+        """The samples, by the list."""
+        run = [grant.task, grant.slice.skip, grant.slice.skip]
+        samples = SampleList(4)
+
+        def on_bad(position: int, error: ReaderError) -> list[int]:
+            return [grant.task, position + 1, position + 1]
+
+        found = [*self.samples_of.lists(samples, plan, grant, run, on_bad), *samples.rest()]
+        return [sample for batch in found for sample in batch]
+
 
 @pytest.mark.parametrize(("order", "kind"), KINDS)
 @pytest.mark.parametrize("bad", [(), (0,), (3, 4), (1, 5)])
@@ -133,6 +146,18 @@ def test_every_readable_record_comes_once_and_in_order(order: str, kind: Any, ba
     for at in bad:
         name, number = ("b", numbers[at] - 1000) if numbers[at] >= 1000 else ("a", numbers[at])
         assert f"record {number} of {name!r}" in reading.said[at]
+
+
+@pytest.mark.parametrize("skip", [0, 4])
+@pytest.mark.parametrize("bad", [5, 23])
+def test_nothing_is_asked_for_after_the_last_record(skip: int, bad: int) -> None:
+    plan = PLANS["stored"]
+    grant = part(plan, skip=skip)
+    for by_list in (False, True):
+        reader = Stored(frozenset([bad]))
+        found = Reading(reader).lists(plan, grant) if by_list else list(Reading(reader)(plan, grant).values())
+        assert found == [number for number in in_order(plan, grant) if number != bad]
+        assert reader.ranges == [("a", skip, 6)]
 
 
 @pytest.mark.parametrize(("order", "kind"), KINDS)
