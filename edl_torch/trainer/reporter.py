@@ -107,7 +107,7 @@ class Reporter:
         return report.fence == state.registered.fence
 
     def _note_unanswered(self, report: Report, error: EdlError | None) -> None:
-        """No answer came, or the report was refused as a whole."""
+        """Note that no answer came, or that the report was refused as a whole."""
         state = self._state
         refused = error is not None and not isinstance(error, MasterUnavailable)
         if state.config.audited:
@@ -123,7 +123,7 @@ class Reporter:
             self._stall(report, error)
 
     def _register_again(self, report: Report) -> Procedure[None]:
-        """The member that sent a report was given up; the master is told all that it answered."""
+        """Register anew where the member that sent a report was given up."""
         error: EdlError | None = None
         settled = self._state.closed
         try:

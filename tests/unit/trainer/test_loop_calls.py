@@ -119,7 +119,7 @@ def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Ma
     assert shell.hand(shell.draw())
     shell.run(shell.elastic.passed_on(padding=True))
     shell.run(shell.elastic.stepped(optimizer))
-    assert master.status.acknowledged == 0, "the loop steps on the batch that stands in"
+    assert master.status.acknowledged == 0, "the loop steps on the padding batch"
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.stepped(optimizer))
     assert master.status.acknowledged == 8

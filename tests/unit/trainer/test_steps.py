@@ -250,11 +250,11 @@ def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
     assert steps.all_step
 
 
-def test_batches_that_stand_in_are_no_reading_ahead() -> None:
-    """Five batches and three that stand in make two windows of four; a third ends after the last batch."""
+def test_padding_batches_are_no_reading_ahead() -> None:
+    """Five batches and three padding batches make two windows of four; a third ends after the last batch."""
     steps = Steps()
     number = steps.attach()
-    for window in (("real",) * 4, ("real", "stand-in", "stand-in", "stand-in")):
+    for window in (("real",) * 4, ("real", "padding", "padding", "padding")):
         for batch in window:
             steps.handed() if batch == "real" else steps.padded()
         steps.stepped(number)

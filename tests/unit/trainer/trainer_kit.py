@@ -20,7 +20,18 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Source
 from edl_torch.testing.fake_master import Outcomes
-from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait, Warn
+from edl_torch.trainer.actions import (
+    Action,
+    Attend,
+    Call,
+    Describe,
+    LookAround,
+    Neighbour,
+    Procedure,
+    Register,
+    Wait,
+    Warn,
+)
 from edl_torch.trainer.facts import Fact
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.plain import OWN_STREAM, Reading
@@ -261,6 +272,7 @@ class Shell:
         self.elastic = self.trainer.elastic
         self.warnings: list[str] = []
         self.beginning = "the beginning"
+        self.neighbours: tuple[Neighbour, ...] = ()
         self._attended = attended
         self._worker: Running[None] | None = None
 
@@ -303,6 +315,8 @@ class Shell:
             return self._attend()
         if isinstance(action, Describe):
             return self.beginning
+        if isinstance(action, LookAround):
+            return self.neighbours
         if isinstance(action, Warn):
             self.warnings.append(action.text)
             return None
