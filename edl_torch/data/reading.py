@@ -221,9 +221,10 @@ class _KeptWindow:
     trouble.
     """
 
+    begin: int
+
     def __init__(self, plan: Plan | None = None, epoch: int = 0, number: int = 0) -> None:
         self._of = plan, epoch, number
-        self.begin = 0
         self.records: dict[str, dict[int, Any]] = {}
         self.error: _Unreadable | None = None
 

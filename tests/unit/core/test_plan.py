@@ -203,6 +203,10 @@ def test_windows_are_runs_of_shards_in_the_order_of_the_epoch(spec: DatasetSpec,
         assert plan.records_before(epoch, position) == before
         records = sum(plan.length(shard) for shard in plan.shards_in(epoch, window))
         assert plan.records_in(epoch, window) == records
+        numbers = np.arange(before, before + records)
+        assert plan.window_starts(epoch, numbers).tolist() == [before] * records
+        for number in numbers.tolist():
+            assert plan.window_position_at(epoch, number) == position
         before += records
         if plan.order is not Shuffle.GLOBAL:
             where = [(s.name, i) for s in plan.storage_of(epoch, window) for i in range(s.start, s.end)]
