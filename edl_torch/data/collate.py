@@ -40,7 +40,7 @@ def _opened(message: bytes, ticket: Ticket, size: int) -> Envelope:
 
 @dataclass(slots=True, eq=False)
 class Collated:
-    """A batch that was made of so many samples where these were read."""
+    """A batch of `size` samples that was collated where they were read."""
 
     batch: Any
     size: int

@@ -96,7 +96,7 @@ class ShardedDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Records in one epoch, over all trainers."""
-        check_no_trainer(sys._getframe(1))
+        check_no_trainer(sys._getframe())
         return self.service.size
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class ShardedDataset(IterableDataset[Any]):
         self.__dict__.update(state)
 
     def _bind(self, feed: Feed | None) -> None:
-        """The next iteration is an `ElasticDataLoader`'s, in which `feed` counts; None: a plain one's."""
+        """Let `feed` count in the next iteration, an `ElasticDataLoader`'s; None for a plain one."""
         self._feed = feed
 
     def __iter__(self) -> Iterator[Any]:

@@ -57,7 +57,7 @@ class SampleList:
         return len(self._samples) == self._size
 
     def take(self) -> list[Any]:
-        """The samples; the next list begins. They are kept nowhere else: they would outlive their batch."""
+        """Return the samples, and begin the next list. Kept nowhere else: they would outlive the batch."""
         samples, self._samples = self._samples, []
         return samples
 
@@ -221,9 +221,10 @@ class _KeptWindow:
     trouble.
     """
 
+    begin: int
+
     def __init__(self, plan: Plan | None = None, epoch: int = 0, number: int = 0) -> None:
         self._of = plan, epoch, number
-        self.begin = 0
         self.records: dict[str, dict[int, Any]] = {}
         self.error: _Unreadable | None = None
 
@@ -245,14 +246,14 @@ def _by_name(indices: Indices) -> dict[str, set[int]]:
 
 
 class _Unreadable:
-    """Stands for a record that could not be read, until its turn comes."""
+    """A record that could not be read, kept until its turn comes."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def too_few(reader: AbstractDataReader, missing: int) -> BadRecord:
-    """The reader ended before the range did."""
+    """Return the error of a reader that ended before the range did."""
     return BadRecord(
         f"{type(reader).__name__}.read_records() ended {missing} record(s) early; "
         f"create_shards() promised them"

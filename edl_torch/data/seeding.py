@@ -62,7 +62,7 @@ class Generators:
 
 
 class GeneratorStates:
-    """Where the global generators of Python, numpy and torch (CPU) stand at a moment."""
+    """The states of the global generators of Python, numpy and torch (CPU) at a moment."""
 
     __slots__ = ("_numpy", "_python", "_torch")
 

@@ -66,6 +66,7 @@ def test_loader_benchmark_decodes_the_pictures_that_it_is_given(tmp_path: Path) 
     assert all(value > 0 for rounds in result["throughputs"].values() for value in rounds)
 
 
+@pytest.mark.long
 def test_threads_benchmark_compares_memory_and_throughput(tmp_path: Path) -> None:
     _, body = run("threads.py", tmp_path, "--only", "uint8", "memory", "scaled")
     assert [result["title"].split()[0] for result in body["results"]] == ["JPEG", "a"]
@@ -123,6 +124,7 @@ def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path)
     assert set(result["throughputs"]) == {"steps agreed on", "steps not agreed on"}
 
 
+@pytest.mark.long
 def test_readers_benchmark_races_every_reader_against_its_peer(tmp_path: Path) -> None:
     for package in ("pyarrow", "odps", "recordio", "cramjam"):
         pytest.importorskip(package)

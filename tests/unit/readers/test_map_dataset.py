@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import collections
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +70,18 @@ def test_getitems_reads_several_at_once_and_never_a_whole_shard():
     assert list(records) == [n * n for n in range(11, 90)]
     assert [n for call in dataset.calls for n in call] == list(range(10, 90))
     assert max(map(len, dataset.calls)) <= 32
+
+
+def test_getitems_runs_python_for_a_call_and_not_for_a_record():
+    records = MapDatasetReader(Batched()).read_records(task("Batched", 0, 96))
+    calls = collections.Counter()
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_name] if event == "call" else ()))
+    try:
+        collections.deque(records, maxlen=0)
+    finally:
+        sys.setprofile(before)
+    assert calls["_read_ahead"] <= 96 / 32 + 1
 
 
 def test_a_bad_record_among_several_is_the_one_that_raises():
