@@ -185,3 +185,12 @@ def test_shuffle_benchmark_measures_every_order(tmp_path: Path) -> None:
     assert body["mixing"]["global"]["entropy_over_global"] == 1.0
     assert len(body["rates"]) == 3
     assert "| window 64 |" in printed
+
+
+@pytest.mark.long
+def test_window_classes_are_those_that_the_formula_expects(tmp_path: Path) -> None:
+    printed, body = run("window_classes.py", tmp_path, "--svg", str(tmp_path / "curves.svg"))
+    (row,) = body["rows"]
+    assert 0 < row["share"] < 1 < row["needed"] <= row["shards"]
+    assert "| 100 × 20 | 32 |" in printed
+    assert "</svg>" in (tmp_path / "curves.svg").read_text()
