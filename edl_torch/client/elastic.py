@@ -202,4 +202,5 @@ class ElasticSession:
         """Note a step of an attached optimizer."""
         if self._abandoned:
             self.end_abandoned()
-        self._session.run(self._passes.stepped(optimizer))
+        if self._session.do(self._passes.step_now, optimizer):
+            self._session.run(self._trainer.reporter.send())

@@ -62,7 +62,8 @@ class TicketedCollate:
         self._batched = batched
 
     def __call__(self, samples: Any) -> Envelope:
-        self._generators.put_back()
+        if self._generators.lent is not None:
+            self._generators.put_back()
         ticket = self._tally.take()
         size = ticket_size(ticket)
         made = type(samples) is Collated

@@ -336,7 +336,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         return LoaderPass(*shared, epoch)
 
     def __len__(self) -> int:
-        check_no_trainer(sys._getframe(1))
+        check_no_trainer(sys._getframe())
         size = self.service.size
         if self.batch_size is None and not self._inner.columnar:
             return size
@@ -428,6 +428,6 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
             raise InvalidArgument(f"ElasticDataLoader takes no {name}: {why}")
     for name in kwargs.keys() - _TORCHS_ARGUMENTS:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
-        meant = get_close_matches(name, names - {"self", "kwargs"}, n=1)
+        meant = get_close_matches(name, names - {"self", "kwargs"})
         hint = f": did you mean {meant[0]}?" if meant else ""
         raise TypeError(f"ElasticDataLoader has no argument {name!r}{hint}")

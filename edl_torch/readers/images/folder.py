@@ -40,6 +40,7 @@ class ImageFolderReader(IndexedReader):
     """
 
     yields_images = True
+    imports = ("cv2",)
     thread_safe = True
 
     def __init__(

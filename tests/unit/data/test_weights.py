@@ -227,6 +227,7 @@ def test_a_new_beginning_forgets_the_window() -> None:
     train(weights, 100, 1.0, p)
     p.grad = None
     weights.restart()
+    assert weights.own == 0, "there is no batch in hand"
     train(weights, 2, 1.0, p)
     weights.scale(sgd(p))
     assert p.grad == 1.0
@@ -327,6 +328,15 @@ def test_other_losses_beside_a_stand_in_keep_their_gradients() -> None:
     weights, p = Weights(), parameter()
     train(weights, 0, torch.inf, p)
     (2.0 * p).backward()
+    assert p.grad == 2.0
+
+
+def test_so_do_those_that_were_computed_together_with_its_own() -> None:
+    weights, p = Weights(), parameter()
+    weights.step(0)
+    weighed, other = weights.weigh(torch.inf * p), 2.0 * p
+    weighed.backward()
+    other.backward()
     assert p.grad == 2.0
 
 
