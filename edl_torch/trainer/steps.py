@@ -184,13 +184,6 @@ class Steps:
             return 0
         return self.in_hand if self.attached else self._ahead + 1
 
-    @property
-    def guessed(self) -> int:
-        """Newest batches of which nothing shows that a wrapper passed them on: the pass was read to its end,
-        and no attached optimizer has stepped since. 0 without one: nobody steps there."""
-        stepped = any(mine.after for mine in self._in_pass.values())
-        return 0 if self.is_told or not self.attached or stepped else self._ahead
-
     def withdrawn(self, batches: int) -> None:
         """Note that the newest batches were given back."""
         self._ahead = max(0, self._ahead - batches)
