@@ -61,7 +61,7 @@ class Optimizers:
         return [optimizer for optimizer in found if optimizer is not None]
 
     def attach(self, optimizer: SteppingOptimizer, scaler: SteppingScaler | None = None) -> None:
-        """Let its steps decide from now on, and those that the scaler skips."""
+        """Let steps of this optimizer decide from now on, and those that the scaler skips."""
         optimizer = _that_steps(optimizer)
         number = self._number_of(optimizer)
         if number is None:
@@ -124,7 +124,7 @@ class Optimizers:
         scaler.step = watched
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
-        """Its steps decide no more."""
+        """Let steps of this optimizer decide no more."""
         number = self._number_of(_that_steps(optimizer))
         if number is None:
             raise InvalidArgument(
@@ -147,7 +147,7 @@ class Optimizers:
         return None
 
     def _let_go(self) -> None:
-        """Detach what does not exist any more, but for the last: somebody's step has to decide."""
+        """Detach optimizers that do not exist any more, but for the last: some step has to decide."""
         self._gone.clear()
         dead = [number for number, attached in self._attached.items() if attached.optimizer() is None]
         for number in dead:

@@ -185,7 +185,7 @@ class DataShardService:
 
         Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer,
         StaleLease when another trainer has taken the data back to a checkpoint: this one's model is not of
-        that history.
+        that history; AccountingError where three passes in a row were left before any batch counted.
         On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer. Where
         they have loaded no position, all of them call it before the first pass, or none.
         """
@@ -194,6 +194,7 @@ class DataShardService:
             position.begin_together(position.lockstep)
             return position.lockstep.finished
         is_new = not self._live_session.joined
+        self._live_session.elastic.check_gets_on()
         progress = self.progress()
         if progress.failure:
             raise TooManyBadRecords(progress.failure)
@@ -360,7 +361,7 @@ class DataShardService:
         self._description.usual_window = window
 
     def _handle(self) -> Handle:
-        """What a loader worker needs to reach this trainer; starts to listen for them."""
+        """Return the address at which loader workers reach this trainer; starts to listen for them."""
         self._check_open()
         if self._links is None:
             self._links = LinkServer(self._session)
@@ -369,7 +370,7 @@ class DataShardService:
     # The end --------------------------------------------------------------------------------------------
 
     def _take_along(self, loader: KeepsWorkers) -> None:
-        """`loader` has processes, or keeps them between its passes: they go when this service is closed."""
+        """End the processes of `loader` when this service is closed."""
         self._loaders.add(loader)
 
     def _check_open(self) -> None:

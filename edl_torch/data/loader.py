@@ -71,8 +71,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
     With `synchronous=True` all ranks of a `torch.distributed` job step together, for models whose gradients
     are reduced over them (DDP, FSDP): every rank gets the same number of batches. One that has none while
-    others have gets a batch seen before to stand in, with `weight` 0. Every rank makes the loader, calls
-    `load_state_dict` and iterates at the same points. Backpropagate `loader.weigh(loss)` and call
+    others have gets a padding batch, a copy of one seen before, with `weight` 0. Every rank makes the loader,
+    calls `load_state_dict` and iterates at the same points. Backpropagate `loader.weigh(loss)` and call
     `loader.scale_gradients(optimizer)` before each step: gradients are then those of the mean over all
     records of all ranks since the last step.
 
@@ -330,7 +330,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         return LoaderPass(*shared, epoch)
 
     def __len__(self) -> int:
-        check_no_trainer(sys._getframe(1))
+        check_no_trainer(sys._getframe())
         size = self.service.size
         if self.batch_size is None and not self._inner.columnar:
             return size
@@ -338,12 +338,12 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         return size // batch if self.drop_last else -(-size // batch)
 
     def keep_stepping(self) -> None:
-        """From the next pass on hand out a batch that stands in, with `weight` 0, where the loop would wait
-        for records that other trainers hold.
+        """From the next pass on hand out a padding batch, with `weight` 0, where the loop would wait for
+        records that other trainers hold.
 
         For trainers that wait for each other at each step and are no synchronous ranks, as the replicas of
         torchft. Backpropagate `weigh(loss)`, which is 0 for such a batch. A loader that never had a batch
-        has none to stand in, and waits.
+        has none to copy, and waits.
         """
         self._keeps_stepping = True
 
@@ -422,6 +422,6 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
             raise InvalidArgument(f"ElasticDataLoader takes no {name}: {why}")
     for name in kwargs.keys() - _TORCHS_ARGUMENTS:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
-        meant = get_close_matches(name, names - {"self", "kwargs"}, n=1)
+        meant = get_close_matches(name, names - {"self", "kwargs"})
         hint = f": did you mean {meant[0]}?" if meant else ""
         raise TypeError(f"ElasticDataLoader has no argument {name!r}{hint}")

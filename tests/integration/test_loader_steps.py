@@ -343,11 +343,11 @@ def test_an_optimizer_that_steps_no_more_is_named() -> None:
         run_epoch(dataset, old.step)
         service.attach(new)
         run_epoch(dataset, new.step)
-        with pytest.warns(UserWarning, match=r"Adagrad did not step.*service\.detach\(optimizer\)"):
+        with pytest.warns(UserWarning, match=r"Adagrad did not step.*loader\.detach\(optimizer\)"):
             run_epoch(dataset, new.step)
         with (
             pytest.warns(UserWarning, match="Adagrad"),
-            pytest.raises(AccountingError, match=r"78 record\(s\).*step\(\) \(Adagrad\).*service\.detach"),
+            pytest.raises(AccountingError, match=r"78 record\(s\).*step\(\) \(Adagrad\).*loader\.detach"),
         ):
             take(iter(elastic(dataset)), 10)
         service.detach(old)

@@ -72,6 +72,11 @@ class Interpreter:
                 self._kept.clear()
         self._judge(folder)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the user was told."""
+        return [str(said.message) for said in self._warned]
+
     def _judge(self, folder: Path | None) -> None:
         if self.error is not None and self.program.is_sound:
             raise BrokenPromise("error without reason", repr(self.error)) from self.error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -76,6 +76,7 @@ def test_names_are_counted_in_bytes() -> None:
 
 def test_a_dataset_that_is_known_is_named_without_sources() -> None:
     check_register(sources=None)
+    replace(SMALL, source_name_bytes=0).check_register(register(sources=None), datasets=1, sessions=1)
 
 
 def test_reasons_are_kept_in_short() -> None:

@@ -119,7 +119,7 @@ def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Ma
     assert shell.hand(shell.draw())
     shell.run(shell.elastic.passed_on(padding=True))
     shell.run(shell.elastic.stepped(optimizer))
-    assert master.status.acknowledged == 0, "the loop steps on the batch that stands in"
+    assert master.status.acknowledged == 0, "the loop steps on the padding batch"
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.stepped(optimizer))
     assert master.status.acknowledged == 8
@@ -137,6 +137,39 @@ def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(ma
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.close(number))
     assert master.status.leased == 0
+
+
+def read_to_the_end(shell: Shell) -> None:
+    """A wrapper that tells reads both batches and the end, and has passed none of them on."""
+    shell.state.steps.__init__(None)  # type: ignore[misc]
+    number = shell.begin_elastic()
+    for _ in range(2):
+        hand_next(shell)
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
+
+
+@pytest.mark.parametrize(("passed_on", "done"), [(0, 0), (1, 0), (2, 1), (3, 2)])
+def test_what_a_wrapper_has_not_passed_on_goes_back_with_the_next_pass(passed_on: int, done: int) -> None:
+    shell = Shell(Master(records=16), batch_size=8, attended=False)
+    read_to_the_end(shell)
+    for _ in range(passed_on):
+        shell.run(shell.elastic.passed_on())
+    shell.run(shell.trainer.open())
+    status = shell.master.status
+    assert (status.acknowledged, status.todo, status.leased) == (8 * done, 16 - 8 * done, 0)
+
+
+def test_with_an_optimizer_what_was_not_stepped_on_goes_back_with_the_next_pass() -> None:
+    shell = Shell(Master(records=16), batch_size=8, attended=False)
+    read_to_the_end(shell)
+    optimizer = shell.state.steps.attach()
+    shell.run(shell.elastic.passed_on())
+    shell.run(shell.elastic.stepped(optimizer))
+    shell.run(shell.elastic.passed_on())
+    shell.run(shell.trainer.open())
+    assert (shell.master.status.acknowledged, shell.master.status.todo) == (8, 8)
 
 
 def test_a_wrapper_that_counts_does_not_tell(shell: Shell) -> None:

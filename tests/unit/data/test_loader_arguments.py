@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -129,3 +131,57 @@ def test_quarantine_without_room_is_refused_with_the_remedy() -> None:
 def test_quarantine_of_data_that_the_master_knows_by_name_is_not_judged_before_it_is_registered() -> None:
     with DataShardService(4, FakeMaster()) as service:
         ShardedDataset(service, NumberReader({"a": 8}), on_bad_record="quarantine")
+
+
+def test_a_loader_says_how_many_threads_it_has() -> None:
+    with ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=3) as loader:
+        assert loader.num_threads == 3
+        assert repr(loader) == "<ElasticDataLoader 'training' batch_size=4 num_workers=0 num_threads=3>"
+    with ElasticDataLoader(NumberReader({"a": 8}), 4) as loader:
+        assert loader.num_threads == 0
+        assert "num_threads" not in repr(loader)
+
+
+class Filtering(ShardedDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(super().__iter__())
+
+
+def test_what_threads_cannot_do_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="num_threads is -1"):
+        ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=-1)
+    with pytest.raises(InvalidArgument, match="prefetch_factor is 0"):
+        ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=2, prefetch_factor=0)
+    with trainer(FakeMaster()) as (service, dataset):
+        with pytest.raises(InvalidArgument, match="leave it out with batch_size=None"):
+            elastic(dataset, batch_size=None, num_threads=2)
+        with pytest.raises(InvalidArgument, match="Filtering has an __iter__ of its own"):
+            elastic(Filtering(service, dataset.reader), num_threads=2)
+
+
+def test_a_loader_whose_reader_makes_the_batches_says_so() -> None:
+    with trainer(FakeMaster(), ColumnReader({"a": 8})) as (_, dataset):
+        loader = elastic(dataset, batch_size=None)
+        assert repr(loader) == "<ElasticDataLoader 'training' batch_size=the reader's num_workers=0>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ({"dp": "fsdp"}, "dp= names dimensions of mesh=: give that too"),
+        ({"process_group": object()}, "give synchronous=True too"),
+        ({"process_group": object(), "synchronous": False}, "give synchronous=True too"),
+        ({"process_group": object(), "mesh": object()}, "leave out process_group="),
+        ({"synchronous": False, "mesh": object()}, "leave out process_group=, and synchronous= too"),
+        ({"mesh": object()}, r"mesh=… needs torch\.distributed"),
+        ({"mesh": object(), "synchronous": True}, r"mesh=… needs torch\.distributed"),
+        ({"synchronous": True}, r"synchronous=True needs torch\.distributed"),
+    ],
+)
+def test_who_steps_together_is_said_in_one_way(arguments: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(InvalidArgument, match=remedy):
+        ElasticDataLoader(NumberReader({"a": 8}), 4, **arguments)
+
+
+def test_a_default_that_the_service_has_is_shown_as_such() -> None:
+    assert "batch_size: 'int | None' = <the service's>" in str(inspect.signature(ElasticDataLoader))

@@ -120,3 +120,20 @@ def test_a_loader_says_what_wrappers_need_to_know() -> None:
     with ElasticDataLoader(range(12), batch_size=4, lookahead="told") as loader:
         assert loader.service.lookahead == "told"
         assert not loader.synchronous
+
+
+def test_a_trainer_that_asks_by_way_of_others_needs_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    framework = ModuleType("transformers.trainer")
+    exec("class Trainer:\n    def train(self, ask):\n        return ask()\n", framework.__dict__)
+    with ElasticDataLoader(range(12), batch_size=4) as loader:
+        assert framework.Trainer().train(lambda: len(loader)) == 3, "it has not been imported"
+        monkeypatch.setitem(sys.modules, "transformers.trainer", framework)
+        trainer = framework.Trainer()
+        for ask in (lambda: next(iter(loader)), lambda: len(loader), lambda: len(loader.dataset)):
+            with pytest.raises(
+                ForeignLoop, match=r"with edl_torch\.integrations\.transformers\.ElasticTrainer"
+            ):
+                trainer.train(ask)
+        assert len(loader) == 3
+        trainer.elastic_loader = loader
+        assert trainer.train(lambda: len(list(loader))) == 3
