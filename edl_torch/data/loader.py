@@ -22,7 +22,7 @@ from edl_torch.client.master_api import MasterApi
 from edl_torch.client.peers import Peers
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset, raise_error
-from edl_torch.data.frameworks import check_asked_by, check_no_trainer
+from edl_torch.data.frameworks import check_asked_by, check_no_manager, check_no_trainer
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loader_pass import LoaderPass, Sizes
@@ -206,6 +206,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._padding = PaddingBatch()
         self._statistics = Statistics()
         self._notice = Notice(together=self._peers is not None)
+        self._check_no_engine = service._check_no_engine
         self._weights = Weights(
             self._peers,
             attached=lambda: service.optimizers,
@@ -295,6 +296,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         try:
             check_asked_by(sys._getframe(1), repr(self))
+            if not self._keeps_stepping:  # attach_manager() has seen to it
+                check_no_manager(sys._getframe(1))
         except ForeignLoop as error:
             return map(raise_error, [error])
         return self._iterate(NEW_PASS)
