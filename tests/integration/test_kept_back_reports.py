@@ -105,7 +105,9 @@ class Trainer:
         self.loader = stack.enter_context(
             loader_of(master, records=2000, collate_fn=list, records_per_shard=3 * BATCH)
         )
-        self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+        weight = torch.zeros(1, requires_grad=True)
+        weight.grad = torch.zeros(1)  # as if each batch had left one
+        self.optimizer = torch.optim.SGD([weight])
         if steps:
             self.loader.attach(self.optimizer)
         self.batches = iter(self.loader)
