@@ -14,11 +14,11 @@ def warn_of_lost_gradients(service: DataShardService) -> bool:
     only looked at them. Where more than one batch is read ahead, unseen, nobody can say whose gradients were
     in the last step.
     """
-    if isinstance(service.lookahead, int) and service.lookahead > 1:
+    records = service._live_session.elastic.records_unstepped
+    if not records or (isinstance(service.lookahead, int) and service.lookahead > 1):
         return False
-    records, optimizers = service._live_session.elastic.records_unstepped, service.optimizers
-    parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
-    if not (records and parameters) or any(parameter.grad is not None for parameter in parameters):
+    parameters = [parameter for optimizer in service.optimizers for parameter in parameters_of(optimizer)]
+    if not parameters or any(parameter.grad is not None for parameter in parameters):
         return False
     warn_user(
         f"{records} record(s) of {service.dataset_name!r} were handed out after the last optimizer.step(), "
