@@ -120,9 +120,9 @@ def test_persistent_workers_and_epochs_use_threads_each_time(num_workers: int) -
 
 
 @pytest.mark.long
-def test_spawned_workers_have_threads_too() -> None:
+def test_workers_that_are_not_forked_have_threads_too() -> None:
     dataset = {"transform": add_noise, "seed_transforms": True}
-    found = batches(2, 1, 1, dataset=dataset, multiprocessing_context="spawn")
+    found = batches(2, 1, 1, dataset=dataset, multiprocessing_context="forkserver")
     assert found == batches(None, 0, 1, dataset=dataset)
 
 

@@ -15,6 +15,7 @@ from loader_kit import NumberReader, acknowledged, flat
 from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, ShardedDataset
 from edl_torch.errors import (
     AccountingError,
+    DatasetConflict,
     InvalidArgument,
     MasterUnavailable,
     ReaderError,
@@ -156,6 +157,29 @@ def test_shuffle_is_as_good_as_the_reader_can(reader: Any, shuffle: Any, expecte
     with ElasticDataLoader(reader, 4, shuffle=shuffle, master_client=FakeMaster()) as loader:
         spec = loader.service._live_session.plan().spec
     assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == expected
+
+
+@pytest.mark.parametrize("registered", [4, 1])
+def test_a_window_that_nobody_chose_is_that_of_the_master(registered: int) -> None:
+    fake = FakeMaster()
+    reader = NumberReader({"a": 8})
+    with ElasticDataLoader(reader, 4, shuffle=True, shuffle_window=registered, master_client=fake) as first:
+        chosen = first.service._live_session.plan().spec
+        with ElasticDataLoader(reader, 4, shuffle=True, master_client=fake.connect()) as second:
+            assert second.service._live_session.plan().spec == chosen
+            assert second.service.order == first.service.order
+        with (
+            ElasticDataLoader(
+                reader, 4, shuffle=True, shuffle_window=5, master_client=fake.connect()
+            ) as third,
+            pytest.raises(DatasetConflict, match="shuffle_window"),
+        ):
+            third.service._live_session.plan()
+        with (
+            ElasticDataLoader(reader, 4, seed=1, shuffle=True, master_client=fake.connect()) as fourth,
+            pytest.raises(DatasetConflict, match="seed"),
+        ):
+            fourth.service._live_session.plan()
 
 
 @pytest.mark.parametrize(

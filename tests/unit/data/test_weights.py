@@ -155,7 +155,7 @@ def test_an_optimizer_that_nobody_knew_of_is_refused_where_its_window_is_not_kno
     for _ in range(2):
         train(weights, 2, 1.0, p, q)
         weights.scale(known)
-    with pytest.raises(InvalidArgument, match=r"SGD are scaled for the first time.*service\.attach"):
+    with pytest.raises(InvalidArgument, match=r"SGD are scaled for the first time.*loader\.attach"):
         weights.scale(stranger)
 
 
@@ -289,7 +289,7 @@ def test_a_count_that_is_none_is_refused(count: Any) -> None:
         weights.weigh(p * 1.0, count)
 
 
-# Batches that stand in ----------------------------------------------------------------------------------
+# Padding batches ----------------------------------------------------------------------------------
 
 
 def net(*, compiled: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -391,7 +391,7 @@ def test_what_a_rank_did_not_train_on_counts_on_none(on_ranks: Callable[..., lis
     def work(weights: Weights, rank: int) -> float:
         p = parameter()
         optimizer = sgd(p)
-        train(weights, 4 if rank else 0, 3.0, p)  # rank 0 has a stand-in
+        train(weights, 4 if rank else 0, 3.0, p)  # rank 0 has a padding batch
         weights.step(8)
         if not rank:
             backward(weights, 5.0, p)  # rank 1 skips the batch
