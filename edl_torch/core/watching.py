@@ -26,11 +26,10 @@ class Watching:
 
     def trainers(self) -> Iterator[TrainerStatus]:
         """Return the state of each."""
-        paces = [self._pace(member) for member in self._members]
-        judged = [self._is_judged(member) for member in self._members]
-        known = [pace for pace, is_judged in zip(paces, judged, strict=True) if is_judged]
-        least = SLOW * median(known) if len(known) > 1 else 0.0
-        for member, pace, is_judged in zip(self._members, paces, judged, strict=True):
+        seen = [(member, self._pace(member), self._is_judged(member)) for member in self._members]
+        known = [pace for _, pace, is_judged in seen if is_judged]
+        least = SLOW * median(known) if known else 0.0
+        for member, pace, is_judged in seen:
             yield self._trainer(member, pace, slow=is_judged and pace < least)
 
     def _trainer(self, member: Member, pace: float, *, slow: bool) -> TrainerStatus:
