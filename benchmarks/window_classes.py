@@ -21,7 +21,6 @@ FOLDERS = (100, 500, 1300)  # records of a class
 SHARDS = (32, DEFAULT_SHARD, 1024, 4096)
 WINDOWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 USUAL = 16
-COLOURS = ("#2f6fad", "#2e7d43", "#b3392f")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +78,25 @@ def _entropy(folder: Folder, window: int | None) -> float:
 # The picture ----------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 400, 70, 30, 730, 330
+STYLE = """<style>
+.sheet { fill: #ffffff; stroke: #9aa4ad; }
+.grid { stroke: #d5dade; }
+.goal { stroke: #4b5761; stroke-dasharray: 6 5; }
+text { fill: #1d2329; }
+.curve { fill: none; stroke-width: 2.5; }
+.curve0 { stroke: #2f6fad; } .name0 { fill: #2f6fad; }
+.curve1 { stroke: #2e7d43; } .name1 { fill: #2e7d43; }
+.curve2 { stroke: #b3392f; } .name2 { fill: #b3392f; }
+@media (prefers-color-scheme: dark) {
+  .sheet { fill: #15191d; stroke: #4b5761; }
+  .grid { stroke: #333c44; }
+  .goal { stroke: #aab4bd; }
+  text { fill: #e8ecef; }
+  .curve0 { stroke: #6aa7e0; } .name0 { fill: #6aa7e0; }
+  .curve1 { stroke: #67b97d; } .name1 { fill: #67b97d; }
+  .curve2 { stroke: #e0847b; } .name2 { fill: #e0847b; }
+}
+</style>"""
 
 
 def picture(curves: dict[str, dict[int, float]]) -> str:
@@ -94,7 +112,10 @@ def picture(curves: dict[str, dict[int, float]]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
             'font-family="system-ui, sans-serif" font-size="14">',
             "<title>Label entropy of a batch over that of the global shuffle, by window</title>",
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff" stroke="#9aa4ad"/>',
+            "<desc>Each curve rises from one shard in a window to all of them. The more records a class "
+            f"has, the more shards a window needs to reach {GOAL_ENTROPY}.</desc>",
+            STYLE,
+            f'<rect class="sheet" width="{WIDTH}" height="{HEIGHT}"/>',
             *_axes(place),
             *(
                 line
@@ -109,23 +130,22 @@ def picture(curves: dict[str, dict[int, float]]) -> str:
 def _axes(place: Callable[[float, float], str]) -> Iterator[str]:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         x, y = place(1, share).split(",")
-        yield f'<path d="M{x},{y} H{RIGHT}" stroke="#d5dade"/>'
-        yield f'<text x="{LEFT - 8}" y="{int(y) + 5}" text-anchor="end" fill="#333">{share:g}</text>'
+        yield f'<path d="M{x},{y} H{RIGHT}" class="grid"/>'
+        yield f'<text x="{LEFT - 8}" y="{int(y) + 5}" text-anchor="end">{share:g}</text>'
     for window in WINDOWS[::2]:
         x, y = place(window, 0).split(",")
-        yield f'<text x="{x}" y="{int(y) + 20}" text-anchor="middle" fill="#333">{window}</text>'
+        yield f'<text x="{x}" y="{int(y) + 20}" text-anchor="middle">{window}</text>'
     x, y = place(1, GOAL_ENTROPY).split(",")
-    yield f'<path d="M{x},{y} H{RIGHT}" stroke="#4b5761" stroke-dasharray="6 5"/>'
-    yield f'<text x="{LEFT + 6}" y="{int(y) + 16}" fill="#4b5761">{GOAL_ENTROPY}</text>'
+    yield f'<path d="M{x},{y} H{RIGHT}" class="goal"/>'
+    yield f'<text x="{LEFT + 6}" y="{int(y) + 16}">{GOAL_ENTROPY}</text>'
     middle = (LEFT + RIGHT) // 2
-    yield f'<text x="{middle}" y="{BOTTOM + 40}" text-anchor="middle" fill="#333">shards in a window</text>'
+    yield f'<text x="{middle}" y="{BOTTOM + 40}" text-anchor="middle">shards in a window</text>'
 
 
 def _curve(number: int, name: str, points: list[str]) -> Iterator[str]:
-    colour = COLOURS[number % len(COLOURS)]
-    yield f'<path d="M{" L".join(points)}" fill="none" stroke="{colour}" stroke-width="2.5"/>'
-    y = BOTTOM - 20 * (len(COLOURS) - number)
-    yield f'<text x="{RIGHT - 10}" y="{y}" text-anchor="end" fill="{colour}">{name}</text>'
+    yield f'<path d="M{" L".join(points)}" class="curve curve{number}"/>'
+    y = BOTTOM - 20 * (len(FOLDERS) - number)
+    yield f'<text x="{RIGHT - 10}" y="{y}" text-anchor="end" class="name{number}">{name}</text>'
 
 
 # The program ----------------------------------------------------------------------------------------------

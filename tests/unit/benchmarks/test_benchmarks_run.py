@@ -194,3 +194,27 @@ def test_window_classes_are_those_that_the_formula_expects(tmp_path: Path) -> No
     assert 0 < row["share"] < 1 < row["needed"] <= row["shards"]
     assert "| 100 × 20 | 32 |" in printed
     assert "</svg>" in (tmp_path / "curves.svg").read_text()
+
+
+def test_frameworks_benchmark_says_what_is_not_installed(tmp_path: Path) -> None:
+    printed, body = run("frameworks.py", tmp_path, "--only", "deepspeed", "lightning")
+    for name in ("deepspeed", "lightning"):
+        assert f"make test-{name}" in printed or any(
+            found["framework"] == name for found in body["frameworks"]
+        )
+
+
+def test_the_interval_of_a_median_is_that_of_its_order_statistics() -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from frameworks import median_with_interval, verdict
+    finally:
+        sys.path.pop(0)
+    assert median_with_interval([float(n) for n in range(1, 21)]) == (10.5, 6.0, 15.0)
+    assert median_with_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (3.5, 1.0, 6.0)
+    assert median_with_interval([1.0]) == (1.0, 1.0, 1.0)
+    assert [verdict(*pair) for pair in ((0.9, 1.02), (1.01, 1.03), (1.03, 1.2))] == [
+        "met",
+        "not decided",
+        "missed",
+    ]
