@@ -399,6 +399,7 @@ class DataShardService:
                 self._session.master.close()
             for loader in list(self._loaders):
                 loader.end_workers()
+        self._session.elastic.warn_of_what_went_back()  # where the loop made no call since
 
     def __enter__(self) -> Self:
         return self

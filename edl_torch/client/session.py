@@ -34,6 +34,7 @@ from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.plain import Reading
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.tickets import ticket_size
 from edl_torch.trainer.trainer import Trainer
 
 CLOSE_TIMEOUT_S = 5.0
@@ -218,6 +219,13 @@ class Session:
     def records(self) -> int:
         """Records leased and not yet acknowledged."""
         return self.do(lambda: self.trainer.state.inflight.records)
+
+    @property
+    def drawn_records(self) -> int:
+        """Records that its loop, which was not left, has begun to read, and has not finished with."""
+        if self.elastic.abandoned:
+            return 0
+        return self.do(lambda: ticket_size(self.trainer.state.inflight.drawn()))
 
     def shares_data(self, other: Session) -> bool:
         """Whether both take part in one dataset of one master."""

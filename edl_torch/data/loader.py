@@ -14,7 +14,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from torch.utils.data import DataLoader
 
@@ -28,6 +28,7 @@ from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loader_pass import LoaderPass, Sizes
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
+from edl_torch.data.lost_gradients import warn_of_lost_gradients
 from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padded_pass import PaddedPass
@@ -216,6 +217,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._keeps_stepping = False
         self._lineage = 0
         self._told_of_order = False
+        self._told_of_gradients = False
         if self._peers is not None:
             service._live_session.position.synchronise(self._peers)
 
@@ -233,6 +235,12 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         order = f" shuffle={self.service.order!r}" if self.service.order else ""
         workers = f"num_workers={self.num_workers}{threads}"
         return f"<ElasticDataLoader {name!r} batch_size={batches} {workers}{order}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgument(
+            f"{self!r} is one trainer's part in the data, and cannot be copied or pickled: make another "
+            f"loader, in another process with the address of a master (EDL_MASTER_ADDR)"
+        )
 
     @property
     def num_threads(self) -> int:
@@ -297,6 +305,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def _iterate(self, epoch: int) -> Iterator[Any]:
         iterator = self._begin(epoch)
         self._live = weakref.ref(iterator)
+        self._told_of_gradients = self._told_of_gradients or warn_of_lost_gradients(self.service)
         return iterator
 
     def _begin(self, epoch: int) -> LoaderPass:

@@ -187,6 +187,15 @@ def test_shuffle_benchmark_measures_every_order(tmp_path: Path) -> None:
     assert "| window 64 |" in printed
 
 
+@pytest.mark.long
+def test_window_classes_are_those_that_the_formula_expects(tmp_path: Path) -> None:
+    printed, body = run("window_classes.py", tmp_path, "--svg", str(tmp_path / "curves.svg"))
+    (row,) = body["rows"]
+    assert 0 < row["share"] < 1 < row["needed"] <= row["shards"]
+    assert "| 100 × 20 | 32 |" in printed
+    assert "</svg>" in (tmp_path / "curves.svg").read_text()
+
+
 def test_frameworks_benchmark_says_what_is_not_installed(tmp_path: Path) -> None:
     printed, body = run("frameworks.py", tmp_path, "--only", "deepspeed", "lightning")
     for name in ("deepspeed", "lightning"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -55,6 +57,17 @@ def test_the_length_of_columnar_loaders_is_in_batches() -> None:
 def test_wrong_loader_arguments_name_the_remedy(arguments: dict[str, Any], remedy: str) -> None:
     with trainer(FakeMaster()) as (_, dataset), pytest.raises(InvalidArgument, match=remedy):
         ElasticDataLoader(dataset, **arguments)
+
+
+@pytest.mark.parametrize("travels", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loader_that_is_copied_or_pickled_says_what_to_do_instead(travels: Callable[[Any], Any]) -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = elastic(dataset)
+        with pytest.raises(
+            InvalidArgument, match=r"'training'.*cannot be copied or pickled.*EDL_MASTER_ADDR"
+        ):
+            travels(loader)
+        assert len(list(loader)) == 10
 
 
 def test_torchs_own_checks_stand() -> None:
