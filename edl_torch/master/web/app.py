@@ -7,9 +7,7 @@ nobody does.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import ipaddress
 import json
 import logging
@@ -25,6 +23,7 @@ from edl_torch.core.calls import MasterStatus
 from edl_torch.core.plain import plain
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
+from edl_torch.master.web.document import hashes, with_style
 from edl_torch.master.web.metrics import CONTENT_TYPE, exposition
 from edl_torch.rpc.credentials import ServerCredentials
 from edl_torch.system.address import HostPort, is_loopback_name
@@ -46,15 +45,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @cache
 def page() -> tuple[bytes, str]:
     """Return the page, and the policy that lets it run its own script and style alone."""
-    text = resources.files("edl_torch.master.web").joinpath("page.html").read_text("utf-8")
-
-    def hashes(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.S)
-        digests = [hashlib.sha256(body.encode()).digest() for body in found]
-        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-
+    text = with_style(resources.files("edl_torch.master.web").joinpath("page.html").read_text("utf-8"))
     policy = (
-        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
+        f"default-src 'none'; script-src {hashes(text, 'script')}; style-src {hashes(text, 'style')}; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return text.encode(), policy
