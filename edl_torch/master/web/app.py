@@ -20,7 +20,7 @@ from importlib import resources
 from aiohttp import web
 
 from edl_torch.core.calls import MasterStatus
-from edl_torch.core.plain import plain
+from edl_torch.core.plain import plain, plain_frame
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
 from edl_torch.master.web.document import hashes, with_style
@@ -32,7 +32,7 @@ log = logging.getLogger("edl_torch.master")
 
 REFRESH_S = 1.0
 LOOK_S = 0.2  # for new events
-SHARE = 0.01  # of the time that making statuses may take
+SHARE = 0.008  # of the time that making statuses may take: with sending them to ten viewers a hundredth
 MOST_VIEWERS = 200
 PATIENCE_S = 30.0  # with a viewer that does not read
 MOST_BAD = 100
@@ -90,7 +90,7 @@ class Frames:
     def _make(self) -> float:
         """Make a frame. Returns how long to pause, so that the work stays within its share of the time."""
         begun = time.perf_counter()
-        value = plain(self._status(), most_bad=MOST_BAD, histograms=False)
+        value = plain_frame(self._status(), MOST_BAD)
         self._frame = b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
         self._number += 1
         return (time.perf_counter() - begun) / SHARE
