@@ -142,12 +142,22 @@ class StaticShares(IterableDataset[Any]):
 
 
 class MapStyle:
-    """torch's `DataLoader` over a map-style dataset of single rows, in order."""
+    """torch's `DataLoader` over a map-style dataset of rows, or of batches by `__getitems__`."""
 
     def __init__(
-        self, rows: Dataset[Any], *, batch_size: int, workers: int, method: str | None = None
+        self,
+        rows: Dataset[Any],
+        *,
+        batch_size: int,
+        workers: int,
+        method: str | None = None,
+        shuffle: bool = False,
+        collate: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._loader: DataLoader[Any] = DataLoader(rows, batch_size=batch_size, **_started(workers, method))
+        started = _started(workers, method)
+        self._loader: DataLoader[Any] = DataLoader(
+            rows, batch_size=batch_size, shuffle=shuffle, collate_fn=collate, **started
+        )
 
     def __call__(self) -> int:
         return sum(map(records_of, self._loader))

@@ -13,30 +13,33 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import cv2
 import torch
 from contenders import BareDecoding, Elastic, MapStyle, PilFolder, Plain, ReaderRows, loopback_master
-from harness import Contest, Result, measure, parser, print_result, results_as_json, write_json
+from harness import Contest, Result, Round, measure, parser, print_result, results_as_json, write_json
 from pictures import find_pictures
-from records import RepeatedImages, TinyRows, ToTensor
+from records import MapBatches, MapRows, RepeatedImages, TinyRows, ToTensor
 from torch.utils.data import default_collate
 
 from edl_torch import LocalMaster, MasterClient
 from edl_torch.client.master_api import MasterApi
+from edl_torch.readers import MapDatasetReader
 from edl_torch.readers.images.decode import EXTENSIONS
 
 ELASTIC, UNSEEDED, GRPC, PLAIN = "elastic", "elastic, unseeded", "elastic over grpc", "plain DataLoader"
 SAME_COLLATE = "elastic, torch's collate"
 BARE, PIL = "bare decode + resize", "PIL image folder"
 COLUMNS, COLUMNS_GRPC, ROWS = "elastic, columnar", "elastic, columnar over grpc", "map-style per record"
+BATCHES, SHUFFLED = "map-style __getitems__", ", shuffled"
 
-KINDS = ["jpeg", "tiny", "columns"]
+KINDS = ["jpeg", "tiny", "columns", "map"]
 SAME = 0.98
 OF_BARE, OF_BARE_WITH_WORKERS = 0.97, 0.74
 OVER_PIL = 1.15
 OVER_ROWS = 10.0
+OF_BATCHES, OF_ROWS = 0.9, 1.0
 
 Maker = Callable[[ExitStack, MasterClient, int], Contest]
 
@@ -86,6 +89,7 @@ def _results(options: argparse.Namespace, sizes: Sizes, folder: Path, rounds: in
         "jpeg": jpeg.contest,
         "tiny": partial(tiny, sizes),
         "columns": partial(columns, sizes),
+        "map": partial(map_style, sizes),
     }
     with loopback_master() as client:
         for name in options.only:
@@ -184,6 +188,37 @@ def columns(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) 
         },
         ratios=[(COLUMNS, ROWS, OVER_ROWS), (COLUMNS_GRPC, ROWS, None)],
     )
+
+
+def map_style(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) -> Contest:
+    """A map-style dataset of the same rows, in order and shuffled: row by row, and whole batches."""
+    reader = TinyRows(sizes.rows)
+    rows, batches = MapRows(reader), MapBatches(reader)
+    shape: Shape = {"batch_size": sizes.row_batch, "workers": workers}
+    contenders: dict[str, Round] = {}
+    ratios: list[tuple[str, str, float | None]] = []
+    for shuffle, order in ((False, ""), (True, SHUFFLED)):
+        made = partial(Elastic, shuffle=shuffle, **shape)
+        by_row = MapDatasetReader(rows)
+        contenders |= {
+            ELASTIC + order: opened(stack, made(by_row, master=LocalMaster())),
+            SAME_COLLATE + order: opened(stack, made(by_row, master=LocalMaster(), collate=default_collate)),
+            ROWS + order: MapStyle(rows, shuffle=shuffle, **shape),
+            COLUMNS + order: opened(stack, made(reader, master=LocalMaster(), columnar=True)),
+            BATCHES + order: MapStyle(batches, shuffle=shuffle, collate=as_it_is, **shape),
+        }
+        ratios += [
+            (ELASTIC + order, ROWS + order, OF_ROWS),
+            (SAME_COLLATE + order, ROWS + order, OF_ROWS),
+            (COLUMNS + order, BATCHES + order, OF_BATCHES),
+        ]
+    title = f"map-style rows and batches of {sizes.row_batch}, {workers} workers"
+    return Contest(title=title, contenders=contenders, ratios=ratios)
+
+
+def as_it_is(batch: Any) -> Any:
+    """A collate function for what is a batch already."""
+    return batch
 
 
 def opened(stack: ExitStack, elastic: Elastic) -> Elastic:

@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import Dataset
 
 from edl_torch.readers import ImageFolderReader
 from edl_torch.readers.base import AbstractDataReader, IndexedReader
@@ -42,6 +43,7 @@ class TinyRows(AbstractDataReader):
 
     def __init__(self, count: int) -> None:
         super().__init__()
+        self.count = count
         rng = np.random.default_rng(0)
         self._rows = rng.normal(size=(count, 16)).astype(np.float32)
         self._labels = rng.integers(0, 10, count)
@@ -64,6 +66,33 @@ class TinyRows(AbstractDataReader):
 
     def _row(self, index: int) -> tuple[npt.NDArray[np.float32], int]:
         return self._rows[index], int(self._labels[index])
+
+
+class MapRows(Dataset[Any]):
+    """The rows of `TinyRows` as a map-style dataset: an item is `(float32 tensor [16], int)`."""
+
+    def __init__(self, rows: TinyRows) -> None:
+        features, labels = rows.read_batch("rows", np.arange(rows.count))
+        self._features, self._labels = torch.from_numpy(features), labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._features[index], int(self._labels[index])
+
+
+class MapBatches(Dataset[Any]):
+    """The same rows by the batch: `__getitems__` gives `(float32 [n, 16], int64 [n])`."""
+
+    def __init__(self, rows: TinyRows) -> None:
+        self._features, self._labels = rows.read_batch("rows", np.arange(rows.count))
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return torch.from_numpy(self._features[indices]), torch.from_numpy(self._labels[indices])
 
 
 def resized(image: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:

@@ -64,7 +64,8 @@ class AccountingError(EdlError):
 
 
 class ConcurrentIteration(EdlError, RuntimeError):
-    """An iterator was asked for more, though a newer one over the same data had ended it."""
+    """Iterators over the same data are in each other's way: a newer one has ended this one, or one of the
+    same thread holds what this one waits for."""
 
 
 class ServiceClosed(EdlError, RuntimeError):

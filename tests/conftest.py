@@ -1,16 +1,22 @@
 """For all tests: nothing is kept outside their own folders, Ctrl-C works, a busy machine is no failure."""
 
+import multiprocessing
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
-with suppress(ImportError):  # TensorFlow's environment is without it
-    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("busy machine")
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw ten times as many examples where all tests run, with those marked `long`."""
+    with suppress(ImportError):  # TensorFlow's environment is without it
+        from hypothesis import HealthCheck, settings
+
+        common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+        settings.register_profile("each change", max_examples=100, **common)
+        settings.register_profile("each night", max_examples=1000, **common)
+        settings.load_profile("each change" if config.option.markexpr else "each night")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -19,6 +25,12 @@ def index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDL_INDEX_DIR", str(tmp_path_factory.mktemp("index")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def preloaded_forkserver() -> None:
+    """Processes of a forkserver find torch imported."""
+    multiprocessing.set_forkserver_preload(["torch", "edl_torch.data.loader"])
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -223,7 +223,7 @@ class AuditLog:
         lease.cut(back.start)
         self._finish(back.task, lease)
         if back.remainder:
-            yield self._line("crumb", epoch=lease.epoch, shard=lease.shard, start=back.start, upto=upto)
+            yield self._line("remainder", epoch=lease.epoch, shard=lease.shard, start=back.start, upto=upto)
 
     def _held(self, task: int, attempt: int) -> _Lease | None:
         """Return the lease, unless it is void: then the master refuses whatever is said of it."""

@@ -260,7 +260,7 @@ class _LogReader:
                 self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
             case "uncounted":
                 self._chapters[-1].uncounted.append((int(values["records"]), line))
-            case "crumb":
+            case "remainder":
                 self._chapters[-1].remainders.append((_slice_of(values), line))
             case "quarantined":
                 self._chapters[-1].quarantined.append(_quarantined(values, line))

@@ -14,6 +14,7 @@ from edl_torch.client.environment import (
     master_protocol_from_env,
     master_timeout_from_env,
     page_address_from_env,
+    trainer_name_from_env,
 )
 from edl_torch.client.master_api import MasterApi
 from edl_torch.errors import InvalidArgument, MasterStartError
@@ -22,7 +23,7 @@ log = logging.getLogger("edl_torch")
 
 
 def default_master(master_timeout_s: float | None = None) -> MasterApi:
-    """A client for the master that the environment names, or of the torchrun job; else a `LocalMaster`.
+    """Return a client for the master of the environment, or of the torchrun job; else a `LocalMaster`.
 
     `master_timeout_s` is the client's; None takes it from the environment too. Raises InvalidArgument for
     what cannot be used of the environment.
@@ -52,10 +53,10 @@ def default_master(master_timeout_s: float | None = None) -> MasterApi:
 
 
 def _embedded_master() -> MasterApi:
-    """A master in this process, with a page where `EDL_HTTP` asks for one."""
+    """Return a master in this process, with a page where `EDL_HTTP` asks for one."""
     from edl_torch.master.embedded import LocalMaster
 
-    master, page = LocalMaster(), page_address_from_env()
+    master, page = LocalMaster(trainer_name_from_env()), page_address_from_env()
     if page is not None:
         from edl_torch.master.web.threaded import show
 

@@ -5,7 +5,7 @@ It turns arguments into a `Registration`, and knows what to try when the master 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 
 from edl_torch.client.master_api import MasterApi
@@ -14,7 +14,7 @@ from edl_torch.core.identity import identity
 from edl_torch.core.registration import new_spec
 from edl_torch.core.spec import check_option
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, UnknownDataset
+from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Shuffle, Source, TaskType
 
@@ -29,8 +29,8 @@ class Description:
     only where the master does not know the name. `in_shard` is None until a dataset object has said it.
     `told` says that a token was made of it: what it says of the order stands from then on.
 
-    `shuffle_window` is None where the user left it open; a token's is followed then, and a dataset that this
-    service makes has windows of `usual_window` shards.
+    `shuffle_window` is None where the user left it open; a token's or the master's is followed then, and a
+    dataset that this service makes has windows of `usual_window` shards.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Description:
             )
 
     def follow(self, token: Token) -> None:
-        """What nobody has said yet is as a checkpoint's token says it."""
+        """Take from a checkpoint's token what the user left open."""
         if self.records_per_shard is None:
             self.records_per_shard = token.records_per_shard
         if self.in_shard is None:
@@ -96,7 +96,7 @@ class Description:
         self._tokens_window = token.shuffle_window
 
     def beginning(self) -> Token | None:
-        """The beginning of the data, as a master has it that hears of them from this service first.
+        """Return the token of the beginning, as of a dataset that this service registers first.
 
         None where this service does not know the plan.
         """
@@ -116,7 +116,14 @@ class Description:
                 sources = None if again else self.fallback_sources()
                 if sources is None:
                     raise
-        return self._register(master, session, self.in_full(sources))
+        in_full = self.in_full(sources)
+        try:
+            return self._register(master, session, in_full)
+        except DatasetConflict:
+            if self._window is not None or self.usual_window is None:
+                raise
+            # Nobody has chosen a window here: that of whoever registered the dataset is as good.
+            return self._register(master, session, replace(in_full, shuffle_window=None))
 
     def _register(self, master: MasterApi, session: str, registration: Registration) -> RegisterAnswer:
         return master.register(
@@ -129,7 +136,7 @@ class Description:
         )
 
     def by_name(self) -> Registration:
-        """A registration that follows what the master knows, but for what differs from the default."""
+        """Return a registration by name: options at their defaults are as the master has them."""
         defaults = {f.name: f.default for f in fields(self)}
         chosen = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) != defaults[name]}
         return Registration(
@@ -141,7 +148,7 @@ class Description:
         )
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
-        """A registration with the plan; job options that are defaults still follow what is registered."""
+        """Return a registration with the sources; options at their defaults are as the master has them."""
         named = self.by_name()
         return Registration(
             name=self.name,
@@ -173,13 +180,13 @@ class Description:
         )
 
     def sources(self) -> tuple[Source, ...] | None:
-        """The plan that the service was given, if it was."""
+        """Return the sources that the service was given; None where it was given none."""
         if self.dataset_size is not None:
             return (Source(name="", count=self.dataset_size),)
         return None if self.reader is None else reader_sources(self.reader, self.task_type)
 
     def fallback_sources(self) -> tuple[Source, ...] | None:
-        """The plan of the dataset object's reader."""
+        """Return the sources of the dataset object's reader; None without one."""
         return None if self.fallback_reader is None else reader_sources(self.fallback_reader, self.task_type)
 
 
@@ -193,7 +200,7 @@ def order_of(order: Shuffle, window: int, *, shards: bool) -> str:
 
 
 def check_is_reader(reader: object, method: str) -> None:
-    """Raise InvalidArgument for a path, a torch dataset or whatever else stands where a reader should."""
+    """Raise InvalidArgument for what is no reader, as a path or a torch dataset."""
     if not callable(getattr(reader, method, None)):
         kind = repr(reader) if isinstance(reader, str | PurePath) else type(reader).__name__
         raise InvalidArgument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ class ElasticSession:
     def open(self, epoch: int = NEW_PASS) -> int:
         """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
         self.end_abandoned()
+        self._session.loop_thread = threading.get_ident()
         return self._session.run(self._trainer.open(epoch))
 
     @property
@@ -51,45 +53,53 @@ class ElasticSession:
             )
 
     def close(self, number: int) -> None:
-        """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
+        """End a pass: an unfinished batch in hand and all that was not delivered go back."""
         self._session.run(self._passes.close(number))
-        self._session.run(self._passes.warnings.of_what_went_back())
+        self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:
-        """Pass `number` has lost its iterator. For finalisers: takes no lock, makes no call, never raises;
-        `end_abandoned` acts on it."""
+        """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
+        no call, never raises; `end_abandoned` acts on it."""
         self._abandoned = number
 
     @property
     def abandoned(self) -> bool:
-        """Whether a pass that lost its iterator has not been ended yet."""
+        """Whether a pass is still to be ended whose iterator was garbage-collected."""
         return bool(self._abandoned)
 
     def end_abandoned(self) -> None:
-        """End the pass that lost its iterator, if there is one, as `close` would.
+        """End the pass whose iterator was garbage-collected, if there is one, as `close` would.
 
         Never raises what a report raised: the next one does. Called before anything else that the loop asks
         for.
         """
         if self._abandoned:
             self.end_abandoned_silently()
-            self._session.run(self._passes.warnings.of_what_went_back())
+            self.warn_of_what_went_back()
+
+    def warn_of_what_went_back(self) -> None:
+        """Warn, once, where a batch went back that the loop may have trained on."""
+        self._session.run(self._passes.warnings.of_what_went_back())
 
     def end_abandoned_silently(self) -> None:
-        """Do as `end_abandoned` for another than the loop, which is warned later."""
+        """Do as `end_abandoned`, without a warning: the loop gets that later."""
         while number := self._abandoned:
             self._session.run(self._passes.end_abandoned(number))
             if self._abandoned == number:
                 self._abandoned = 0
 
+    def check_gets_on(self) -> None:
+        """Raise AccountingError for a loop whose passes give back all that they were handed."""
+        self._session.do(self._passes.warnings.check_gets_on)
+
     # More to read -----------------------------------------------------------------------------------------
 
     def more_to_read(self) -> bool:
-        """With every batch handed out: wait for the master's verdict. True when there is more to read."""
+        """Wait, with every batch handed out, until the epoch is over. True when there is more to read."""
         return self._session.run(self._passes.more_to_read())
 
     def look_for_more(self, wait_s: float = 0.0) -> bool:
-        """With every batch handed out: ask the master once, and wait for `wait_s` at most."""
+        """Ask the master for more, once, with every batch handed out; wait for `wait_s` at most."""
         return self._session.run(self._passes.look_for_more(wait_s))
 
     @property
@@ -98,23 +108,24 @@ class ElasticSession:
         return self._session.do(lambda: self._trainer.state.supply.current.is_over)
 
     def settle_stuck(self) -> None:
-        """Settle what only this trainer can finish. Raises AccountingError where it never will."""
+        """Acknowledge, at the end of the job, batches that wait for a step. Else raises AccountingError."""
         self._session.run(self._passes.settle_stuck())
 
     # Batches ----------------------------------------------------------------------------------------------
 
     def batch_requested(self, number: int) -> bool:
-        """The loop asks for the next batch: without an optimizer it is done with those before.
+        """Note that the loop asks for the next batch: without an optimizer it is done with those before.
 
         False where pass `number` is not open any more.
         """
+        self._session.loop_thread = threading.get_ident()
         is_open = self._session.do(self._passes.request_now, number)
         if is_open is None:
             self._session.run(self._trainer.reporter.send())
         return is_open is not False
 
     def hand(self, ticket: Ticket) -> bool:
-        """A batch goes to the loop. False when it was thrown away."""
+        """Hand a batch to the loop. False when it was thrown away."""
         return self._session.do(self._passes.hand_now, ticket) or self._session.run(self._passes.hand(ticket))
 
     def promise(self, ticket: Ticket, *, unanswered: int) -> bool:
@@ -125,15 +136,15 @@ class ElasticSession:
         return self._session.run(self._passes.promise(ticket, unanswered))
 
     def deliver(self, ticket: Ticket) -> bool:
-        """A batch that was promised goes to the loop. False when it was lost meanwhile."""
+        """Hand the batch that was promised to the loop. False when it was lost meanwhile."""
         return self._session.do(self._passes.deliver, ticket)
 
     def pad(self) -> None:
-        """The loop gets a padding batch, which holds no record of its own."""
+        """Note that the loop gets a padding batch, which holds no record of its own."""
         self._session.do(self._passes.pad)
 
     def return_remainder(self, ticket: Ticket) -> None:
-        """A partial batch is not to be trained: back to the master, until it fills one."""
+        """Give a partial batch back to the master, until it fills a whole one."""
         self._session.run(self._passes.return_remainder(ticket))
 
     def records_in_hand(self) -> Indices:
@@ -141,14 +152,20 @@ class ElasticSession:
         return self._passes.records_in_hand()
 
     def passed_on(self, *, padding: bool = False) -> None:
-        """A wrapper passes on the oldest batch that it has read ahead, or a padding batch."""
+        """Note that a wrapper passes on the oldest batch that it has read ahead, or a padding batch."""
         self._session.run(self._passes.passed_on(padding=padding))
 
     def give_back(self, *, window: bool = False) -> None:
-        """The batch in hand, or the window, was not trained on: it goes back to the master."""
+        """Give back the batch in hand, or the window: it was not trained on."""
         self._session.run(self._passes.give_back(window=window))
 
     # Batches of another trainer ---------------------------------------------------------------------------
+
+    @property
+    def records_unstepped(self) -> int:
+        """Records of the batches that were handed out and wait for a step of an attached optimizer."""
+        state = self._trainer.state
+        return self._session.do(lambda: state.inflight.batch_records if state.steps.attached else 0)
 
     @property
     def discarded(self) -> int:
@@ -164,25 +181,26 @@ class ElasticSession:
         return self._session.do(self._passes.follow, slices)
 
     def follow_to_the_end(self) -> None:
-        """The trainer that this one follows has handed out every batch."""
+        """Note that the trainer which this one follows has handed out every batch."""
         self._session.do(self._passes.follow_to_the_end)
 
     # Optimizers -------------------------------------------------------------------------------------------
 
     def attach(self, name: str) -> int:
-        """Another optimizer decides when a batch has been trained on; returns its number."""
+        """Let steps of another optimizer decide when a batch was trained on. Returns its number."""
         return self._session.do(self._trainer.state.steps.attach, name)
 
     def detach(self, optimizer: int) -> None:
-        """An optimizer decides no more: what all others have stepped on is acknowledged."""
+        """Let an optimizer decide no more: what all others have stepped on is acknowledged."""
         self._session.run(self._passes.detach(optimizer))
 
     def forget_optimizer(self, optimizer: int) -> None:
-        """An optimizer does not exist any more."""
+        """Note that an attached optimizer does not exist any more."""
         self._session.do(self._trainer.state.steps.gone, optimizer)
 
     def stepped(self, optimizer: int) -> None:
-        """An attached optimizer stepped."""
+        """Note a step of an attached optimizer."""
         if self._abandoned:
             self.end_abandoned()
-        self._session.run(self._passes.stepped(optimizer))
+        if self._session.do(self._passes.step_now, optimizer):
+            self._session.run(self._trainer.reporter.send())

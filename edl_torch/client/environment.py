@@ -92,9 +92,16 @@ def master_timeout_from_env(environ: Mapping[str, str] | None = None) -> float:
 
 
 def default_worker_id(environ: Mapping[str, str] | None = None) -> str:
-    """`WORKER_ID`, else a name made of host, rank and process."""
+    """The trainer's name, else one made of host, rank and process."""
     env = os.environ if environ is None else environ
-    return env.get("WORKER_ID") or f"{socket.gethostname()}-{env.get('RANK') or 0}-{os.getpid()}"
+    made = f"{socket.gethostname()}-{env.get('RANK') or 0}-{os.getpid()}"
+    return trainer_name_from_env(env) or made
+
+
+def trainer_name_from_env(environ: Mapping[str, str] | None = None) -> str | None:
+    """This trainer's name: `EDL_TRAINER`, else `WORKER_ID`, as ElasticDL sets it; None without."""
+    env = os.environ if environ is None else environ
+    return env.get("EDL_TRAINER", "").strip() or env.get("WORKER_ID") or None
 
 
 def _checked(address: str) -> str:

@@ -47,7 +47,7 @@ class Lockstep:
         return self._finished
 
     def agreed(self, *, finished: bool) -> None:
-        """The ranks have agreed on this."""
+        """Note what the ranks have agreed on."""
         self._finished = finished
 
     def same_on_all(self, doing: Doing, text: str, what: str) -> None:

@@ -61,7 +61,7 @@ class Optimizers:
         return [optimizer for optimizer in found if optimizer is not None]
 
     def attach(self, optimizer: SteppingOptimizer, scaler: SteppingScaler | None = None) -> None:
-        """Let its steps decide from now on, and those that the scaler skips."""
+        """Let steps of this optimizer decide from now on, and those that the scaler skips."""
         optimizer = _that_steps(optimizer)
         number = self._number_of(optimizer)
         if number is None:
@@ -71,7 +71,13 @@ class Optimizers:
 
     def _attach(self, optimizer: Any) -> int:
         register: Any = getattr(optimizer, "register_step_post_hook", None)
-        if _is_engine(optimizer):
+        if is_engine(optimizer):
+            if hasattr(optimizer, "train_batch"):
+                raise InvalidArgument(
+                    f"attach() takes no {type(optimizer).__name__}: a pipeline engine of DeepSpeed's reads "
+                    f"and steps inside of train_batch(), and says nothing of its steps. Use an engine "
+                    f"without pipeline parallelism"
+                )
             register = partial(_EngineSteps, optimizer)
         if register is None:
             raise InvalidArgument(
@@ -118,7 +124,7 @@ class Optimizers:
         scaler.step = watched
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
-        """Its steps decide no more."""
+        """Let steps of this optimizer decide no more."""
         number = self._number_of(_that_steps(optimizer))
         if number is None:
             raise InvalidArgument(
@@ -141,7 +147,7 @@ class Optimizers:
         return None
 
     def _let_go(self) -> None:
-        """Detach what does not exist any more, but for the last: somebody's step has to decide."""
+        """Detach optimizers that do not exist any more, but for the last: some step has to decide."""
         self._gone.clear()
         dead = [number for number, attached in self._attached.items() if attached.optimizer() is None]
         for number in dead:
@@ -150,7 +156,8 @@ class Optimizers:
                 self._passes.forget_optimizer(number)
 
 
-def _is_engine(optimizer: Any) -> bool:
+def is_engine(optimizer: Any) -> bool:
+    """Return whether it is an engine of DeepSpeed's."""
     return all(hasattr(optimizer, name) for name in ("step", "global_steps", "gradient_accumulation_steps"))
 
 
@@ -186,7 +193,7 @@ def _that_steps(optimizer: Any) -> Any:
 
     A whole engine of DeepSpeed's steps by itself: its optimizer steps once for each group of parameters.
     """
-    while hasattr(optimizer, "zero_grad") and not _is_engine(optimizer):
+    while hasattr(optimizer, "zero_grad") and not is_engine(optimizer):
         inner = getattr(optimizer, "optimizer", None)
         if not hasattr(inner, "zero_grad"):
             break

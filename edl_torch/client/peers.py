@@ -19,7 +19,7 @@ _NAMED = 8  # ranks in a message
 
 
 class Doing(IntEnum):
-    """What a rank is at when it votes. All ranks are at the same, or their program is wrong."""
+    """What a rank does when it votes. All ranks do the same, or their program is wrong."""
 
     STEP = 1
     BEGIN = 2
@@ -50,7 +50,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Numbers:
-    """What adds up over ranks. Every number is 0 or more."""
+    """Numbers that add up over ranks; each is 0 or more."""
 
     batches: int = 0
     bare: int = 0
@@ -97,7 +97,7 @@ class Count(_Numbers):
 
     @classmethod
     def of(cls, sums: Iterable[float]) -> Self:
-        """Of the sums of all ranks' `Ballot.numbers`."""
+        """Make one of the sums of all ranks' `Ballot.numbers`."""
         numbers = list(sums)
         names = [field.name for field in fields(_Numbers)]
         values: dict[str, Any] = dict(zip(names, map(int, numbers), strict=False))
@@ -159,7 +159,7 @@ class Delivery(Protocol):
 
     @property
     def parcel(self) -> Parcel:
-        """What is known of it at once: all but the batch."""
+        """What comes first: all but the batch."""
         ...
 
     def batch(self) -> Any:

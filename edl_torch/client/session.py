@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
@@ -21,18 +21,20 @@ from edl_torch.client.followed_master import FollowedMaster
 from edl_torch.client.iterations import Iterations, NoIterations
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.master_api import MasterApi
+from edl_torch.client.neighbours import sessions
 from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
 from edl_torch.system.user_warnings import warn_user
-from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait
+from edl_torch.trainer.actions import Action, Attend, Call, Describe, LookAround, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.facts import Logged
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.plain import Reading
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.tickets import ticket_size
 from edl_torch.trainer.trainer import Trainer
 
 CLOSE_TIMEOUT_S = 5.0
@@ -41,8 +43,8 @@ _NO_LOCK = nullcontext()
 
 log = logging.getLogger("edl_torch.client")
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Session:
@@ -63,18 +65,21 @@ class Session:
         self.master = master
         self.description = description
         self.closed = False
+        self.loop_thread = 0  # that of the loop which asked or told it something last
         config = Config(
             session=self.id,
             dataset=description.name,
             batch_size=description.batch_size,
             lookahead=lookahead,
             in_process=master.in_process,
+            report_delay_s=master.report_delay_s,
             keeps_ledger=master.keeps_ledger,
             audited=audit_dir is not None,
         )
         self.trainer = Trainer(config, Liveness())
         self._audit = None if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
-        self._changed = threading.Condition()  # the one lock of the session
+        self._lock = threading.RLock()  # the one lock of the session; a condition's own `with` runs Python
+        self._changed = threading.Condition(self._lock)
         self._waiting: list[Wait] = []
         self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
         self._worker: threading.Thread | None = None
@@ -82,6 +87,7 @@ class Session:
         self._iterations: Iterations = NoIterations()
         self.elastic = ElasticSession(self)
         self.position = Position(self)
+        sessions.add(self)
 
     def __repr__(self) -> str:
         return f"<Session {self.trainer!r}>"
@@ -94,7 +100,7 @@ class Session:
             action = self.do(procedure.send, None)
             while True:
                 # What it has waited for still holds when it goes on.
-                with self._changed if isinstance(action, Wait) else _NO_LOCK:
+                with self._lock if isinstance(action, Wait) else _NO_LOCK:
                     resume: Callable[[Any], Action]
                     try:
                         resume, answer = procedure.send, self._act(action)
@@ -108,13 +114,13 @@ class Session:
             self.do(procedure.close)  # what it had begun is undone
             raise
 
-    def do(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
         state = self.trainer.state
-        with self._changed:
+        with self._lock:
             state.now = self._clock()
             try:
-                return decide(*args, **kwargs)
+                return decide(*arguments)
             finally:
                 if state.facts or self._waiting or self._may_need_worker:
                     self._decided()
@@ -155,6 +161,8 @@ class Session:
         if isinstance(action, Describe):
             beginning = self.description.beginning()
             return "" if beginning is None else beginning.encode()
+        if isinstance(action, LookAround):
+            return sessions.neighbours(self)
         if isinstance(action, Wait):
             return self._wait(action)
         warn_user(action.text)
@@ -170,16 +178,21 @@ class Session:
     def _attend(self, member: int) -> bool:
         liveness = self.trainer.state.liveness
         assert liveness is not None
-        feed = LivenessFeed(liveness, self.trainer.state.measuring, self._changed, self._wanted)
+        feed = LivenessFeed(liveness, self.trainer.state.measuring, self._changed, self._wanted, self._tell)
         clock = self.master.attend(self.id, member, feed)
         self._clock = clock or self._clock
         return clock is not None
 
     def _wanted(self, dataset: str) -> None:
-        """Another trainer waits for records of this dataset. Called from any thread."""
+        """Give back what is not in use: another trainer waits for records. Called from any thread."""
         if dataset == self.description.name:
             self.elastic.end_abandoned_silently()
             self.run(self.trainer.wanted())
+
+    def _tell(self) -> None:
+        """The master wants to know all before it answers somebody. Called from any thread."""
+        if self.master.report_delay_s and self.trainer.state.outbox.unanswered:
+            self.run(self.trainer.reporter.post())
 
     def _work(self) -> None:
         try:
@@ -207,12 +220,25 @@ class Session:
         """Records leased and not yet acknowledged."""
         return self.do(lambda: self.trainer.state.inflight.records)
 
+    @property
+    def drawn_records(self) -> int:
+        """Records that its loop, which was not left, has begun to read, and has not finished with."""
+        if self.elastic.abandoned:
+            return 0
+        return self.do(lambda: ticket_size(self.trainer.state.inflight.drawn()))
+
+    def shares_data(self, other: Session) -> bool:
+        """Whether both take part in one dataset of one master."""
+        mine, its = self.trainer.state, other.trainer.state
+        same = mine.fence.ledger == its.fence.ledger and mine.fence.lineage == its.fence.lineage
+        return same and mine.config.dataset == its.config.dataset
+
     def plan(self) -> Plan:
         """The dataset as registered; registers it at first use."""
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
 
     def follow(self) -> None:
-        """Take no part any more: another rank holds the leases of what this one trains on."""
+        """Leave the master: another rank holds the leases of what this one trains on."""
         if self.joined:
             self.master.leave(self.id, self.trainer.state.fence.member)
         if self._audit is not None:
@@ -230,7 +256,7 @@ class Session:
     def begin_stream(
         self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
     ) -> tuple[int, Plan]:
-        """A reading process begins. Returns the number of the pass that it takes part in, and the dataset."""
+        """Begin a stream of a process that reads. Returns the number of its pass, and the dataset."""
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
         self.elastic.end_abandoned_silently()
@@ -254,11 +280,11 @@ class Session:
         return self.run(self.trainer.leasing.next(stream, number))
 
     def fail_record(self, task: int, position: int, reason: str) -> None:
-        """A record cannot be read."""
+        """Put a record into quarantine that cannot be read."""
         self.run(self.trainer.fail_record(task, position, reason))
 
     def stream_broke(self, stream: str, run: str) -> None:
-        """A reading process hung up without a word. While its pass is open that means that it died."""
+        """Note that a reading process hung up without a word: it died, where its pass is open."""
         try:
             if not self.elastic.abandoned and not self.closed:  # else torch has ended its workers
                 self.run(self.trainer.stream_broke(stream))
@@ -282,15 +308,16 @@ class Session:
         return self.do(lambda: self.trainer.state.exact)
 
     def abandon_pass(self) -> None:
-        """The loop over a plain pass was left: what it has not reported goes back."""
+        """Give back what a loop over a plain pass, which was left, has not reported."""
         self.run(self.trainer.plain.finish(abandoned=True))
 
     def report_batch(self, batch_size: int | None) -> int:
-        """A batch was trained on. Returns how many leases that completed."""
+        """Note that a batch was trained on. Returns how many leases that completed."""
+        self.loop_thread = threading.get_ident()
         return self.run(self.trainer.report(batch_size))
 
     def fail_batch(self, batch_size: int | None, reason: str) -> None:
-        """The batch in hand could not be trained on: its records go to quarantine."""
+        """Put the records of the batch in hand, which could not be trained on, into quarantine."""
         self.run(self.trainer.fail_batch(batch_size, reason))
 
     def flush(self) -> None:

@@ -127,8 +127,7 @@ class ShardLedger:
     @property
     def stage(self) -> Stage:
         """Where the dataset is."""
-        todo = self._todo
-        return Stage(self.lineage, todo.cursor_epoch, todo.past_end and self.finished)
+        return Stage(self.lineage, self._todo.cursor_epoch, self.finished)
 
     @property
     def failure(self) -> str:

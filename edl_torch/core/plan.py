@@ -53,8 +53,8 @@ class Plan:
         self.num_shards = self._shard_ends[-1]
         self.window = min(spec.shuffle_window, self.num_shards) if self.order is Shuffle.SHARD else 1
         self.num_windows = -(-self.num_shards // self.window)
-        pieces = zip(self._shard_ends, self._pieces, strict=True)
-        self._short = {end - 1: piece.count % per for end, piece in pieces if piece.count % per}
+        rests = enumerate(piece.count % per for piece in self._pieces)
+        self._short = {self._shard_ends[place] - 1: rest for place, rest in rests if rest}
         self._global = _GlobalNumbers(spec.sources) if spec.shuffle else None
         self._storage = _ShardStarts(spec.sources, self._shard_ends, per) if self.window > 1 else None
         self._pi = _EpochPermutation(self.num_shards, spec.seed, _SHARDS)

@@ -75,11 +75,13 @@ class Quarantine:
         """Return as many of the first records as add no more than so many bytes to a token."""
         if self.bytes <= size:
             return tuple(self._records)
-        for number, bad in enumerate(self._records):
+        shown = []
+        for bad in self._records:
             size -= token_bytes((bad,))
             if size < 0:
-                return self.first(number)
-        return tuple(self._records)
+                break
+            shown.append(bad)
+        return tuple(shown)
 
     def __repr__(self) -> str:
         return f"<Quarantine n={len(self)} bytes={self.bytes}>"

@@ -76,9 +76,10 @@ def _check_sources(who: str, spec: DatasetSpec) -> None:
             _reject_source(who, source)
     size = spec.size
     if size <= 0:
+        names = ", ".join(repr(source.name) for source in spec.sources[:3]) or "none"
         raise InvalidArgument(
-            f"{who}: size is {size} records in {len(spec.sources)} source(s), so there is nothing to read: "
-            "check the path, and what the reader's create_shards() returns"
+            f"{who}: size is {size} records in {len(spec.sources)} source(s) ({names}), so there is nothing "
+            f"to read: check that the data are there, and what create_shards() of your own reader returns"
         )
     if size > MAX_SIZE:
         raise InvalidArgument(f"{who}: size is {size} records: 2**62 is the most, split the dataset")

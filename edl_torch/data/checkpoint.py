@@ -129,7 +129,7 @@ def load_checkpoint(
 
 
 def _reasons(error: OSError | CheckpointException | json.JSONDecodeError) -> str:
-    """In one line: torch's own text has the tracebacks of all ranks."""
+    """Return the reasons of an error in one line: torch's own text has the tracebacks of all ranks."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, json.JSONDecodeError):
@@ -142,13 +142,13 @@ def _reasons(error: OSError | CheckpointException | json.JSONDecodeError) -> str
 
 
 def _on_first(service: DataShardService, doing: Doing, ask: Callable[[], str]) -> str:
-    """What rank 0 finds, on every rank."""
+    """Return on every rank what rank 0 finds."""
     lockstep = service._live_session.position.lockstep
     return ask() if lockstep is None else together(lockstep.peers, doing, lambda: None, ask)
 
 
 def _check_ranks(service: DataShardService) -> None:
-    """All ranks of the job write one checkpoint, and must agree where."""
+    """Raise unless all ranks of the job write to one place."""
     lockstep = service._live_session.position.lockstep
     agreeing = 1 if lockstep is None else lockstep.peers.size
     ranks = 1 if _alone() else dist.get_world_size()
@@ -194,7 +194,7 @@ def _newest(folder: Path) -> str:
 
 
 def _prepare(folder: Path, last: str | None) -> str:
-    """Where to write the next checkpoint; `last` is the one before it, None where that is not known."""
+    """Return where to write the next checkpoint; `last` is the one before it, None where not known."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -213,7 +213,7 @@ def _overtaken(other: Path) -> str:
 
 
 def _finish(partial: Path, whole: Path, data: dict[str, str], keep: int) -> str:
-    """From here on it counts; only then may older ones go, and what others have left half written."""
+    """Declare a checkpoint complete; only then remove older ones, and what was left half written."""
     try:
         (partial / _DATA).write_text(json.dumps(data))
         for path in (*partial.iterdir(), partial):
@@ -235,7 +235,7 @@ def _finish(partial: Path, whole: Path, data: dict[str, str], keep: int) -> str:
 
 
 def _unwritten(partial: Path, named: Path, reason: str) -> CheckpointError:
-    """Why it is not there: another incarnation that saves removes what this one has half written."""
+    """Return the error of an unfinished checkpoint; another incarnation that saves may have removed it."""
     newest = _newest(partial.parent)
     if not partial.exists() and newest >= partial.name.partition(".")[0]:
         return CheckpointError(_overtaken(partial.parent / newest))

@@ -40,7 +40,7 @@ def _opened(message: bytes, ticket: Ticket, size: int) -> Envelope:
 
 @dataclass(slots=True, eq=False)
 class Collated:
-    """A batch that was made of so many samples where these were read."""
+    """A batch of `size` samples that was collated where they were read."""
 
     batch: Any
     size: int
@@ -62,7 +62,8 @@ class TicketedCollate:
         self._batched = batched
 
     def __call__(self, samples: Any) -> Envelope:
-        self._generators.put_back()
+        if self._generators.lent is not None:
+            self._generators.put_back()
         ticket = self._tally.take()
         size = ticket_size(ticket)
         made = type(samples) is Collated

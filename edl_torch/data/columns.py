@@ -5,7 +5,7 @@ When a batch cannot be read its records are tried one by one, so that only the b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -44,7 +44,10 @@ def read_columns(
             yield [(start, start + len(part))], batch
             continue
         for first, after in _same_source(part):
-            yield from _read(reader, part[first][0], part.numbers[first:after], start + first, on_bad)
+            numbers = part.numbers[first:after]
+            read = _read(reader, part[first][0], numbers, start + first, on_bad)
+            if read is not None:
+                yield read
 
 
 class _ReadTogether:
@@ -115,29 +118,27 @@ def _nbytes(records: Any) -> int:
     return sum(map(_nbytes, records.values())) if isinstance(records, dict) else int(records.nbytes)
 
 
-def _same_source(indices: Indices) -> Iterator[tuple[int, int]]:
+def _same_source(indices: Indices) -> Iterable[tuple[int, int]]:
     """The longest runs of one source."""
     if indices.sources is None:
-        yield 0, len(indices)
-        return
-    edges = [0, *(np.flatnonzero(np.diff(indices.sources)) + 1).tolist(), len(indices)]
-    yield from pairwise(edges)
+        return ((0, len(indices)),)
+    return pairwise([0, *(np.flatnonzero(np.diff(indices.sources)) + 1).tolist(), len(indices)])
 
 
 def _read(
     reader: AbstractDataReader, name: str, numbers: IndexArray, position: int, on_bad: OnBad
-) -> Iterator[tuple[Runs, Any]]:
+) -> tuple[Runs, Any] | None:
+    """Return the batch of those records that can be read, with their positions; None where none can."""
     try:
-        batch = reader.read_batch(name, numbers)
+        return [(position, position + len(numbers))], reader.read_batch(name, numbers)
     except Exception as exc:
         if is_source_error(exc):  # to try its records one by one would be no better
             raise name_record(exc, name, int(numbers[0])) from exc
         good = _readable(reader, name, numbers, position, on_bad)
-        if good.any():
-            runs = [(position + int(at), position + int(at) + 1) for at in np.flatnonzero(good)]
-            yield runs, reader.read_batch(name, numbers[good])
-        return
-    yield [(position, position + len(numbers))], batch
+        if not good.any():
+            return None
+        runs = [(position + int(at), position + int(at) + 1) for at in np.flatnonzero(good)]
+        return runs, reader.read_batch(name, numbers[good])
 
 
 def _readable(

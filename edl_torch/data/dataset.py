@@ -27,7 +27,7 @@ from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
-from edl_torch.readers.base import AbstractDataReader, has_batch_reads
+from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
 from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
@@ -70,6 +70,7 @@ class ShardedDataset(IterableDataset[Any]):
         if not isinstance(service, DataShardService):
             raise InvalidArgument(f"service must be a DataShardService, not {type(service).__name__}")
         service._describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
+        import_for_reading(reader)
         self.reader = reader
         self.transform = transform
         self._quarantines = on_bad_record == "quarantine"
@@ -95,7 +96,7 @@ class ShardedDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Records in one epoch, over all trainers."""
-        check_no_trainer(sys._getframe(1))
+        check_no_trainer(sys._getframe())
         return self.service.size
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class ShardedDataset(IterableDataset[Any]):
         self.__dict__.update(state)
 
     def _bind(self, feed: Feed | None) -> None:
-        """The next iteration is an `ElasticDataLoader`'s, in which `feed` counts; None: a plain one's."""
+        """Let `feed` count in the next iteration, an `ElasticDataLoader`'s; None for a plain one."""
         self._feed = feed
 
     def __iter__(self) -> Iterator[Any]:
@@ -216,9 +217,12 @@ class ShardedDataset(IterableDataset[Any]):
             def on_bad(position: int, error: ReaderError, grant: Grant = grant) -> None:
                 self._bad(link, grant, position, error)
 
+            run = tally.start(grant.task, grant.slice.skip)
             for positions, batch in read_columns(self.reader, plan, grant, self._batch_size, on_bad):
                 for first, after in positions:
-                    tally.start(grant.task, first)[2] = after
+                    if first != run[2]:  # those before it are bad
+                        run = tally.start(grant.task, first)
+                    run[2] = after
                 yield batch if self.transform is None else self.transform(batch)
 
     def _bad(self, link: Link, grant: Grant, position: int, error: ReaderError) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.dataset import Feed, ShardedDataset
+from edl_torch.data.reading_here import ReadingHere, reads_here
 from edl_torch.data.threaded_reading import Threading
 from edl_torch.data.worker_start import WorkerStart, end_by_kill, starting_workers
 
@@ -30,8 +31,8 @@ class InnerLoader:
         batch_size: int | None,
         arguments: dict[str, Any],
         *,
-        threads: int = 0,
-        ahead: int = 0,
+        threads: int,
+        ahead: int,
     ) -> None:
         self._dataset = dataset
         self._threads = threads
@@ -59,6 +60,8 @@ class InnerLoader:
             self._dataset._bind(None)  # the iterator has it: the dataset may serve a plain DataLoader again
 
     def _start(self, loader: DataLoader[Any]) -> Iterator[Envelope]:
+        if reads_here(loader):
+            return ReadingHere(loader)
         if not loader.num_workers:
             return iter(loader)
         with starting_workers(loader.multiprocessing_context):

@@ -58,7 +58,7 @@ def unpacked_batch(packed: bytes) -> Any:
 def _reason(error: Exception) -> str:
     unsafe = ", ".join(re.findall(r"GLOBAL (\S+)", str(error)))
     return (
-        f"a rank that never had a batch needs one of another rank's to stand in, and this loader's cannot be "
+        f"a rank that never had a batch needs one of another rank's for padding, and this loader's cannot be "
         f"lent: they hold {unsafe or str(error).splitlines()[0]}. Tensors, numpy arrays, numbers, strings, "
         f"bytes, None, and lists, tuples and dicts of them are lent, and classes that every rank gives to "
         f"torch.serialization.add_safe_globals()"

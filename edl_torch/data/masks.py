@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from edl_torch.errors import InvalidArgument
 
 _SEPARATELY = (
-    "the loss of a batch that stands in for none was backpropagated together with that of another batch: "
+    "the loss of a padding batch was backpropagated together with that of another batch: "
     "call backward() on each batch's loader.weigh(loss) before the next batch is asked for"
 )
 
@@ -38,7 +38,7 @@ class Masks:
         self._handles += [leaf.register_prehook(self._mask) for leaf in _leaves(loss.grad_fn)]
 
     def remove(self) -> None:
-        """The batch is over."""
+        """Mask no more: the batch is over."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._open, self._active = [], 0, False
@@ -54,7 +54,7 @@ class Masks:
             torch.autograd.Variable._execution_engine.queue_callback(self._over)
 
     def unmasked(self, backward: int) -> None:
-        """A backward pass through another loss begins."""
+        """Note that a backward pass through another loss begins."""
         if self._active:
             raise InvalidArgument(_SEPARATELY)
         self._backward = backward

@@ -54,9 +54,8 @@ class Statistics:
         norms = [module for module in model.modules() if isinstance(module, _NormBase)]
         if any(isinstance(module, nn.SyncBatchNorm) for module in norms):
             raise InvalidArgument(
-                "SyncBatchNorm takes batches that stand in for none into the statistics, and the gradients, "
-                "of all ranks: use BatchNorm, which keeps to its rank, or a norm without batches, such as "
-                "GroupNorm"
+                "SyncBatchNorm takes padding batches into the statistics, and the gradients, of all ranks: "
+                "use BatchNorm, which keeps to its rank, or a norm without batches, such as GroupNorm"
             )
         known = {id(module) for module in self._norms}
         self._norms += [norm for norm in norms if norm.track_running_stats and id(norm) not in known]

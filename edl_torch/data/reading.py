@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
-from edl_torch.readers.base import AbstractDataReader, has_expectations, has_random_access
+from edl_torch.readers.base import AbstractDataReader, IndexedReader, has_expectations, has_random_access
 from edl_torch.readers.error_classification import is_source_error, name_record
 from edl_torch.shard import Indices, Shard, Shuffle, Slice, Task
 
@@ -57,7 +57,7 @@ class SampleList:
         return len(self._samples) == self._size
 
     def take(self) -> list[Any]:
-        """The samples; the next list begins. They are kept nowhere else: they would outlive their batch."""
+        """Return the samples, and begin the next list. Kept nowhere else: they would outlive the batch."""
         samples, self._samples = self._samples, []
         return samples
 
@@ -139,8 +139,11 @@ class SampleReader:
         return self._reader.read_records(Task(shard=shard, type=plan.spec.task_type, task_id=task))
 
     def _picked(self, plan: Plan, rest: Slice) -> Iterable[Any]:
-        announce(self._reader, plan, rest)
-        return starmap(self._reader.read_record, plan.indices(rest))
+        reader, indices = self._reader, plan.indices(rest)
+        announce(reader, plan, rest)
+        if indices.sources is None and isinstance(reader, IndexedReader):
+            return reader.read_each(indices.names[0], indices.numbers)
+        return starmap(reader.read_record, indices)
 
     def _permuted(self, plan: Plan, grant: Grant) -> Source:
         """Without random access: the window's records are read in storage order and kept, then picked."""
@@ -218,9 +221,10 @@ class _KeptWindow:
     trouble.
     """
 
+    begin: int
+
     def __init__(self, plan: Plan | None = None, epoch: int = 0, number: int = 0) -> None:
         self._of = plan, epoch, number
-        self.begin = 0
         self.records: dict[str, dict[int, Any]] = {}
         self.error: _Unreadable | None = None
 
@@ -242,14 +246,14 @@ def _by_name(indices: Indices) -> dict[str, set[int]]:
 
 
 class _Unreadable:
-    """Stands for a record that could not be read, until its turn comes."""
+    """A record that could not be read, kept until its turn comes."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def too_few(reader: AbstractDataReader, missing: int) -> BadRecord:
-    """The reader ended before the range did."""
+    """Return the error of a reader that ended before the range did."""
     return BadRecord(
         f"{type(reader).__name__}.read_records() ended {missing} record(s) early; "
         f"create_shards() promised them"

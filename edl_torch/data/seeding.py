@@ -28,7 +28,7 @@ class Generators:
 
     def __init__(self, *, after_each: bool) -> None:
         self._after_each = after_each
-        self._own: GeneratorStates | None = None
+        self.lent: GeneratorStates | None = None  # how they were, while records have them
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _generators, (self._after_each,)
@@ -37,8 +37,8 @@ class Generators:
         """`transform` as a function of a record and its seed, a number in [0, 2⁶⁴)."""
 
         def call(record: Any, seed: int) -> Any:
-            if self._own is None:
-                self._own = GeneratorStates()
+            if self.lent is None:
+                self.lent = GeneratorStates()
             _seed(seed)
             try:
                 return transform(record)
@@ -50,7 +50,7 @@ class Generators:
 
     def put_back(self) -> None:
         """Let the generators go on from where they were before the first record."""
-        own, self._own = self._own, None
+        own, self.lent = self.lent, None
         if own is not None:
             own.restore()
 
@@ -62,7 +62,7 @@ class Generators:
 
 
 class GeneratorStates:
-    """Where the global generators of Python, numpy and torch (CPU) stand at a moment."""
+    """The states of the global generators of Python, numpy and torch (CPU) at a moment."""
 
     __slots__ = ("_numpy", "_python", "_torch")
 

@@ -1,4 +1,4 @@
-"""Tells of a dataset that is sorted by label and mixed only inside its shards, or a few of them."""
+"""A warning of data that are sorted by label and mixed only inside shards, or a few of them."""
 
 from __future__ import annotations
 

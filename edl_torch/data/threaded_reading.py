@@ -6,29 +6,32 @@ read; the others get one record at a time. It must not know how leases come, or 
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data.cells import (
+    Block,
+    Cell,
+    Collate,
+    Seeded,
+    Steps,
+    Transform,
+    can_pick,
+    cells_of,
+    no_samples,
+)
 from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
-from edl_torch.data.reading import SampleReader, Source, announce, too_few
-from edl_torch.data.rows import Rows
-from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
+from edl_torch.data.reading import SampleReader, too_few
+from edl_torch.data.seeding import Generators, GeneratorStates
 from edl_torch.errors import ReaderError
-from edl_torch.readers.base import AbstractDataReader, has_random_access
-from edl_torch.shard import Shard, Shuffle, Slice, Task
+from edl_torch.readers.base import AbstractDataReader
 from edl_torch.trainer.tickets import Tally
-
-Transform = Callable[[Any], Any]
-Seeded = Callable[[Any, int], Any]
-Collate = Callable[[list[Any], Rows], Any]
 
 
 class OnBad(Protocol):
@@ -48,211 +51,6 @@ class Threading:
     ahead: int
     batch_size: int
     collate: Collate | None
-
-
-class PickedRecords:
-    """The records of one lease, for readers of which several threads may read any record."""
-
-    def __init__(self, reader: AbstractDataReader, plan: Plan, grant: Grant) -> None:
-        announce(reader, plan, grant.slice)
-        self._read = reader.read_record
-        self._indices = plan.indices(grant.slice)
-        self._skip = grant.slice.skip
-
-    def read(self, position: int) -> Any:
-        """The record at a position of the lease's shard."""
-        return self._read(*self._indices[position - self._skip])
-
-    again = read
-
-
-class StreamedRecords:
-    """The records of one lease in their order, for one thread at a time."""
-
-    def __init__(
-        self, reader: AbstractDataReader, source: Callable[[Plan, Grant], Source], plan: Plan, grant: Grant
-    ) -> None:
-        self._reader = reader
-        self._make_source = source
-        self._plan = plan
-        self._grant = grant
-        self._source: Source | None = None
-        self._records: Iterator[Any] = iter(())
-        self._next = -1  # the position of the next of `_records`
-
-    def read(self, position: int) -> Any:
-        """The record at a position of the lease's shard; from the same stream where it is the next one."""
-        if position != self._next:
-            self._records = self._from(position)
-        self._next = -1  # after an error another stream goes on
-        record = next(self._records)
-        self._next = position + 1
-        return record
-
-    def again(self, position: int) -> Any:
-        """The record, by itself: what its stream has kept is let go when it is read."""
-        cut = self._grant.slice
-        name, number = self._plan.locate(cut.epoch, cut.shard, position)
-        shard = Shard(name=name, start=number, end=number + 1, epoch=cut.epoch)
-        task = Task(shard=shard, type=self._plan.spec.task_type, task_id=self._grant.task)
-        return next(iter(self._reader.read_records(task)))
-
-    def _from(self, position: int) -> Iterator[Any]:
-        if self._source is None:
-            self._source = self._make_source(self._plan, self._grant)
-        cut = self._grant.slice
-        return iter(self._source(replace(cut, skip=position, limit=cut.stop - position)))
-
-
-class Lease:
-    """A lease that is being read."""
-
-    def __init__(self, plan: Plan, grant: Grant, records: PickedRecords | StreamedRecords) -> None:
-        self.grant = grant
-        self.records = records
-        self._plan = plan
-        self._seeds: list[int] | None = None
-
-    def seed(self, position: int) -> int:
-        """What random numbers of the transform of the record at a position are seeded by."""
-        part = self.grant.slice
-        if self._seeds is None:
-            self._seeds = record_seeds(self._plan.spec.seed, part.epoch, self._plan.indices(part))
-        return self._seeds[position - part.skip]
-
-
-class Steps:
-    """What threads do with each record. The thread that iterates may change it."""
-
-    def __init__(self, transform: Transform | None, collate: Collate | None) -> None:
-        self.transform = transform
-        self.collate = collate
-        self.only_read = False  # from the next record that is planned
-        self.skip_all = False
-
-
-class Cell:
-    """One record on its way: a job for a thread, and what has come of it."""
-
-    __slots__ = ("block", "error", "is_raw", "lease", "position", "row", "steps", "value")
-
-    def __init__(self, lease: Lease, position: int, steps: Steps) -> None:
-        self.lease = lease
-        self.position = position
-        self.steps = steps
-        self.is_raw = steps.only_read  # its value is the record, which the thread that iterates transforms
-        self.block: Block | None = None
-        self.row = 0  # its place in the block
-        self.value: Any = None
-        self.error: BaseException | None = None
-
-    def read(self) -> None:
-        """Read the record."""
-        if not self.steps.skip_all:
-            try:
-                self.value = self.lease.records.read(self.position)
-            except BaseException as exc:  # noqa: BLE001  the thread that iterates raises it, in its turn
-                self.error = exc
-
-    def finish(self) -> None:
-        """Make a sample of the record."""
-        steps = self.steps
-        transform = None if self.is_raw else steps.transform
-        if transform is not None and self.error is None and not steps.skip_all:
-            try:
-                self.value = transform(self.value)
-            except BaseException as exc:  # noqa: BLE001  as above
-                self.error = exc
-        self.settle()
-
-    def settle(self) -> None:
-        """Tell the block that this record is done."""
-        block = self.block
-        if block is not None:
-            if block.rows is not None and self.error is None and not self.steps.skip_all:
-                with suppress(Exception):  # the thread that iterates makes the batch of samples, or raises
-                    self.value = block.rows.place(self.value, self.row)
-            block.one_done()
-
-    def transform_here(self, transform: Seeded, *, again: bool = False) -> bool:
-        """Make a sample in this thread, by the record's seed; `again` reads the record anew.
-
-        Returns whether there was a record to transform.
-        """
-        self.is_raw = transforms = False
-        if again:
-            self.error = None
-        if self.error is None:
-            try:
-                record = self.lease.records.again(self.position) if again else self.value
-                transforms = True
-                self.value = transform(record, self.seed)
-            except Exception as exc:  # noqa: BLE001  as a reader, a transform is the user's code
-                self.error = exc
-        return transforms
-
-    @property
-    def seed(self) -> int:
-        """What random numbers of its transform are seeded by."""
-        return self.lease.seed(self.position)
-
-    def take(self) -> Any:
-        """The sample. It is kept nowhere else: it would outlive its batch."""
-        value, self.value = self.value, None
-        return value
-
-
-class Block:
-    """Consecutive records. Where they are a batch, the thread that finishes the last one makes it."""
-
-    def __init__(self, cells: list[Cell], *, collates: bool, keeps_samples: bool) -> None:
-        self.cells = cells
-        self.batch: Any = None
-        self.is_batch = False
-        self.rows = Rows(len(cells)) if collates else None
-        self._keeps_samples = keeps_samples
-        self._lock = threading.Lock()
-        self._left = len(cells)
-        self._done = threading.Event()
-        for row, cell in enumerate(cells):
-            cell.block, cell.row = self, row
-
-    def one_done(self) -> None:
-        """A thread is done with one of the records."""
-        with self._lock:
-            self._left -= 1
-            if self._left:
-                return
-        if self.rows is not None:
-            self._collate(self.rows)
-        self._done.set()
-
-    def _collate(self, rows: Rows) -> None:
-        steps = self.cells[0].steps
-        if steps.collate is None or steps.skip_all or any(cell.error is not None for cell in self.cells):
-            return
-        try:
-            self.batch = steps.collate([cell.value for cell in self.cells], rows)
-        except BaseException:  # noqa: BLE001  the thread that iterates tries it again, and raises
-            return
-        self.is_batch = True
-        if not self._keeps_samples:
-            for cell in self.cells:
-                cell.value = None
-
-    def wait(self) -> None:
-        """Wait until the threads are done with it."""
-        self._done.wait()
-
-    def unmake(self) -> None:
-        """Forget the batch: its samples are made anew."""
-        self.batch, self.is_batch = None, False
-
-    def let_go(self) -> None:
-        """Break the circle of block and cells. Nobody waits for it any more."""
-        for cell in self.cells:
-            cell.block = None
-        self._done.set()
 
 
 class ThreadedReading(Iterator[Any]):
@@ -275,7 +73,7 @@ class ThreadedReading(Iterator[Any]):
         threading: Threading,
         keeps_samples: bool,
     ) -> None:
-        self._named = SampleReader(reader, _no_samples)
+        self._named = SampleReader(reader, no_samples)
         self._reader = reader
         self._plan = plan
         self._tally = tally
@@ -286,8 +84,8 @@ class ThreadedReading(Iterator[Any]):
         self._generators = None if transform is None else generators
         self._seeded = None if transform is None or generators is None else generators.seeded(transform)
         self._quiet: GeneratorStates | None = None  # while threads transform: the global generators
-        picks = _can_pick(reader, plan)
-        self._ahead = _cells(_leases(reader, plan, grants, picks=picks), self._steps)
+        picks = can_pick(reader, plan)
+        self._ahead = cells_of(reader, plan, grants, self._steps, picks=picks)
         self._ended = False
         self._error: Exception | None = None  # what ended the leases
         self._planned = 0  # records, less those that were bad
@@ -504,32 +302,3 @@ class _Runs:
         """Count them: the batch is handed over."""
         for task, first, after in self._runs:
             tally.start(task, first)[2] = after
-
-
-def _can_pick(reader: AbstractDataReader, plan: Plan) -> bool:
-    """Whether several threads may read records at once, and that is no slower than a stream of them."""
-    if not (getattr(reader, "thread_safe", False) and has_random_access(reader)):
-        return False
-    return plan.order is not Shuffle.NONE or not getattr(reader, "reads_blocks", False)
-
-
-def _leases(
-    reader: AbstractDataReader, plan: Plan, grants: Iterator[Grant], *, picks: bool
-) -> Iterator[Lease]:
-    source = SampleReader(reader, _no_samples).source
-    for grant in grants:
-        records = (
-            PickedRecords(reader, plan, grant) if picks else StreamedRecords(reader, source, plan, grant)
-        )
-        yield Lease(plan, grant, records)
-
-
-def _cells(leases: Iterator[Lease], steps: Steps) -> Iterator[Cell]:
-    for lease in leases:
-        part = lease.grant.slice
-        for position in range(part.skip, part.stop):
-            yield Cell(lease, position, steps)
-
-
-def _no_samples(plan: Plan, part: Slice, records: Iterable[Any]) -> Iterable[Any]:
-    return records

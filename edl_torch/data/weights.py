@@ -27,7 +27,7 @@ class Batches(Protocol):
 
 
 class NoBatches:
-    """None ever fails or is given back."""
+    """Batches of which none ever fails or is given back."""
 
     discarded = 0
 
@@ -71,7 +71,7 @@ class Weights:
         return self._own
 
     def step(self, own: int) -> None:
-        """A batch of `own` records goes to the loop."""
+        """Note that a batch of `own` records goes to the loop."""
         self._look()
         self._masks.remove()
         self._batch += 1
@@ -83,19 +83,19 @@ class Weights:
         if self._padded and not self._heeded:
             self._heeded = True
             warn_user(
-                "this rank had no batch for a step that others took, and got one that stands in, which the "
+                "this rank had no batch for a step that others took, and got a padding batch, which the "
                 "loop has trained on like any other. Backpropagate loader.weigh(loss), which is 0 for it, "
                 "and call loader.scale_gradients(optimizer) before each optimizer.step()"
             )
 
     def restart(self) -> None:
-        """Another model, or the same one as it was: no gradient has been gathered."""
+        """Forget all gradients: the model is another one, or as it was before."""
         self._masks.remove()
         self._seen, self._own = self._batches.discarded, 0
         self._windows.clear()
 
     def _look(self) -> None:
-        """The batch in hand may be none any more."""
+        """Notice whether the batch in hand has failed or went back."""
         if (discarded := self._batches.discarded) != self._seen:
             self._seen, self._own = discarded, 0
             self._windows.discard(self._batch)
@@ -119,7 +119,7 @@ class Weights:
         return weighed
 
     def _watch(self, weighed: torch.Tensor, weight: float, kind: str) -> None:
-        """The batch counts when its loss is backpropagated: not every loop does so with every loss."""
+        """Count the batch when its loss is backpropagated: not every loop does so with every loss."""
         for optimizer in self._attached():
             self._windows.know(optimizer)
         batch, windows, masks = self._batch, self._windows, self._masks

@@ -34,7 +34,7 @@ class Window:
         self.clear()
 
     def clear(self) -> None:
-        """No batch is in the gradients."""
+        """Forget all batches: none is in the gradients."""
         self._before = 0.0
         self._counts: dict[int, float] = {}
         self._kinds: set[str] = set()
@@ -105,7 +105,7 @@ class Windows:
         self.clear()
 
     def clear(self) -> None:
-        """No gradient has been gathered. Parameters stay known."""
+        """Forget all batches of all windows. Parameters stay known."""
         for window in self._known:
             window.clear()
         self._fresh = Window()  # batches since gradients were last scaled, for parameters not known yet
@@ -163,7 +163,7 @@ class Windows:
                 raise InvalidArgument(
                     f"the gradients of this {type(optimizer).__name__} are scaled for the first time, after "
                     f"others' have been: nothing says which batches are in them. Call "
-                    f"service.attach(optimizer) before the first batch that it learns from"
+                    f"loader.attach(optimizer) before the first batch that it learns from"
                 )
             window = self._fresh.copy_for(new)
         self._set(optimizer, window, new)

@@ -10,6 +10,8 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -25,13 +27,14 @@ class AbstractDataReader(ABC):
 
     A subclass that can reach any record overrides `read_record`; one that can read many at once into arrays
     overrides `read_batch`. `yields_images` and `reads_blocks` tell a loader how to transform and shuffle its
-    records, `thread_safe` whether its threads may read at once. Readers are pickled to loader workers: keep
-    paths and numbers in them, open files on first use.
+    records, `thread_safe` whether its threads may read at once, `imports` what else they need. Readers are
+    pickled to loader workers: keep paths and numbers in them, open files on first use.
     """
 
     yields_images = False  # whether a record is an image, or an image and its target
     reads_blocks = False  # whether one record costs as much as the many that lie with it
     thread_safe = False  # whether several threads may call `read_record` at once, and `expect` meanwhile
+    imports: tuple[str, ...] = ()  # modules that reading imports: a trainer does so before it forks workers
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = kwargs
@@ -174,8 +177,19 @@ def required(module: str, need: str) -> Any:
         raise ReaderUnavailable(need) from exc
 
 
+def import_for_reading(reader: AbstractDataReader) -> None:
+    """Import what reading imports, so that forked loader workers need not. What is not there is said when it
+    is needed."""
+    for module in getattr(reader, "imports", ()):
+        with suppress(ImportError):
+            importlib.import_module(module)
+
+
 class IndexedReader(AbstractDataReader):
-    """A reader of one source `name`; a subclass sets `count`, and loads one record by its number."""
+    """A reader of one source `name`; a subclass sets `count`, and loads one record by its number.
+
+    One that is faster at many records overrides `load_each`.
+    """
 
     count: int  # of records
 
@@ -187,23 +201,32 @@ class IndexedReader(AbstractDataReader):
     def load(self, index: int) -> Any:
         """Record `index`, which lies in `[0, count)`."""
 
+    def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
+        """Yield the records `indices`, which lie in `[0, count)`, in this order."""
+        return map(self.load, indices)
+
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """One source, the same for every mode."""
         return {self.name: self.count}
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the records one by one. Raises ReaderError for another source or a range outside of it."""
-        return map(self.load, self._range(task))
+        shard = task.shard
+        self._check(shard.name, shard.start, shard.end)
+        return self.load_each(range(shard.start, shard.end))
 
     def read_record(self, name: str, index: int) -> Any:
         """Record `index`. Raises ReaderError for another source or a number outside of it."""
         self._check(name, index, index + 1)
         return self.load(int(index))
 
-    def _range(self, task: Task) -> range:
-        shard = task.shard
-        self._check(shard.name, shard.start, shard.end)
-        return range(shard.start, shard.end)
+    def read_each(self, name: str, indices: IndexArray) -> Iterator[Any]:
+        """Yield what `read_record` returns for each of `indices`; names and numbers are checked at once."""
+        numbers: list[int] = indices.tolist()
+        inside = bool(numbers) and indices.min() >= 0 and indices.max() < self.count
+        if inside and name == self.name and type(self).read_record is IndexedReader.read_record:
+            return self.load_each(numbers)
+        return map(partial(self.read_record, name), numbers)
 
     def _check(self, name: str, start: int, end: int) -> None:
         check_source(name, self.name, type(self).__name__)

@@ -5,12 +5,12 @@ It must not import torch: a `torch.utils.data.Dataset` is used through these met
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import chain
 from typing import Any
 
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.readers.base import IndexedReader
-from edl_torch.shard import Task
 
 _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
 
@@ -18,8 +18,9 @@ _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
 class MapDatasetReader(IndexedReader):
     """Records `dataset[0] … dataset[len(dataset) - 1]`, as they are.
 
-    A dataset with `__getitems__` (a list of numbers to a list of records) is read 32 records a call where
-    records are read in sequence. The dataset travels to loader workers as a plain DataLoader would send it.
+    A dataset with `__getitems__` (a list of numbers to a list of records) is read 32 records a call, but for
+    threads (`num_threads`) that may each read a record. The dataset travels to loader workers as a plain
+    DataLoader would send it.
 
     Args:
         dataset: The dataset; its length is taken once, here.
@@ -54,23 +55,23 @@ class MapDatasetReader(IndexedReader):
         """`dataset[index]`."""
         return self.dataset[index]
 
-    def read_records(self, task: Task) -> Iterator[Any]:
-        """Yield `dataset[task.start] … dataset[task.end - 1]`; see the class."""
-        indices = self._range(task)
+    def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
+        """Yield `dataset[index]` for each of `indices`; see the class."""
         if hasattr(self.dataset, "__getitems__"):
-            return self._read_ahead(indices)
+            return chain.from_iterable(self._read_ahead(indices))
         return map(self.dataset.__getitem__, indices)  # not `load`: no Python runs but the dataset's
 
-    def _read_ahead(self, indices: range) -> Iterator[Any]:
+    def _read_ahead(self, indices: Sequence[int]) -> Iterator[Iterable[Any]]:
+        """Yield the records of each call. To yield every record by itself would run Python for it."""
         for first in range(0, len(indices), _READ_AHEAD):
             numbers = list(indices[first : first + _READ_AHEAD])
             try:
                 records = self.dataset.__getitems__(numbers)
             except Exception:  # noqa: BLE001  # it does not say which record is bad: reading one by one does
-                yield from map(self.load, numbers)
+                yield map(self.load, numbers)
                 continue
             if len(records) != len(numbers):
                 raise ReaderError(
                     f"{self.name}.__getitems__ gave {len(records)} records for {len(numbers)} numbers"
                 )
-            yield from records
+            yield records

@@ -76,16 +76,25 @@ class Outcomes:
     """The outcomes of one dataset's records that a fake master was told, by (epoch, name, index).
 
     Kept apart from the ledger on purpose, from calls and answers alone, so that a test can hold one against
-    the other.
+    the other. A report that Ctrl-C interrupts, and that is taken in again, counts once wherever that came.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.acknowledged: Counter[Record] = Counter()
-        self.quarantined: Counter[Record] = Counter()
         self._plan = plan
         self._slices: dict[int, Slice] = {}
-        self._done: dict[int, int] = {}
-        self._holes: dict[int, set[int]] = {}
+        self._done: dict[int, int] = {}  # where the next acknowledgement of a lease begins, or before that
+        self._acknowledged: dict[tuple[int, int], Record] = {}  # by lease and position
+        self._quarantined: dict[tuple[int, int], Record] = {}
+
+    @property
+    def acknowledged(self) -> Counter[Record]:
+        """How often each record was acknowledged."""
+        return Counter(self._acknowledged.values())
+
+    @property
+    def quarantined(self) -> Counter[Record]:
+        """How often each record went to quarantine."""
+        return Counter(self._quarantined.values())
 
     def granted(self, answer: calls.LeaseAnswer) -> None:
         """Leases were handed out; an answer that is repeated counts once."""
@@ -96,19 +105,17 @@ class Outcomes:
     def reported(self, call: calls.ReportCall, answer: calls.ReportAnswer) -> None:
         """Outcomes were told; what the master refused does not count."""
         for failure in call.failures:
-            holes = self._holes.setdefault(failure.task, set())
-            if failure.task not in answer.stale and failure.position not in holes:
-                holes.add(failure.position)
-                self.quarantined[self._record(failure.task, failure.position)] += 1
+            if failure.task not in answer.stale:
+                record = self._record(failure.task, failure.position)
+                self._quarantined[failure.task, failure.position] = record
         for done in call.acknowledgements:
             if done.task not in answer.stale:
                 self._acknowledge(done.task, done.upto)
 
     def _acknowledge(self, task: int, upto: int) -> None:
-        holes = self._holes.get(task, set())
         for position in range(self._done[task], upto):
-            if position not in holes:
-                self.acknowledged[self._record(task, position)] += 1
+            if (task, position) not in self._quarantined:
+                self._acknowledged[task, position] = self._record(task, position)
         self._done[task] = max(upto, self._done[task])
 
     def _record(self, task: int, position: int) -> Record:
@@ -124,13 +131,14 @@ class Outcomes:
         assert len(told) == expected, f"{expected - len(told)} of {expected} record(s) had no outcome"
 
     def __repr__(self) -> str:
-        return f"<Outcomes acknowledged={len(self.acknowledged)} quarantined={len(self.quarantined)}>"
+        return f"<Outcomes acknowledged={len(self._acknowledged)} quarantined={len(self._quarantined)}>"
 
 
 class FakeConnection:
     """A `MasterApi` of one trainer to a `FakeMaster`, with a transport that repeats lost calls."""
 
     keeps_ledger = True
+    report_delay_s = 0.0  # a test sees each report
 
     def __init__(self, fake: FakeMaster, local: LocalMaster, worker_id: str, *, in_process: bool) -> None:
         self.worker_id = worker_id

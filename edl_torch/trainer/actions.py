@@ -43,6 +43,20 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAround:
+    """Look for other trainers of the same dataset in this process. The answer is a tuple of `Neighbour`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """Another trainer of the same dataset in this process, whose loop has `records` records."""
+
+    session: str
+    records: int
+    same_thread: bool  # its loop runs in the thread that looks, and so cannot go on meanwhile
+
+
+@dataclass(frozen=True, slots=True)
 class Warn:
     """Warn the user. There is no answer."""
 
@@ -58,5 +72,7 @@ class Wait:
     timeout_s: float | None = None
 
 
-Action = Call | Register | Attend | Describe | Warn | Wait  # the shell holds its lock for the last one alone
+Action = (
+    Call | Register | Attend | Describe | LookAround | Warn | Wait
+)  # the shell holds its lock for the last one alone
 Procedure = Generator[Action, Any, T]

@@ -1,4 +1,4 @@
-"""Makes sure, before a batch goes to the loop, that its leases are this trainer's beyond doubt."""
+"""The check, before a batch goes to the loop, that the master still counts its leases as this trainer's."""
 
 from __future__ import annotations
 

@@ -93,15 +93,15 @@ class StreamCounts:
         return 0 if self.exact else max(0, min(reported, granted) - counted)
 
     def grant(self, stream: str, grant: Grant) -> None:
-        """A worker drew a lease."""
+        """Note that a worker drew a lease."""
         self._streams.setdefault(stream, _Stream()).grant(grant)
 
     def lose_sight(self) -> None:
-        """What is delivered cannot be seen any more: only what was granted is known."""
+        """Go by what was granted from now on: what is delivered cannot be seen any more."""
         self._deliveries = GrantedRecords()
 
     def end(self, stream: str) -> None:
-        """A worker has read all that it will get in this pass."""
+        """Note that a worker has read all that it will get in this pass."""
         if stream in self._streams:
             self._streams[stream].ended = True
 
@@ -111,7 +111,7 @@ class StreamCounts:
             stream.fail(task, position)
 
     def report(self, batch_size: int | None) -> list[tuple[int, int, int]]:
-        """One batch was trained on, of the default size or of `batch_size` records.
+        """Note that one batch was trained on, of the default size or of `batch_size` records.
 
         Returns runs (task, position, position after) that are proved by it. Raises AccountingError where that
         is more than was delivered, InvalidArgument where sizes disagree; the counts are then as before.

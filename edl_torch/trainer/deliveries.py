@@ -37,7 +37,7 @@ class Deliveries(Protocol):
 
 
 class GrantedRecords:
-    """Whoever is granted a record has it: `fetch_shard`, and processes that nobody can look into."""
+    """Records count as delivered once they are granted: for `fetch_shard`, and for other processes."""
 
     batch_size = 0
     batches = None

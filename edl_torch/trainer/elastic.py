@@ -65,19 +65,19 @@ class ElasticPasses:
         return current.is_open and number == current.number and current.mode is Mode.ELASTIC
 
     def close(self, number: int) -> Procedure[None]:
-        """The loop ended: an unfinished batch in hand and all that was not delivered go back."""
+        """End a pass: an unfinished batch in hand and all that was not delivered go back."""
         if self.end(number):
             yield from self._reporter.send()
 
     def supersede(self) -> Procedure[None]:
-        """Another iteration begins: the pass that is open ends, and its iterator is of no use any more."""
+        """End the pass that is open, as another iteration begins: its iterator raises from now on."""
         number = self._state.supply.current.number
         if self.is_open(number):
             self.superseded = number
             yield from self.close(number)
 
     def end_abandoned(self, number: int) -> Procedure[None]:
-        """Do as `close`; what a report raises, the next one does."""
+        """Do as `close`, but leave what a report raises to the next one."""
         if self.end(number):
             yield from self._reporter.post()
 
@@ -110,7 +110,7 @@ class ElasticPasses:
     # More to read -----------------------------------------------------------------------------------------
 
     def more_to_read(self) -> Procedure[bool]:
-        """Wait, with every batch handed out, for the master's verdict. True when there is more to read."""
+        """Wait, with every batch handed out, until the epoch is over. True when there is more to read."""
         yield from self._drain()
         more = yield from self._leasing.wait_for_more()
         self._exhausted = not more
@@ -137,7 +137,7 @@ class ElasticPasses:
         yield from self._reporter.flush()
 
     def settle_stuck(self) -> Procedure[None]:
-        """Settle what only this trainer can finish and does not, where nothing else is left.
+        """Decide on batches that wait for a step of this trainer's, where nothing else is left to read.
 
         Batches that a loop has gathered for a step count, at the end of the job, without one. Raises
         AccountingError where they wait for an optimizer that does not step at all, or not any more.
@@ -151,8 +151,8 @@ class ElasticPasses:
         if not (records and state.steps.all_step and self._is_after_all_epochs(current)):
             raise AccountingError(
                 f"{left} and nothing else is left: step on them at the end of "
-                f"an epoch; call service.detach(optimizer) where another has taken its place; or call "
-                f"service.report_batch_done() if they count as trained on, as after a step that a GradScaler "
+                f"an epoch; call loader.detach(optimizer) where another has taken its place; or call "
+                f"loader.stepped() if they count as trained on, as after a step that a GradScaler "
                 f"may skip"
             )
         yield from self._reporter.flush()  # before, what was trained on is told as such
@@ -161,7 +161,7 @@ class ElasticPasses:
         yield from self._reporter.flush()
         yield Warn(
             f"{left}, and the data are at their end: these records count, and the model has not learnt from "
-            f"them. Step on what is left at the end of an epoch, or call service.report_batch_done() if they "
+            f"them. Step on what is left at the end of an epoch, or call loader.stepped() if they "
             f"count as trained on, as after a step that a GradScaler may skip"
         )
 
@@ -184,14 +184,17 @@ class ElasticPasses:
         return self._state.inflight.take_over(slices)
 
     def follow_to_the_end(self) -> None:
-        """The trainer that this one follows has handed out every batch."""
+        """Note that the trainer which this one follows has handed out every batch."""
         self._exhausted = True
 
     # Batches ----------------------------------------------------------------------------------------------
 
     def hand_now(self, ticket: Ticket) -> bool:
         """Hand a batch to the loop, where there is nothing to wait for. False: `hand` must be tried."""
-        return self._is_sure() and self._state.outbox.is_settled and self.deliver(ticket)
+        state = self._state
+        # Where acknowledgements may wait, master and trainer end together: nobody would repeat a batch.
+        told = state.outbox.error is None if state.config.report_delay_s else state.outbox.is_settled
+        return self._is_sure() and told and self.deliver(ticket)
 
     def hand(self, ticket: Ticket) -> Procedure[bool]:
         """Hand a batch to the loop. False when it was thrown away.
@@ -246,7 +249,7 @@ class ElasticPasses:
         return True
 
     def pad(self) -> None:
-        """The loop gets a padding batch, which holds no record of its own."""
+        """Note that the loop gets a padding batch, which holds no record of its own."""
         self.phase = LOOP[self.phase, Loop.TRAINING]
         self._state.steps.padded()
         if not self._state.steps.is_told:  # there, those read before it may still be in hand
@@ -271,7 +274,7 @@ class ElasticPasses:
     # What the loop is done with ---------------------------------------------------------------------------
 
     def batch_requested(self) -> Procedure[None]:
-        """The loop asks for the next batch: without an optimizer it is done with those before."""
+        """Note that the loop asks for the next batch: without an optimizer it is done with those before."""
         self._request()
         yield from self._reporter.send()
 
@@ -292,10 +295,10 @@ class ElasticPasses:
             state.liveness.moved_on(state.now)
         if state.steps.attached or state.steps.is_told:
             return False  # what another report led to is raised before the batch is handed over
-        return self._settle(state.steps.ahead, Way.NEXT)
+        return self._settle(state.steps.ahead, Way.NEXT) and self._reporter.is_due
 
     def passed_on(self, *, padding: bool = False) -> Procedure[None]:
-        """A wrapper passes on the oldest batch that it has read ahead, or there is none left.
+        """Note that a wrapper passes on the oldest batch that it has read ahead, or that none is left.
 
         The loop has asked for it, and so is done with those before. A `padding` batch holds no record and
         is not counted as read ahead.
@@ -312,7 +315,12 @@ class ElasticPasses:
         yield from self._reporter.send()
 
     def stepped(self, optimizer: int) -> Procedure[None]:
-        """An attached optimizer stepped."""
+        """Note a step of an attached optimizer."""
+        if self.step_now(optimizer):
+            yield from self._reporter.send()
+
+    def step_now(self, optimizer: int) -> bool:
+        """Do as `stepped`. Returns whether a report must be sent, as `Reporter.send` does."""
         state = self._state
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
@@ -321,10 +329,10 @@ class ElasticPasses:
         else:
             state.steps.stepped(optimizer)
         self._settle(state.steps.keep, Way.STEP)
-        yield from self._reporter.send()
+        return self._reporter.is_due
 
     def detach(self, optimizer: int) -> Procedure[None]:
-        """An optimizer decides no more: what all others have stepped on is acknowledged."""
+        """Let an optimizer decide no more: what all others have stepped on is acknowledged."""
         steps = self._state.steps
         steps.detach(optimizer)
         if steps.attached:
@@ -345,7 +353,7 @@ class ElasticPasses:
         return bool(done)
 
     def report(self) -> Procedure[int]:
-        """The loop says that it is done with the batch in hand. Returns how many leases that completed."""
+        """Acknowledge the batch in hand, as the loop says. Returns how many leases that completed."""
         state = self._state
         state.steps.reported()
         acknowledgements = state.inflight.settle(state.steps.ahead)

@@ -12,7 +12,7 @@ Run = tuple[int, int, int]  # task, first position, position after the last
 
 
 class Way(IntEnum):
-    """What the claim that records were trained on rests on. Of several the highest counts."""
+    """The evidence for an acknowledgement. Of several the highest number counts."""
 
     STEP = 1  # an attached optimizer stepped
     NEXT = 2  # the loop asked for the next batch, or for the end

@@ -34,6 +34,7 @@ class InFlight:
         self._held: dict[int, Held] = {}
         self._batches: deque[Ticket] = deque()
         self._taken_over = 0  # the last task of another trainer's batch
+        self.settled = 0  # batches that were acknowledged, or put into quarantine
 
     @property
     def records(self) -> int:
@@ -136,6 +137,7 @@ class InFlight:
         """Acknowledge all batches but the last `keep`: the loop is done with them."""
         done: dict[int, Acknowledgement] = {}
         while len(self._batches) > keep:
+            self.settled += 1
             for task, _, after in self._batches.popleft():
                 acknowledgement = self.acknowledge(task, after)
                 if acknowledgement is not None:
@@ -166,6 +168,7 @@ class InFlight:
             return []
         ticket = self._batches[-1 - ahead]
         del self._batches[-1 - ahead]
+        self.settled += 1
         positions = ((task, position) for task, first, after in ticket for position in range(first, after))
         return [failure for task, position in positions for failure in self.fail(task, position, reason)]
 

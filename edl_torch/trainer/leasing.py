@@ -11,8 +11,8 @@ from edl_torch.core.calls import (
     PassState,
     TrainerStatus,
 )
-from edl_torch.errors import EdlError, SessionLost
-from edl_torch.trainer.actions import Call, Procedure, Wait
+from edl_torch.errors import ConcurrentIteration, EdlError, SessionLost
+from edl_torch.trainer.actions import Call, LookAround, Neighbour, Procedure, Wait
 from edl_torch.trainer.facts import Granted, Logged
 from edl_torch.trainer.phases import Asking
 from edl_torch.trainer.registrar import Registrar
@@ -32,6 +32,7 @@ class Leasing:
         self._registrar = registrar
         self._reporter = reporter
         self._waited_s = 0.0  # in calls that could wait, since records or the end of an epoch came
+        self._nothing_yet = False  # what the last call was answered
         self._silence = Silence()
 
     def __repr__(self) -> str:
@@ -58,6 +59,8 @@ class Leasing:
             if not patient and supply.dry_answers != dry:
                 self._drew(stream, number, None)
                 return None
+            if patient:
+                yield from self._check_thread()
 
     def _drew(self, stream: str, number: int, grant: Grant | None) -> None:
         state = self._state
@@ -77,6 +80,7 @@ class Leasing:
                 return False
             if (yield from self._ask_or_wait(POLL_S, drained=True)) and self._waits_for_itself():
                 return False
+            yield from self._check_thread()
         return False
 
     def look_for_more(self, wait_s: float = 0.0) -> Procedure[bool]:
@@ -148,22 +152,43 @@ class Leasing:
             yield from self._say_waiting()
 
     def _note_wait(self, answer: LeaseAnswer, waited_s: float) -> None:
+        self._nothing_yet = answer.nothing_yet
         if answer.nothing_yet:
             self._waited_s += waited_s
         else:
             self._waited_s = 0.0
             self._silence.end()
 
+    def _check_thread(self) -> Procedure[None]:
+        """Raise ConcurrentIteration where this thread waits for records that its own other loop holds."""
+        if not self._nothing_yet:
+            return
+        neighbours: tuple[Neighbour, ...] = yield LookAround()
+        if held := sum(one.records for one in neighbours if one.same_thread):
+            raise ConcurrentIteration(
+                f"this loop waits for {held} record(s) of {self._state.config.dataset!r} that another loader "
+                f"of this process holds, whose loop is in the same thread and cannot go on before this one: "
+                f"both would wait for ever. For all of the data from each, give each loader a dataset_name "
+                f"of its own; to share the data, run them in processes of their own. A loader left over from "
+                f"before, as by a notebook cell that ran again, lets go with `loader.close()`"
+            )
+
     def _say_waiting(self) -> Procedure[None]:
         """Log for how long this trainer has waited for records of others, and who has them."""
         config, waited_s = self._state.config, self._waited_s
+        neighbours: tuple[Neighbour, ...] = yield LookAround()
+        here = {one.session for one in neighbours}
         holders = "the master does not say who has them"
         try:
             status: MasterStatus = yield Call("status", None)
         except EdlError:
             pass  # whoever waits for the master itself hears of it from the call for leases
         else:
-            found = [_described(one) for one in status.trainers if self._may_wait_for(one)]
+            found = [
+                _described(one, here=one.session in here)
+                for one in status.trainers
+                if self._may_wait_for(one)
+            ]
             holders = "; ".join(found) or "no other trainer has any"
         self._state.facts.append(
             Logged(
@@ -191,9 +216,11 @@ class Leasing:
             state.outbox.note(give_backs=state.inflight.give_back_undrawn(answer.grants))
 
 
-def _described(trainer: TrainerStatus) -> str:
-    """Return who holds records, for people."""
+def _described(trainer: TrainerStatus, *, here: bool) -> str:
+    """Return who holds records, for people; `here` where it is in this process."""
+    where = ", in this process: `close()` it if its loop was left" if here else ""
     return (
-        f"trainer {trainer.worker_id!r} (session {trainer.session[:8]}) has {trainer.leased} record(s), last "
-        f"heard of {trainer.idle_s:.0f} s ago, its loop last moved on {trainer.since_progress_s:.0f} s ago"
+        f"trainer {trainer.worker_id!r} (session {trainer.session[:8]}{where}) has {trainer.leased} "
+        f"record(s), last heard of {trainer.idle_s:.0f} s ago, its loop last moved on "
+        f"{trainer.since_progress_s:.0f} s ago"
     )

@@ -17,7 +17,7 @@ class Liveness:
     """
 
     def __init__(self) -> None:
-        self.member = 0  # as which heartbeats are sent
+        self.member: int  # as which heartbeats are sent, once the trainer is registered
         self.progress = 0  # how often the training loop has moved on; heartbeats carry it
         self.standing = False  # whether the stream stands
         self.doubts = 0  # a mark to be taken before leases are presented

@@ -1,17 +1,21 @@
 """Warnings for the user of an `ElasticDataLoader` whose loop loses batches, or leaves them waiting.
 
-What a loop did is noted where it happens; its own next calls give the warnings.
+What a loop did is noted where it happens; its own next calls give the warnings, and the error of a loop that
+never gets on.
 """
 
 from __future__ import annotations
 
 from edl_torch.core.calls import PassState
+from edl_torch.errors import AccountingError
 from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.state import State
 
+VAIN_PASSES = 3  # so many in a row that gave back all that they had
+
 
 class LoopWarnings:
-    """What is noted of the loop, and what the user was told of."""
+    """Notes of what a loop did, and warnings and an error that come of them, most of them once."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -19,6 +23,9 @@ class LoopWarnings:
         self._told_finished = False
         self._took_back = False  # whether a batch in hand went back that the loop may have trained on
         self._told_took_back = False
+        self._gave_back = False  # whether batches in hand went back since the loop asked if all is done
+        self._settled = 0  # batches that it was done with when it asked
+        self._vain = 0  # how often in a row it asked, and had given back all
         self._unstepped: list[str] = []  # optimizers that never stepped, to be told of when there is more
 
     def __repr__(self) -> str:
@@ -27,17 +34,19 @@ class LoopWarnings:
     # What is noted ----------------------------------------------------------------------------------------
 
     def pass_ended(self) -> None:
-        """A pass ends, maybe with the last epoch."""
+        """Note the end of a pass, which may be that of the last epoch."""
         if self._state.supply.current.state is PassState.FINISHED:
             self._finished_in = self._state.fence.lineage
 
     def went_back(self) -> None:
-        """The batch in hand goes back with the end of its pass. Only a step could say whether it counts."""
+        """Note that the batch in hand went back as its pass ended. A step alone could say if it counts."""
+        self._gave_back = True
         self._took_back |= not self._state.steps.attached
 
     def restored(self) -> None:
-        """The model and the data are at a token: what went back before is in neither."""
-        self._took_back = False
+        """Forget what went back: the model and the data are at a token from before."""
+        self._took_back = self._gave_back = False
+        self._vain = 0
 
     # What is told -----------------------------------------------------------------------------------------
 
@@ -54,8 +63,8 @@ class LoopWarnings:
             yield Warn(
                 f"the loop was left with the batch in hand of {self._state.config.dataset!r}, which goes "
                 f"back and is read again, though the loop may have trained on it: nothing says that it is "
-                f"done. Call service.attach(optimizer) before the loop, so that each step says so, or "
-                f"service.report_batch_done() before leaving it"
+                f"done. Call loader.attach(optimizer) before the loop, so that each step says so, or "
+                f"loader.stepped() before leaving it"
             )
 
     def _of_no_more_epochs(self) -> Procedure[None]:
@@ -66,7 +75,7 @@ class LoopWarnings:
             yield Warn(
                 f"all {plan.spec.num_epochs} epoch(s) of {plan.spec.name!r} are over: this pass over the "
                 f"loader reads nothing, and neither does a later one. Give num_epochs=… for more epochs, and "
-                f"loop with `while not service.finished:` or `for epoch in loader.epochs():`"
+                f"loop with `for epoch in loader.epochs():`"
             )
 
     def _of_idle_optimizers(self) -> Procedure[None]:
@@ -78,7 +87,7 @@ class LoopWarnings:
             yield Warn(
                 f"of the optimizers attached for {self._state.config.dataset!r}, {', '.join(idle)} did not "
                 f"step since the last pass began, though others did: batches wait for a step of each. Call "
-                f"service.detach(optimizer) where another has taken its place"
+                f"loader.detach(optimizer) where another has taken its place"
             )
 
     def of_no_steps(self) -> Procedure[None]:
@@ -88,5 +97,29 @@ class LoopWarnings:
             yield Warn(
                 f"{', '.join(unstepped)}, attached for {self._state.config.dataset!r}, did not step since "
                 f"the last pass began, and no batch counts before it does. Attach the optimizer whose "
-                f"step() the loop calls, and call service.detach(optimizer) for the other"
+                f"step() the loop calls, and call loader.detach(optimizer) for the other"
             )
+
+    def check_gets_on(self) -> None:
+        """Raise AccountingError for a loop that asks whether all is done, where its passes keep nothing.
+
+        Only one that asks can go on for ever; one that looks at a batch now and then does not ask.
+        """
+        settled, gave_back = self._state.inflight.settled, self._gave_back
+        if settled != self._settled:
+            self._vain = 0
+        elif gave_back:
+            self._vain += 1
+        self._settled, self._gave_back = settled, False
+        if self._vain < VAIN_PASSES:
+            return
+        self._vain = 0
+        steps = self._state.steps
+        why = (
+            f"{', '.join(steps.slowest)} did not step on it" if steps.attached else "nothing says it is done"
+        )
+        raise AccountingError(
+            f"{VAIN_PASSES} passes in a row over {self._state.config.dataset!r} were left before a batch "
+            f"counted: what the loop has in hand when it is left (break, islice) goes back, as {why}. Call "
+            f"loader.attach(optimizer) before the loop and step before leaving it, or call loader.stepped()"
+        )

@@ -55,7 +55,7 @@ class Measuring:
         return f"<Measuring batches={self.batches} waited={self.waited} stepped={self.stepped}>"
 
     def handed(self, records: int, waited_s: float, waited_for_ranks_s: float = 0.0) -> None:
-        """A batch of so many records, for which the loop has waited, is handed to it."""
+        """Count a batch of so many records, and how long the loop has waited for it."""
         self.waited.add(waited_s)
         if waited_for_ranks_s:
             self.waited_for_ranks_s += waited_for_ranks_s
@@ -63,7 +63,7 @@ class Measuring:
         self.records += records
 
     def reported(self, records: int) -> None:
-        """A loop that is not timed was done with a batch."""
+        """Count a batch of a loop that is not timed."""
         self.batches += 1
         self.records += records
 

@@ -13,7 +13,7 @@ from edl_torch.errors import AccountingError
 
 
 class Phase(Enum):
-    """What one part of a trainer is at."""
+    """The phase of one part of a trainer."""
 
     __hash__ = object.__hash__  # Enum's own runs Python, at each change
 
@@ -28,7 +28,7 @@ class Member(Phase):
 
 
 class Loop(Phase):
-    """What the training loop of an `ElasticDataLoader` is at."""
+    """What the training loop of an `ElasticDataLoader` is doing."""
 
     IDLE = "not iterating"
     ASKING = "waits for a batch"

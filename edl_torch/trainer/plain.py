@@ -50,7 +50,7 @@ class PlainPasses:
         self._silent_passes = 0
         self._run = ""  # the plain DataLoader's iteration that reads the open pass
         self._runs: set[str] = set()  # all of them so far
-        self._oldest = 0  # the first number of an iteration that may still begin a pass
+        self._oldest = 1  # the first number of an iteration that may still begin a pass
         self._beginning = False  # a process is about to begin a pass: others wait
 
     def __repr__(self) -> str:

@@ -77,7 +77,7 @@ class Position:
         return token
 
     def note_taken(self, token: str) -> None:
-        """A token was taken, here or at the rank that takes it for all."""
+        """Note that a token was taken, here or at the rank that takes it for all."""
         state = self._state
         uncounted = 0 if state.exact else state.plain.uncounted
         state.facts.append(TokenTaken(token=token, exact=state.exact, uncounted=uncounted))
@@ -133,7 +133,7 @@ class Position:
         return lineage
 
     def restored(self) -> None:
-        """The model and the data are at a token: the pass is over, and there is nothing of it to finish."""
+        """End the pass without finishing it: the model and the data are at a token now."""
         self._state.close_pass()
         self._state.plain.begun.clear()
         self._elastic.warnings.restored()

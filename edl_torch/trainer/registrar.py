@@ -61,7 +61,7 @@ class Registrar:
         return registered.plan
 
     def again(self, lost: Fence) -> Procedure[None]:
-        """The master gave this member up: take part anew, where no other call has found it out before.
+        """Register anew after the master gave this member up, unless another call has done so.
 
         Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint, and
         JournalWentBack when the master has forgotten that it gave this member up.
@@ -119,16 +119,16 @@ class Registrar:
             self._state.facts.append(Joined(spec=plan.spec, fence=fence, batch_size=batch_size))
 
     def heard(self, spec: DatasetSpec) -> None:
-        """Another rank of this trainer's job, which takes part for it, registered the dataset so."""
+        """Take over the dataset as the rank registered it that holds the leases for this one."""
         if self._state.registered.plan is not None:
             self._state.registered.plan = Plan(spec)
 
     def follow(self, lineage: int) -> None:
-        """This trainer took the dataset back to a token, which opened `lineage`."""
+        """Go on in `lineage`, which this trainer opened by going back to a token."""
         self._state.follow(replace(self._state.fence, lineage=lineage))
 
     def move(self, lineage: int) -> None:
-        """Another rank of this trainer's job took the dataset back to a token, which opened `lineage`."""
+        """Go on in `lineage`, which another rank of this job opened by going back to a token."""
         self.follow(lineage)
         self._note_joined()
 

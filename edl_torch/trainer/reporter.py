@@ -7,6 +7,7 @@ from edl_torch.errors import EdlError, MasterUnavailable, SessionLost
 from edl_torch.trainer.actions import Call, Procedure, Wait
 from edl_torch.trainer.facts import Answered, Refused, Reporting, Unanswered
 from edl_torch.trainer.outbox import Report
+from edl_torch.trainer.phases import Telling
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.state import State
 
@@ -20,6 +21,14 @@ class Reporter:
 
     def __repr__(self) -> str:
         return f"<Reporter {self._state.outbox}>"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the loop, which has noted acknowledgements or nothing, must `send`."""
+        state, outbox = self._state, self._state.outbox
+        if outbox.error is not None or outbox.phase is Telling.STALLED:
+            return True
+        return state.config.in_process and state.now >= outbox.may_wait_until and outbox.sendable
 
     def send(self) -> Procedure[None]:
         """Send what was noted, or, where calls take time, leave it to another thread. Raises what a report
@@ -102,12 +111,13 @@ class Reporter:
         if answer.stale:
             state.refused(tuple([task for task in answer.stale if task in report.acknowledgements]))
             state.void(answer.stale)
+        state.outbox.may_wait_until = state.now + state.config.report_delay_s
         if answer.wanted:
             state.yield_to_others()
         return report.fence == state.registered.fence
 
     def _note_unanswered(self, report: Report, error: EdlError | None) -> None:
-        """No answer came, or the report was refused as a whole."""
+        """Note that no answer came, or that the report was refused as a whole."""
         state = self._state
         refused = error is not None and not isinstance(error, MasterUnavailable)
         if state.config.audited:
@@ -123,7 +133,7 @@ class Reporter:
             self._stall(report, error)
 
     def _register_again(self, report: Report) -> Procedure[None]:
-        """The member that sent a report was given up; the master is told all that it answered."""
+        """Register anew where the member that sent a report was given up."""
         error: EdlError | None = None
         settled = self._state.closed
         try:

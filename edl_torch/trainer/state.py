@@ -1,4 +1,4 @@
-"""Everything that one trainer knows of one dataset, and what becomes of it when something is void."""
+"""Everything that one trainer knows of one dataset; and how it forgets what the master took back."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Config:
     batch_size: int
     lookahead: int | None = 0  # None: a wrapper tells when it passes a batch on
     in_process: bool = False  # calls to the master are plain function calls: fetching ahead gains nothing
+    report_delay_s: float = 0.0  # how long after a report the next acknowledgements may wait for more
     keeps_ledger: bool = True  # the master knows epochs, and has tokens
     audited: bool = False
 
@@ -97,7 +98,7 @@ class State:
 
     @property
     def fence(self) -> Fence:
-        """Of the member that the trainer is now."""
+        """The fence (ledger, lineage, member) that calls of this trainer carry now."""
         return self.registered.fence
 
     @property
@@ -134,6 +135,7 @@ class State:
 
     def yield_to_others(self) -> None:
         """Give back what is not drawn, and fetch nothing ahead any more: another trainer waits."""
+        self.outbox.may_wait_until = self.now
         self._unwanted(self.supply.rest())
 
     def _unwanted(self, grants: list[Grant]) -> None:
@@ -143,7 +145,7 @@ class State:
     # What is void -------------------------------------------------------------------------------------------
 
     def follow(self, fence: Fence) -> None:
-        """The trainer is another member: what was held, and what was not sent, is void."""
+        """Become the member of `fence`: what was held, and what was not sent, is void."""
         self.registered.move(fence)
         if self.liveness is not None:
             self.liveness.member = fence.member
@@ -154,7 +156,7 @@ class State:
         self.forget()
 
     def forget(self) -> None:
-        """All that was held is void."""
+        """Forget all that was held: it is void."""
         self._voided(self._may_be_trained)
         if self.inflight.batches:
             self.lose(f"{self.inflight.batches} batch(es)")
@@ -163,13 +165,13 @@ class State:
         self.forget_counts()
 
     def forget_counts(self) -> None:
-        """Reports of a plain pass prove nothing any more."""
+        """Forget the counts of a plain pass: its reports prove nothing any more."""
         if uncounted := self.plain.uncounted:
             self.facts.append(Uncounted(uncounted))
         self.plain.counts = None
 
     def void(self, tasks: tuple[int, ...]) -> None:
-        """The master took leases back; their batches are thrown away where they arrive."""
+        """Forget leases that the master took back; their batches are thrown away where they arrive."""
         self.facts.append(Logged(f"dataset {self.config.dataset}: {len(tasks)} lease(s) were taken back"))
         self._voided(run for run in self._may_be_trained if run[0] in tasks)
         if batches := self.inflight.handed_of(tasks):
@@ -191,7 +193,7 @@ class State:
         return self.inflight.handed() if self.elastic else self.inflight.drawn()
 
     def drop(self, report: Report) -> None:
-        """Nobody will hear of this report: others train on its records."""
+        """Note that a report will never be sent: others train on its records."""
         self.facts.append(
             Dropped(
                 acknowledgements=tuple(report.acknowledgements.values()),
@@ -201,14 +203,14 @@ class State:
         )
 
     def refused(self, tasks: tuple[int, ...]) -> None:
-        """Acknowledgements of these tasks came too late, or will never be sent."""
+        """Note that acknowledgements of these tasks came too late, or will never be sent."""
         if tasks:
             self.lose(f"batches of {len(tasks)} lease(s)")
 
     # The model and the count --------------------------------------------------------------------------------
 
     def lose(self, what: str) -> None:
-        """Records that the model has learnt from are not counted: they will come again."""
+        """Note that records which the model has learnt from are not counted, and will come again."""
         self._lost = self._lost or (
             f"{what} of dataset {self.config.dataset!r}: this trainer was cut off from the master for too "
             "long, and the records come again, here or at another trainer, though the model has learnt from "
@@ -221,5 +223,5 @@ class State:
             raise StaleLease(self._lost)
 
     def restored(self) -> None:
-        """The model and the count are those of a checkpoint."""
+        """Note that the model and the count are those of a checkpoint again."""
         self._lost = ""

@@ -85,7 +85,7 @@ class Steps:
         return [self._names[n] for n, since in self._since.items() if n in self._names and since == self.keep]
 
     def attach(self, name: str = "optimizer") -> int:
-        """Another optimizer; returns its number. Batches that wait for a step wait for one of it too."""
+        """Add an optimizer; returns its number. Batches that wait for a step wait for one of it too."""
         number, self._next = self._next, self._next + 1
         self._since[number] = self.keep
         self._since.pop(_NOBODY, None)
@@ -105,7 +105,7 @@ class Steps:
             self._since[_NOBODY] = since
 
     def gone(self, number: int) -> None:
-        """Optimizer `number` does not exist any more. The last one decides on: nothing steps in its place."""
+        """Forget optimizer `number`, which does not exist any more. The last one stays: a step decides."""
         if len(self._since) > 1:
             self.detach(number)
 
@@ -113,7 +113,8 @@ class Steps:
         """Note that one more batch went to the loop."""
         self._handed += 1
         self._asked_for_more = False
-        self._ahead = self._ahead + 1 if self._lookahead is None else min(self._lookahead, self._ahead + 1)
+        if self._lookahead is None or self._ahead < self._lookahead:
+            self._ahead += 1
         for number in self._since:
             self._since[number] += 1
 
@@ -131,7 +132,7 @@ class Steps:
         self._since[number] = min(self._ahead, self._since[number])
 
     def reported(self) -> None:
-        """The loop says that it is done with what it was passed."""
+        """Note that the loop is done with what it was passed, as it says."""
         self._since.pop(_NOBODY, None)
         for number, since in self._since.items():
             self._since[number] = min(self._ahead, since)
@@ -160,7 +161,7 @@ class Steps:
         return 0 if found is None else found.after
 
     def _check_lookahead(self, mine: _InPass) -> None:
-        """Refuse a loop that steps on each batch, and is behind what was handed out by more than it said."""
+        """Raise AccountingError for a loop whose steps show that more was read ahead than `lookahead`."""
         behind = mine.before - 1
         each = mine.steps > 1 and mine.steps == self._handed - behind
         if self._lookahead is not None and each and behind > self._lookahead:
@@ -184,7 +185,7 @@ class Steps:
         return self.in_hand if self.attached else self._ahead + 1
 
     def withdrawn(self, batches: int) -> None:
-        """The newest batches were given back."""
+        """Note that the newest batches were given back."""
         self._ahead = max(0, self._ahead - batches)
         self._handed = max(0, self._handed - batches)
         for number in self._since:
@@ -192,7 +193,7 @@ class Steps:
         self._forget_nobody()
 
     def failed(self) -> None:
-        """The batch in hand went to quarantine: there is nothing to step on."""
+        """Note that the batch in hand went to quarantine: there is nothing to step on."""
         for number, since in self._since.items():
             self._since[number] = max(self._ahead, since - 1)
         self._forget_nobody()
@@ -228,5 +229,5 @@ class Steps:
         return [self._names[number] for number in sorted(never)]
 
     def clear(self) -> None:
-        """Another lineage: no batch is in flight."""
+        """Forget all batches: the lineage is another one."""
         self.withdrawn(self.keep)

@@ -143,11 +143,11 @@ class Supply:
         return max(1, len(self.current.streams) - len(self._ready))
 
     def begin_asking(self) -> None:
-        """A call for leases goes out."""
+        """Note that a call for leases goes out."""
         self.phase = ASKING[self.phase, Asking.ASKING]
 
     def end_asking(self) -> None:
-        """It was answered, or given up."""
+        """Note that the call was answered, or given up."""
         self.phase = ASKING[self.phase, Asking.IDLE]
         self.answers += 1
 

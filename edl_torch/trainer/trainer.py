@@ -42,7 +42,7 @@ class Trainer:
         return f"<Trainer {self.state.config.session[:8]} {self.state}>"
 
     def follow(self) -> None:
-        """Another trainer holds the leases of what this one's loop is given, and tells what becomes of it."""
+        """Leave leases and reports to another trainer, which holds the records of this one's batches."""
         self.state.config = replace(self.state.config, in_process=True, audited=False)
         if self.state.registered.plan is not None:
             self.state.liveness = None  # else nobody has asked yet whether it is ever in doubt
@@ -86,18 +86,18 @@ class Trainer:
         outbox.raise_error()
 
     def fail(self, error: Exception) -> None:
-        """What goes on beside the loop has failed: the loop hears of it."""
+        """Keep an error of a thread beside the loop, for the loop to raise."""
         self.state.outbox.error = error
 
     # What reads ---------------------------------------------------------------------------------------------
 
     def begin_stream(self) -> Procedure[tuple[int, Plan]]:
-        """A process begins to read an elastic pass. Returns the number of the pass, and the dataset."""
+        """Begin a stream of an elastic pass. Returns the number of the pass, and the dataset."""
         plan = yield from self.registrar.plan()
         return self.state.supply.current.number, plan
 
     def begin_plain(self, reading: Reading) -> Procedure[tuple[int, Plan]]:
-        """A process begins to read a plain pass. Returns the number of the pass, and the dataset."""
+        """Begin a stream of a plain pass. Returns the number of the pass, and the dataset."""
         plan = yield from self.registrar.plan()
         if not self.plain.is_late(reading):
             yield from self.elastic.supersede()
@@ -112,7 +112,7 @@ class Trainer:
         yield from self.reporter.send()
 
     def stream_broke(self, stream: str) -> Procedure[None]:
-        """A reading process hung up without a word. While its pass is open that means that it died."""
+        """Note that a reading process hung up without a word: it died, where its pass is open."""
         state = self.state
         if not state.supply.current.is_open:
             return

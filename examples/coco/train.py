@@ -145,7 +145,7 @@ class Trainer:
         loader.scale_gradients(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
         self.optimizer.step()
-        if loader.weight:  # else it only stands in
+        if loader.weight:  # 0 for a padding batch
             self.deliveries.add(self.tally.epoch, batch.numbers)
         self.tally = self.tally.plus(loader.weight, loss.item())
         self.line.count(loader.weight)

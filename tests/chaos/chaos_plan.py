@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 BATCH = 4
@@ -62,7 +62,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A job and its faults. The tuples with an item for each slot say what its trainers are like."""
+    """A job and its faults. The tuples with an item for each slot say what its trainers are like.
+
+    With a `window` records are mixed inside windows of so many shards; the reader reads `in_order` only, or
+    picks records. `threads` read in a trainer, or in each of its loader workers, where it is not 0.
+    """
 
     seed: int
     size: int
@@ -72,6 +76,9 @@ class Plan:
     workers: tuple[int, ...]
     naps_s: tuple[float, ...]
     faults: tuple[Fault, ...]
+    window: int
+    in_order: bool
+    threads: tuple[int, ...]
 
     @property
     def records(self) -> int:
@@ -85,7 +92,11 @@ class Plan:
 
     def __str__(self) -> str:
         faults = ", ".join(f"{kind.value} {number}" for kind, number in sorted_counts(self.counts))
-        return f"seed {self.seed}: {len(self.steps_s)} trainers, {EPOCHS} × {self.size} records; {faults}"
+        window = f", window {self.window}" if self.window else ""
+        return (
+            f"seed {self.seed}: {len(self.steps_s)} trainers, threads {self.threads}, "
+            f"{EPOCHS} × {self.size} records{window}; {faults}"
+        )
 
 
 def sorted_counts(counts: Counter[Kind]) -> list[tuple[Kind, int]]:
@@ -106,7 +117,7 @@ def make_plan(seed: int, intensity: Intensity) -> Plan:
     faults = _schedule(chance, kinds, slots, intensity.pace_s)
     lasts_s = max(fault.at_s + fault.for_s for fault in faults)
     per_second = sum(BATCH / step for step in steps)
-    return Plan(
+    plan = Plan(
         seed=seed,
         size=int(per_second * lasts_s / EPOCHS) + chance.randint(1, 99),  # never over before the faults are
         records_per_shard=chance.choice((BATCH, 30, 64)),
@@ -115,7 +126,14 @@ def make_plan(seed: int, intensity: Intensity) -> Plan:
         workers=tuple(chance.choice((0, 0, 1)) for _ in range(slots)),
         naps_s=tuple(chance.choice((0.0, 0.0, 1.0)) for _ in range(slots)),
         faults=faults,
+        window=0,
+        in_order=False,
+        threads=(0,) * slots,
     )
+    window = 0 if plan.shuffle else chance.choice((0, 1, 4, 4, 16))
+    in_order = chance.random() < 0.5
+    threads = tuple(chance.choice((0, 0, 2)) for _ in range(slots))
+    return replace(plan, window=window, in_order=in_order, threads=threads)
 
 
 def _schedule(chance: random.Random, kinds: list[Kind], slots: int, pace_s: float) -> tuple[Fault, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from edl_torch import DataShardService, ElasticDataLoader, MasterClient, ShardedDataset
-from edl_torch.readers import MapDatasetReader
+from edl_torch.readers import AbstractDataReader, MapDatasetReader
 
 CLONE_NEWNET = 0x40000000
 
@@ -102,8 +102,9 @@ def enter(namespace: str) -> None:
 
 def train(job: dict[str, Any]) -> None:
     """Read the whole job. Steps take no time once the file `hurry` is there."""
-    reader = MapDatasetReader(range(job["size"]))
-    workers = job["workers"]
+    make_reader = InOrder if job.get("in_order") else MapDatasetReader
+    reader = make_reader(range(job["size"]), thread_safe=True)
+    workers, window = job["workers"], job.get("window")
     with (
         open(job["notes"], "w", encoding="ascii", buffering=1) as notes,
         MasterClient(
@@ -116,6 +117,8 @@ def train(job: dict[str, Any]) -> None:
             num_epochs=job["epochs"],
             records_per_shard=job["records_per_shard"],
             shuffle=job["shuffle"],
+            shuffle_shards=bool(window),
+            shuffle_window=window or None,
             seed=job["seed"],
             audit_dir=job["audit_dir"],
         ) as service,
@@ -123,7 +126,10 @@ def train(job: dict[str, Any]) -> None:
         if job.get("begins_again"):
             service.load_state_dict(None)
         loader = ElasticDataLoader(
-            ShardedDataset(service, reader), num_workers=workers, persistent_workers=workers > 0
+            ShardedDataset(service, reader),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            num_threads=job.get("threads") or None,
         )
         while not service.finished:
             for batch in loader:
@@ -131,6 +137,12 @@ def train(job: dict[str, Any]) -> None:
                     time.sleep(job["step_s"])
                 hang(Path(job["hang"]))
                 notes.write(f"{loader.epoch} {' '.join(map(str, batch.tolist()))}\n")
+
+
+class InOrder(MapDatasetReader):
+    """Reads whole shards from their beginning, as one of blocks does."""
+
+    read_record = AbstractDataReader.read_record
 
 
 def hang(order: Path) -> None:

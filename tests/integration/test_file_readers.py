@@ -25,10 +25,10 @@ KINDS = ("recordio", "csv", "text", "parquet", "python_custom")
 WAYS: dict[str, dict[str, Any]] = {
     "0 workers": {},
     "2 forked": {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 120},
-    "2 spawned": {"num_workers": 2, "multiprocessing_context": "spawn", "timeout": 120},
+    "2 started": {"num_workers": 2, "multiprocessing_context": "forkserver", "timeout": 120},
 }
 # Spawned workers read these in test_loader_recordio, test_loader_tables and test_parquet_loader.
-ELSEWHERE = [(kind, "2 spawned") for kind in ("recordio", "csv", "text", "parquet")]
+ELSEWHERE = [(kind, "2 started") for kind in ("recordio", "csv", "text", "parquet")]
 CASES = [
     pytest.param(kind, way, marks=[pytest.mark.long] * ((kind, way) in ELSEWHERE))
     for kind in KINDS
@@ -68,8 +68,8 @@ def test_each_record_is_trained_on_once_an_epoch(kind: str, way: str, tmp_path: 
 
 
 def _persistent(way: str) -> dict[str, Any]:
-    """A spawned worker imports torch first, which takes seconds."""
-    return {"persistent_workers": True} if "spawned" in way else {}
+    """What is not forked from this process takes long to begin."""
+    return {"persistent_workers": True} if "started" in way else {}
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ ROOT = SCRIPT.parents[2]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), *arguments],
         stdout=subprocess.PIPE,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
 from loader_kit import acknowledged, elastic, numbers, once, trainer
 
 from edl_torch import DataShardService, ElasticDataLoader
-from edl_torch.errors import EdlError
+from edl_torch.errors import ConcurrentIteration
 from edl_torch.testing import FakeMaster
 
 LONG, SHORT = 39, 10  # records; batches of 4
@@ -122,24 +122,63 @@ def test_a_loop_that_begins_the_shorter_one_again_reads_both_to_their_ends(num_w
         fake.outcomes["short"].check_complete(4)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a trainer that waits for its peers does not see that its own thread holds what it waits for",
-)
+@contextmanager
+def of_one_dataset(fake: FakeMaster, num_workers: int, **more: object) -> Iterator[tuple[Pair, Pair]]:
+    """Two loaders that share the long dataset, each with a trainer of its own."""
+    with ExitStack() as stack:
+
+        def make() -> Pair:
+            service, dataset = stack.enter_context(trainer(fake, {"a": LONG}, **more))  # type: ignore[arg-type]
+            return service, elastic(dataset, num_workers=num_workers)
+
+        yield make(), make()
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.timeout(60)
-def test_two_trainers_of_one_dataset_in_one_loop_do_not_wait_for_each_other_for_ever() -> None:
+def test_loaders_of_one_dataset_in_one_loop_are_told_that_they_wait_for_each_other(
+    num_workers: int, in_process: bool
+) -> None:
     fake = FakeMaster()
-    with trainer(fake, {"a": LONG}) as (_, one), trainer(fake, {"a": LONG}) as (_, two):
+    seen: list[int] = []
+    with of_one_dataset(fake, num_workers, in_process=in_process) as ((service, loader), (_, other)):
+        pairs = zip(loader, other, strict=False)
+        with pytest.raises(ConcurrentIteration, match=r"'training'.*same thread.*dataset_name.*close\(\)"):
+            seen.extend(number for pair in pairs for batch in pair for number in numbers(batch))
+        assert len(seen) == len(set(seen))
+        other.close()  # what it holds goes back
+        assert set(range(LONG)) == {*seen, *rest_of(loader, [])}
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
 
-        def train() -> None:
-            with suppress(EdlError):  # an error that says so would be right, too
-                for _ in zip(elastic(one), elastic(two), strict=False):
-                    pass
 
-        loop = threading.Thread(target=train, daemon=True)
-        loop.start()
-        loop.join(3)
-        hung = loop.is_alive()
-    loop.join(10)
-    assert not loop.is_alive()
-    assert not hung
+@pytest.mark.timeout(60)
+def test_a_loader_that_was_left_with_its_iterator_is_named_to_the_one_after_it() -> None:
+    """As where a notebook cell is run again."""
+    fake = FakeMaster()
+    with of_one_dataset(fake, 0) as ((_, loader), (service, again)):
+        left = iter(loader)
+        held = numbers(next(left))  # of a lease of 6
+        with pytest.raises(ConcurrentIteration, match=r"6 record\(s\)"):
+            list(again)
+        loader.close()
+        assert set(held) <= set(rest_of(again, []))
+        assert service.finished
+
+
+@pytest.mark.timeout(60)
+def test_loaders_of_one_dataset_in_threads_of_their_own_wait_for_each_other() -> None:
+    fake = FakeMaster()
+    with of_one_dataset(fake, 0) as ((_, loader), (_, other)):
+        left = iter(loader)
+        held = numbers(next(left))
+        rest: list[int] = []
+        thread = threading.Thread(target=rest_of, args=(other, rest))
+        thread.start()
+        thread.join(2)  # longer than one question to the master waits
+        assert thread.is_alive()
+        held += [number for batch in left for number in numbers(batch)]
+        thread.join(20)
+        assert not thread.is_alive()
+        assert sorted(held + rest) == list(range(LONG))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -22,6 +23,7 @@ from edl_torch.testing import FakeMaster, wait_until
 
 COUNTS = {"a": 40}
 LONG = pytest.mark.long
+STARTED = ("spawn", "forkserver")  # methods of which each worker is a new interpreter
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +54,8 @@ def train_through(service: DataShardService, loader: Any, passes: int) -> list[l
     ("method", "num_workers", "persistent"),
     [
         *[("fork", 1, False), ("fork", 2, False), ("fork", 1, True), ("fork", 2, True)],
-        *[("spawn", 2, False), ("forkserver", 2, True)],
-        *(pytest.param("spawn", *rest, marks=LONG) for rest in [(1, False), (1, True), (2, True)]),
+        ("forkserver", 2, True),
+        *(pytest.param("spawn", *rest, marks=LONG) for rest in itertools.product((1, 2), (False, True))),
         *(pytest.param("forkserver", *rest, marks=LONG) for rest in [(1, False), (1, True), (2, False)]),
     ],
 )
@@ -88,7 +90,7 @@ def test_loaders_with_a_generator_of_one_seed_read_everything_each() -> None:
 # A worker of torch's that ends while its queue's daemon thread is in C++ may abort ("terminate called without
 # an active exception"), and torch's finalizer says so.
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=LONG)])
+@pytest.mark.parametrize("method", ["fork", *(pytest.param(other, marks=LONG) for other in STARTED)])
 def test_a_pass_given_up_does_not_spoil_the_next_one_of_the_same_seed(method: str) -> None:
     fake = FakeMaster()
     with trainer(fake, COUNTS) as (service, dataset):
@@ -126,7 +128,7 @@ class SlowStart:
                 time.sleep(0.01)
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=LONG), "forkserver"])
+@pytest.mark.parametrize("method", ["fork", *(pytest.param(other, marks=LONG) for other in STARTED)])
 def test_workers_that_start_at_very_unequal_times_share_one_pass(method: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     fake = FakeMaster()

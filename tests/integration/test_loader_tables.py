@@ -22,7 +22,7 @@ pytest.importorskip("pyarrow", reason="batches need pyarrow")
 WAYS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60},
-    {"num_workers": 1, "multiprocessing_context": "spawn", "timeout": 60},  # each imports torch anew
+    {"num_workers": 1, "multiprocessing_context": "forkserver", "timeout": 60},
 ]
 COUNT = 83
 
@@ -51,7 +51,7 @@ def batches(
     fake.outcomes["training"].check_complete(1)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["0 workers", "fork", "spawn"])
+@pytest.mark.parametrize("way", WAYS, ids=["0 workers", "fork", "forkserver"])
 @pytest.mark.parametrize("columnar", [False, True], ids=["rows", "columns"])
 def test_every_row_comes_once(tables: Path, way: dict[str, Any], columnar: bool) -> None:
     reader = CsvReader(tables, dtypes={"quarter": "float32"})
@@ -66,7 +66,7 @@ def test_every_row_comes_once(tables: Path, way: dict[str, Any], columnar: bool)
     assert seen != sorted(seen)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["0 workers", "fork", "spawn"])
+@pytest.mark.parametrize("way", WAYS, ids=["0 workers", "fork", "forkserver"])
 def test_every_line_comes_once(tmp_path: Path, way: dict[str, Any]) -> None:
     (tmp_path / "lines.txt").write_text("\n".join(map(str, range(COUNT))))
     seen = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,24 @@ def test_worker_init_fn_finds_the_users_dataset_and_may_set_attributes() -> None
         loader = elastic(Tagged(service, reader), num_workers=2, worker_init_fn=tag_it)
         tags = {int(tag) for _, batch_tags in loader for tag in batch_tags}
         assert tags == {100, 101}
+
+
+class NeedyReader(NumberReader):
+    """Needs a module to read."""
+
+    imports = ("edl_needed_to_read",)
+
+
+def is_imported(sample: Any) -> bool:
+    return "edl_needed_to_read" in sys.modules
+
+
+def test_forked_workers_need_not_import_what_reading_imports(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "edl_needed_to_read.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with trainer(FakeMaster(), NeedyReader({"a": 4}), dataset={"transform": is_imported}) as (_, dataset):
+        assert list(elastic(dataset, num_workers=1, collate_fn=list)) == [[True] * 4]
+    del sys.modules["edl_needed_to_read"]
 
 
 def seeds(sample: Any) -> tuple[int, int, float, float]:

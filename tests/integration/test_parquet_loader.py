@@ -24,7 +24,8 @@ PROCESSES = [
     pytest.param({}, id="0 workers"),
     pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="2 forked"),
     pytest.param(
-        {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True}, id="2 spawned"
+        {"num_workers": 2, "multiprocessing_context": "forkserver", "persistent_workers": True},
+        id="2 started",
     ),
 ]
 
@@ -73,7 +74,7 @@ def test_each_row_once_an_epoch(folder, workers, columnar):
     size = {"batch_size": None} if columnar else {}
     orders = (
         ORDERS.items()
-        if workers.get("multiprocessing_context") != "spawn"
+        if workers.get("multiprocessing_context") != "forkserver"
         else [("", ORDERS["global shuffle"])]
     )
     for name, (service, dataset) in orders:

@@ -7,7 +7,7 @@ in a batch. So the final weights say what the model was trained on, whatever was
 gets `checkpoints/`, `audit/`, a line a step in `steps/`, and at the end `weights.json`. While there is no
 file `go` a step takes long. With a variable LATE the service is made only after this job's master is there;
 with STOP_AT the job ends after the checkpoint at that step; with NOTICES a worker that is told to end saves,
-and ends with TOLD.
+and ends with TOLD. SHUFFLE_WINDOW, LOADER_WORKERS and NUM_THREADS are the loader's.
 """
 
 from __future__ import annotations
@@ -89,11 +89,22 @@ def main(folder: Path) -> None:
         wait_until(lambda: any(folder.glob("logs/*/*/edl_torch_master.address")), timeout_s=60)
     reader = Numbers()
     service = DataShardService(
-        BATCH, reader=reader, num_epochs=EPOCHS, shuffle_shards=True, audit_dir=folder / "audit"
+        BATCH,
+        reader=reader,
+        num_epochs=EPOCHS,
+        shuffle_shards=True,
+        shuffle_window=number_from("SHUFFLE_WINDOW"),
+        audit_dir=folder / "audit",
     )
     with service:
-        workers = int(os.environ.get("LOADER_WORKERS", 0))
-        loader = ElasticDataLoader(ShardedDataset(service, reader), synchronous=True, num_workers=workers)
+        workers = number_from("LOADER_WORKERS") or 0
+        loader = ElasticDataLoader(
+            ShardedDataset(service, reader),
+            synchronous=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            num_threads=number_from("NUM_THREADS"),
+        )
         service.attach(optimizer)
         extra = load_checkpoint(folder / "checkpoints", model, optimizer, service)
         step = extra["step"] if extra else 0
@@ -117,6 +128,12 @@ def main(folder: Path) -> None:
     if dist.get_rank() == 0:
         (folder / "weights.json").write_text(json.dumps(counter.weights.tolist()))
     dist.destroy_process_group()
+
+
+def number_from(variable: str) -> int | None:
+    """A number that a test gives."""
+    text = os.environ.get(variable)
+    return int(text) if text else None
 
 
 def fingerprint(counter: Counter) -> str:

@@ -11,7 +11,7 @@ DATA = Data()
 
 
 class Poison(StrEnum):
-    """The loss of a batch that stands in."""
+    """The loss of a padding batch."""
 
     NONE = ""
     NAN = "nan"

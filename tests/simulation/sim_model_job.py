@@ -12,7 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sim_checkpoints import Folder
 from sim_hub import Hub
@@ -344,5 +344,6 @@ def model_options(seed: int, *, shards: int = 4000, faults: int = 240) -> ModelO
         workers=kind.choice((0, 0, 1, 2)),
         accumulates=kind.choice((0, 1, 1, 2, 3)),
     )
+    job = replace(job, shuffle_window=kind.choice((None, 1, 2, 16, 10**6)))
     steps_s = pace.step_s * job.size * job.epochs / job.batch
     return ModelOptions(seed=seed, job=job, pace=pace, faults=faults, fault_every_s=steps_s / faults)

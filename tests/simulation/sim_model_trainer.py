@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from sim_checkpoints import Folder, load, save
 from sim_hub import Sleep
 from sim_trainer import Trainer
 from sim_weights import Run
 
 from edl_torch.core.calls import Grant
+from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError
 from edl_torch.shard import Slice
 from edl_torch.trainer.actions import Procedure
@@ -29,6 +32,19 @@ class Batch(tuple[tuple[int, int, int], ...]):
     """A ticket, and the records that its batch holds as its reader read them."""
 
     runs: tuple[Run, ...]
+
+
+class Lease(NamedTuple):
+    """A lease that is read: numbers of its records, and whether they cannot be read."""
+
+    slice: Slice
+    numbers: npt.NDArray[np.int64]
+    is_bad: npt.NDArray[np.bool_]
+
+    def records(self, first: int, after: int) -> Run:
+        """The records at these positions of the lease's shard."""
+        skip = self.slice.skip
+        return self.slice.epoch, self.numbers[first - skip : after - skip]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +83,9 @@ class Incarnation(Trainer):
         self.died_of = ""
         self._folder, self._fates = folder, fates
         self._on_stop, self._on_kill = on_stop, on_kill
-        self._reading: dict[str, dict[int, Slice]] = {}  # by stream: the leases that it reads
+        self._reading: dict[str, dict[int, Lease]] = {}  # by stream
         super().__init__(*arguments, **named)
+        self._plan = Plan(self.job.spec())
 
     def _ends(self, error: EdlError) -> None:
         """A traceback, and the runner starts another one."""
@@ -143,17 +160,21 @@ class Incarnation(Trainer):
         """A reading process begins to read a lease."""
         reading = self._reading.setdefault(stream, {})
         reading.pop(grant.task, None)  # after a rollback task numbers come again
-        reading[grant.task] = grant.slice
+        numbers = self._plan.indices(grant.slice).numbers
+        reading[grant.task] = Lease(grant.slice, numbers, self.job.is_bad(numbers))
         for task in list(reading)[:-LEASES]:
             del reading[task]
 
     def read_batch(self, stream: str, tally: Tally) -> Procedure[Ticket]:
         """Return the batch that a reading process has drawn."""
         batch = Batch((yield from super().read_batch(stream, tally)))
-        reading, per = self._reading[stream], self.job.records_per_shard
-        runs = []
-        for task, first, after in batch:
-            cut = reading[task]
-            runs.append((cut.epoch, cut.shard * per + first, cut.shard * per + after))
-        batch.runs = tuple(runs)
+        reading = self._reading[stream]
+        batch.runs = tuple(reading[task].records(first, after) for task, first, after in batch)
         return batch
+
+    def first_bad(self, stream: str, grant: Grant, first: int, stop: int) -> int:
+        """The first position from `first` on whose record cannot be read."""
+        lease = self._reading[stream][grant.task]
+        skip = lease.slice.skip
+        found = lease.is_bad[first - skip : stop - skip]
+        return first + int(found.argmax()) if found.any() else stop

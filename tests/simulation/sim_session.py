@@ -18,7 +18,17 @@ from edl_torch.client.description import Description
 from edl_torch.core.calls import DatasetStatus, RegisterCall
 from edl_torch.core.token import Token
 from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait, Warn
+from edl_torch.trainer.actions import (
+    Action,
+    Attend,
+    Call,
+    Describe,
+    LookAround,
+    Procedure,
+    Register,
+    Wait,
+    Warn,
+)
 from edl_torch.trainer.facts import Logged
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import Config
@@ -94,6 +104,8 @@ class SimSession:
         if isinstance(action, Describe):
             beginning = self.description.beginning()
             return "" if beginning is None else beginning.encode()
+        if isinstance(action, LookAround):
+            return ()
         assert isinstance(action, Warn)  # whom it is meant for is not here
         return None
 

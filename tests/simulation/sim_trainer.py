@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 from sim_hub import Hub, Sleep
 from sim_master import DATASET, SimMaster
 from sim_model import History
@@ -41,7 +43,7 @@ class Job:
     shuffle_shards: bool = True
     shuffle_window: int | None = None
     drop_last: bool = False
-    bad_every: int = 0  # of so many positions one cannot be read
+    bad_every: int = 0  # of so many records one cannot be read
     breaks: float = 0.0  # how likely it is that a loop breaks after a batch
     saves: float = 0.0  # how likely it is that it takes a token
     step_s: float = 0.5
@@ -72,6 +74,10 @@ class Job:
             seed=self.seed,
             max_bad_records=self.size * self.epochs if self.bad_every else 0,
         )
+
+    def is_bad(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether records cannot be read."""
+        return (numbers + 7) % self.bad_every == 0 if self.bad_every else np.zeros(len(numbers), np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,8 +259,11 @@ class Trainer:
             yield Sleep(self.pace.read_s)
         return tally.take()
 
-    def first_bad(self, grant: Grant, first: int, stop: int) -> int:
-        """The first position from `first` on that cannot be read; the same for whoever reads it."""
+    def first_bad(self, stream: str, grant: Grant, first: int, stop: int) -> int:
+        """The first position from `first` on that cannot be read; the same for whoever reads it.
+
+        Of records that are mixed it is the position that is bad: to look the record up takes far longer.
+        """
         every = self.job.bad_every
         if not every:
             return stop
@@ -321,7 +330,7 @@ class Reader:
         run, grant = self._run, self._grant
         assert grant is not None
         stop = min(self._stop, run[2] + self._missing)
-        bad = self._reads_for.first_bad(grant, run[2], stop)
+        bad = self._reads_for.first_bad(self._stream, grant, run[2], stop)
         self._missing -= min(stop, bad) - run[2]
         run[2] = min(stop, bad)
         if bad < stop:

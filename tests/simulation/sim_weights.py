@@ -1,13 +1,14 @@
 """The weights of a simulated model: the multiset of records that it learnt, compared with what a token says.
 
 Neither asks the master, nor uses the token's or the ledger's code: a token is JSON here, and the order of
-shards is asked of a plan shard by shard.
+records is asked of a plan, whole windows at once.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from sim_model import BrokenPromise
 from sim_trainer import Job
 
 from edl_torch.core.plan import Plan
+from edl_torch.shard import Slice
 
-Counts = npt.NDArray[np.uint8]  # how often each record was learnt: by epoch, and by its place in the storage
-Run = tuple[int, int, int]  # epoch, place of the first record, place after the last
+Counts = npt.NDArray[np.uint8]  # how often each record was learnt: by epoch, and by its number
+Run = tuple[int, npt.NDArray[np.int64]]  # epoch, and numbers of records, each once
 SHOWN = 3
 
 
@@ -33,8 +35,8 @@ class Weights:
 
     def learn(self, runs: Iterable[Run]) -> None:
         """A step of the optimizer over these records."""
-        for epoch, first, after in runs:
-            self.counts[epoch, first:after] += 1
+        for epoch, numbers in runs:
+            self.counts[epoch, numbers] += 1
 
     def copy(self) -> Weights:
         """The same, at this moment."""
@@ -47,25 +49,33 @@ class Judge:
     def __init__(self, job: Job) -> None:
         self._job = job
         plan = Plan(job.spec())
-        self._per = job.records_per_shard
-        self._shards = plan.num_shards
-        places = np.arange(self._shards * self._per)
-        self._is_record = places < job.size
-        every = job.bad_every
-        self._is_bad = (places + 7) % every == 0 if every else np.zeros_like(self._is_record)
-        self._order = [
-            np.array([plan.shard_at(epoch, position) for position in range(self._shards)])
-            for epoch in range(job.epochs)
+        self._is_bad = job.is_bad(np.arange(job.size))
+        # Of each epoch: its windows in their order, where they begin, and all records in theirs.
+        self._windows = [
+            [plan.window_at(epoch, place) for place in range(plan.num_windows)] for epoch in range(job.epochs)
         ]
+        self._starts: list[dict[int, int]] = []
+        self._order: list[npt.NDArray[np.int64]] = []
+        for epoch, windows in enumerate(self._windows):
+            lengths = [plan.records_in(epoch, window) for window in windows]
+            starts = accumulate(lengths, initial=0)
+            self._starts.append(dict(zip(windows, starts, strict=False)))
+            whole = (
+                Slice(epoch=epoch, shard=window, skip=0, limit=length)
+                for window, length in zip(windows, lengths, strict=True)
+            )
+            order = np.concatenate([plan.indices(window).numbers for window in whole])
+            assert (np.sort(order) == np.arange(job.size)).all(), "an epoch has each record once"
+            self._order.append(order)
         self.compared = 0
 
-    def first_records(self, shards: int) -> list[int]:
-        """The places of the first records of the first shards of epoch 0."""
-        return [int(shard) * self._per for shard in self._order[0][:shards]]
+    def first_records(self, count: int) -> npt.NDArray[np.int64]:
+        """The first records of epoch 0."""
+        return self._order[0][:count]
 
     def nothing(self) -> Weights:
         """A model that has learnt nothing."""
-        return Weights(np.zeros((self._job.epochs, len(self._is_record)), np.uint8))
+        return Weights(np.zeros((self._job.epochs, self._job.size), np.uint8))
 
     def same(self, weights: Weights, token: str, where: str) -> None:
         """Weights and token are the same instant: what the token counts was learnt once, nothing else was."""
@@ -88,18 +98,18 @@ class Judge:
     def _counted(self, fields: dict[str, Any]) -> Counts:
         """1 for each record that was trained on (or dropped), by what the token says."""
         epoch, position, offset = fields["cursor"]
-        counted = np.zeros((self._job.epochs, self._shards, self._per), np.int8)
+        counted = np.zeros((self._job.epochs, self._job.size), np.int8)
         counted[:epoch] = 1
-        if epoch < self._job.epochs:
-            order = self._order[epoch]
-            counted[epoch, order[:position]] = 1
-            if offset:
-                counted[epoch, order[position], :offset] = 1
-        counted = counted.reshape(self._job.epochs, -1) * self._is_record.astype(np.int8)
-        for of, shard, skip, limit in (*fields["open"], *fields["crumbs"]):
-            counted[of, shard * self._per + skip : shard * self._per + skip + limit] -= 1
-        for of, shard, place, *_ in fields["quarantine"]:
-            counted[of, shard * self._per + place] -= 1
+        if epoch < self._job.epochs and position < len(self._windows[epoch]):
+            before = self._starts[epoch][self._windows[epoch][position]]
+            counted[epoch, self._order[epoch][: before + offset]] = 1
+        elif epoch < self._job.epochs:
+            counted[epoch] = 1
+        for of, window, skip, limit in (*fields["open"], *fields["crumbs"]):
+            first = self._starts[of][window] + skip
+            counted[of, self._order[of][first : first + limit]] -= 1
+        for of, window, place, *_ in fields["quarantine"]:
+            counted[of, self._order[of][self._starts[of][window] + place]] -= 1
         if (counted < 0).any():
             raise BrokenPromise(f"a token has two places for a record: {self._named(counted < 0)}")
         return counted.view(np.uint8)
@@ -123,13 +133,13 @@ class Judge:
             raise BrokenPromise(f"{where}: trained too often {self._named(surplus)}")
 
     def _wanted(self) -> Counts:
-        return (self._is_record & ~self._is_bad).astype(np.uint8)
+        return (~self._is_bad).astype(np.uint8)
 
     def _named(self, which: npt.NDArray[np.bool_]) -> str:
-        """How many records, and the first of them as epoch:shard:position."""
-        epochs, places = which.nonzero()
+        """How many records, and the first of them as epoch:number."""
+        epochs, numbers = which.nonzero()
         named = ", ".join(
-            f"{epoch}:{place // self._per}:{place % self._per}"
-            for epoch, place in zip(epochs[:SHOWN].tolist(), places[:SHOWN].tolist(), strict=True)
+            f"{epoch}:{number}"
+            for epoch, number in zip(epochs[:SHOWN].tolist(), numbers[:SHOWN].tolist(), strict=True)
         )
-        return f"{len(places)} ({named})" if named else "0"
+        return f"{len(numbers)} ({named})" if named else "0"

@@ -197,10 +197,15 @@ def test_the_converted_script_runs_and_goes_on(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_the_program_of_images_runs_where_loader_workers_are_spawned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
+def test_the_program_of_images_runs_where_loader_workers_are_not_forked(tmp_path: Path, method: str) -> None:
     write_photos(tmp_path / "photos")
-    spawned = "import multiprocessing\nmultiprocessing.set_start_method('spawn', force=True)\n"
-    (tmp_path / "train.py").write_text(spawned + blocks("docs/training.md")[0])
+    started = f"""\
+import multiprocessing
+multiprocessing.set_start_method({method!r}, force=True)
+multiprocessing.set_forkserver_preload(["torch"])  # imported once, not by each worker
+"""
+    (tmp_path / "train.py").write_text(started + blocks("docs/training.md")[0])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "MASTER_"))}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     ran = subprocess.run(

@@ -53,7 +53,7 @@ class ForeignDataset:
         return f"<ForeignDataset {self.plan.spec.name!r} {self.ledger}>"
 
     def take(self, task: ForeignTask) -> None:
-        """A task arrived. Raises DatasetConflict for records that are not of this dataset."""
+        """Take in a task. Raises DatasetConflict for records that are not of this dataset."""
         self._longest = max(self._longest, task.end - task.start)
         self.ledger.take(task, self._map.slices(task, self._epoch_of(task)))
 
@@ -65,7 +65,7 @@ class ForeignDataset:
         return max(0, task.task_id - 1) * self._longest // self.plan.size
 
     def leave(self, session: str) -> bool:
-        """A session is over; whether it was the last one here."""
+        """Note that a session is over. Returns whether it was the last one here."""
         if session not in self.sessions:
             return False
         self.sessions.discard(session)

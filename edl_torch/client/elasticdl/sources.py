@@ -47,7 +47,7 @@ class SourceMap:
         return tuple(self._range(task, epoch))
 
     def _range(self, task: ForeignTask, epoch: int) -> Iterator[Slice]:
-        """Without a list of numbers, however long it would be."""
+        """Return the slices of a task that is a range of records; makes no list of their numbers."""
         at = task.start
         while at < task.end:
             shard, skip = self._place(task.name, at)

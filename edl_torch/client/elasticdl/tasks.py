@@ -77,7 +77,7 @@ class TaskLedger:
     # Lending ----------------------------------------------------------------------------------------------
 
     def take(self, task: ForeignTask, slices: Iterable[Slice]) -> None:
-        """A task arrived, with its records as slices of the plan."""
+        """Take in a task, with its records as slices of the plan."""
         self._tasks[task.task_id] = _Open(task.end - task.start)
         self._waiting.extend((task.task_id, item) for item in slices)
 
@@ -150,7 +150,7 @@ class TaskLedger:
         self._settle(task, lease, 0)
 
     def _settle(self, task: int, lease: Lease, records: int) -> None:
-        """So many records of a task have got their outcome."""
+        """Note that so many records of a task have their outcome."""
         if lease.is_done:
             del self._leases[lease.task]
         self._count(task, records)
@@ -163,7 +163,7 @@ class TaskLedger:
             self._results[task] = TaskResult(task_id=task, failed_records=held.failed)
 
     def drop_remainders(self) -> None:
-        """Nothing will ever fill the batch that these records are a part of."""
+        """Drop the records that are left of a batch which nothing will ever fill."""
         remainders, self._remainders = self._remainders, deque()
         for task, item in remainders:
             self.dropped += item.limit
@@ -176,11 +176,11 @@ class TaskLedger:
         return tuple(self._results.values())
 
     def told(self, result: TaskResult) -> None:
-        """The master has answered to this one."""
+        """Note that the master has answered to this task."""
         self._results.pop(result.task_id, None)
 
     def give_up(self, why: str) -> Iterator[TaskResult]:
-        """The trainer leaves: every task with a record that has no outcome, as failed."""
+        """Return, as failed, every task with a record without outcome: the trainer leaves."""
         for task in self._tasks:
             yield TaskResult(task_id=task, error=why)
         self._tasks.clear()
@@ -191,7 +191,7 @@ class TaskLedger:
     # For people -------------------------------------------------------------------------------------------
 
     def status(self, *, ended: bool) -> DatasetStatus:
-        """What this trainer knows: counts are its own; `ended` is what the master said."""
+        """Return what this trainer knows: counts are its own; `ended` is what the master said."""
         spec = self.plan.spec
         finished = ended and not self.holds
         leased = sum(lease.open_records for _, lease in self._leases.values())

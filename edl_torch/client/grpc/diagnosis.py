@@ -19,7 +19,7 @@ _LONGEST_S = 1.0
 
 
 class Answer(Enum):
-    """What somebody who begins TLS without a certificate of his own is told."""
+    """What a server answers a caller that begins TLS without a certificate of its own."""
 
     NO_TLS = "nothing, or no TLS"
     WELCOME = "TLS, and the connection stays"

@@ -73,12 +73,12 @@ class FollowingChannel:
         return getattr(self._channel, name)
 
     def doubt(self) -> None:
-        """Something failed: the master may have moved."""
+        """Note that a call failed: the master may have moved."""
         self._guard.refresh()
         self._doubt.set()
 
     def trust(self) -> None:
-        """The master answered."""
+        """Note that the master answered."""
         self._doubt.clear()
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class FollowingCall:
 
 
 class FollowingStream(FollowingCall):
-    """The same for a stream, whose end is a doubt."""
+    """A method that streams: the end of its stream counts as a failed call."""
 
     def __call__(self, request: Any, **options: Any) -> Any:
         stream = self._call(request, **options)

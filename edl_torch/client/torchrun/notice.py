@@ -1,4 +1,4 @@
-"""What is pinned up about a job's master, and whether the master still answers.
+"""The entry of a job's master in the job's store, and whether that master still answers.
 
 It must not know where notices hang.
 """
@@ -42,7 +42,7 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """To be pinned up."""
+        """The entry, as the store has it."""
         return json.dumps(asdict(self))
 
     @classmethod

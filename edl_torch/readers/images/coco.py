@@ -43,6 +43,7 @@ class _CocoReader(IndexedReader):
     """A reader of an annotation file; a subclass has one kind of them."""
 
     yields_images = True
+    imports = ("cv2",)
     thread_safe = True
 
     def _parse(self, images: Path, key: str, kind: str, other: str) -> tuple[CocoFile, IndexArray, str]:

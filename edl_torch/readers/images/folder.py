@@ -35,11 +35,12 @@ class ImageFolderReader(IndexedReader):
         min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
             below this, for photographs that `transform` makes far smaller.
 
-    Raises DataFormatError for a folder without images, for a class without images, and for one that has both
-    images and class folders.
+    Raises DataFormatError for a folder without images, for a class without images, for one that has both
+    images and class folders, and for one of splits (`train`, `val`, …), each of which has class folders.
     """
 
     yields_images = True
+    imports = ("cv2",)
     thread_safe = True
 
     def __init__(
@@ -58,6 +59,8 @@ class ImageFolderReader(IndexedReader):
         if images:
             self._refuse_mixture(listed)
             listed = {}
+        elif _are_splits(subfolders) and any(os.sep in file for files in listed.values() for file in files):
+            raise _holds_splits(self.name, subfolders)
         self.classes: list[str] = list(listed)
         self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
         self._bounds: IndexArray = np.cumsum([0, *map(len, listed.values())], dtype=np.int64)
@@ -84,11 +87,8 @@ class ImageFolderReader(IndexedReader):
         if not os.path.isdir(data):
             return None
         names, images = _list_folder(data, _suffixes(given.get("extensions")))
-        if names and set(names) <= _SPLITS:
-            raise DataFormatError(
-                f"'{data}' holds the splits {names}, which would become classes: name one of them, "
-                f"for example '{os.path.join(data, names[0])}'"
-            )
+        if _are_splits(names):
+            raise _holds_splits(data, names)
         return {"root": data} if names or images or not os.listdir(data) else None
 
     def _refuse_mixture(self, listed: dict[str, list[str]]) -> None:
@@ -112,6 +112,17 @@ class ImageFolderReader(IndexedReader):
 
     def __repr__(self) -> str:
         return f"<ImageFolderReader {self.name!r} records={self.count} classes={len(self.classes)}>"
+
+
+def _are_splits(names: list[str]) -> bool:
+    return bool(names) and set(names) <= _SPLITS
+
+
+def _holds_splits(folder: str, names: list[str]) -> DataFormatError:
+    return DataFormatError(
+        f"'{folder}' holds the splits {names}, which would become classes: name one of them, "
+        f"for example '{os.path.join(folder, names[0])}'"
+    )
 
 
 def _suffixes(extensions: Sequence[str] | None) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class VocReader(IndexedReader):
     """
 
     yields_images = True
+    imports = ("cv2",)
     thread_safe = True
 
     def __init__(

@@ -93,7 +93,7 @@ class Naive:
                     case "snapshot":
                         taken = Taken(session, number, values["exact"], values["uncounted"])
                         lineage.taken[values["token"]].append(taken)
-                    case "crumb":
+                    case "remainder":
                         lineage.remainders |= run(values)
                     case "way":
                         way = values["way"]

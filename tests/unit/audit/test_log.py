@@ -395,7 +395,7 @@ BAD_LINES = [
     "{",
     '{"event":"whatever"}',
     '{"event":"joined"}',
-    '{"event":"crumb","epoch":0}',
+    '{"event":"remainder","epoch":0}',
     '{"event":"way","way":"magic"}',
     '{"event":"returned","epoch":0}',
     '{"event":"uncounted"}',

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from audited_job import BATCH, SPEC, Job
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from naive_audit import Naive
 
@@ -141,7 +141,6 @@ def agree(verdict: Verdict, naive: Naive) -> bool:
     return bool(faults)
 
 
-@settings(max_examples=300)
 @given(specs, histories)
 @example(
     spec_of(False, False, False, 1, False, 1),
@@ -173,7 +172,6 @@ def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, eve
         assert by_token.proven, by_token
 
 
-@settings(max_examples=300)
 @given(specs, histories, st.integers(0, 1000), st.sampled_from(["remove", "twice", "shorten"]))
 def test_a_falsified_log_is_judged_as_sets_of_records_judge_it(spec, events, place, what):
     with tempfile.TemporaryDirectory() as folder:

@@ -130,8 +130,8 @@ def test_whole_epochs_of_less_than_a_batch_are_dropped_each_by_itself(tmp_path):
     spec = replace(SMALL, sources=(Source(name="a.csv", start=100, count=BATCH - 1),), num_epochs=4)
     writer = Writer(tmp_path, spec=spec)
     text = writer.log.path.read_text()
-    crumb = {"event": "crumb", "shard": 0, "start": 0, "upto": BATCH - 1, "ms": 0}
-    writer.log.path.write_text(text + "".join(f"{json.dumps({**crumb, 'epoch': n})}\n" for n in range(4)))
+    remainder = {"event": "remainder", "shard": 0, "start": 0, "upto": BATCH - 1, "ms": 0}
+    writer.log.path.write_text(text + "".join(f"{json.dumps({**remainder, 'epoch': n})}\n" for n in range(4)))
     verdict = one(tmp_path)
     assert (verdict.proven, verdict.dropped, verdict.lost) == (True, 4 * (BATCH - 1), 0)
 
@@ -149,7 +149,9 @@ def test_remainders_of_a_whole_batch_are_lost(tmp_path):
         writer.take(task, shard, 0, 8)
         writer.say(task, 6)
     text = writer.log.path.read_text()
-    remainders = [{"event": "crumb", "epoch": 0, "shard": s, "start": 6, "upto": 8, "ms": 0} for s in (0, 1)]
+    remainders = [
+        {"event": "remainder", "epoch": 0, "shard": s, "start": 6, "upto": 8, "ms": 0} for s in (0, 1)
+    ]
     writer.log.path.write_text(text + "".join(f"{json.dumps(remainder)}\n" for remainder in remainders))
     verdict = one(tmp_path)
     assert (verdict.dropped, verdict.lost) == (0, 4)

@@ -36,7 +36,8 @@ def run(script: str, tmp_path: Path, *arguments: str) -> tuple[str, dict[str, An
 def test_loader_benchmark_measures_every_contest_and_writes_it(tmp_path: Path) -> None:
     printed, body = run("loader.py", tmp_path)
     titles = [result["title"] for result in body["results"]]
-    assert [title.split()[0] for title in titles] == ["JPEG", "JPEG", "tiny", "tiny", "columnar", "columnar"]
+    contests = ("JPEG", "tiny", "columnar", "map-style")
+    assert [title.split()[0] for title in titles] == [name for name in contests for _ in range(2)]
     for result in body["results"]:
         assert result["title"] in printed
         assert all(len(rounds) == body["rounds"] for rounds in result["throughputs"].values())
@@ -65,6 +66,7 @@ def test_loader_benchmark_decodes_the_pictures_that_it_is_given(tmp_path: Path) 
     assert all(value > 0 for rounds in result["throughputs"].values() for value in rounds)
 
 
+@pytest.mark.long
 def test_threads_benchmark_compares_memory_and_throughput(tmp_path: Path) -> None:
     _, body = run("threads.py", tmp_path, "--only", "uint8", "memory", "scaled")
     assert [result["title"].split()[0] for result in body["results"]] == ["JPEG", "a"]
@@ -122,6 +124,7 @@ def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path)
     assert set(result["throughputs"]) == {"steps agreed on", "steps not agreed on"}
 
 
+@pytest.mark.long
 def test_readers_benchmark_races_every_reader_against_its_peer(tmp_path: Path) -> None:
     for package in ("pyarrow", "odps", "recordio", "cramjam"):
         pytest.importorskip(package)
@@ -182,3 +185,36 @@ def test_shuffle_benchmark_measures_every_order(tmp_path: Path) -> None:
     assert body["mixing"]["global"]["entropy_over_global"] == 1.0
     assert len(body["rates"]) == 3
     assert "| window 64 |" in printed
+
+
+@pytest.mark.long
+def test_window_classes_are_those_that_the_formula_expects(tmp_path: Path) -> None:
+    printed, body = run("window_classes.py", tmp_path, "--svg", str(tmp_path / "curves.svg"))
+    (row,) = body["rows"]
+    assert 0 < row["share"] < 1 < row["needed"] <= row["shards"]
+    assert "| 100 × 20 | 32 |" in printed
+    assert "</svg>" in (tmp_path / "curves.svg").read_text()
+
+
+def test_frameworks_benchmark_says_what_is_not_installed(tmp_path: Path) -> None:
+    printed, body = run("frameworks.py", tmp_path, "--only", "deepspeed", "lightning")
+    for name in ("deepspeed", "lightning"):
+        assert f"make test-{name}" in printed or any(
+            found["framework"] == name for found in body["frameworks"]
+        )
+
+
+def test_the_interval_of_a_median_is_that_of_its_order_statistics() -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from frameworks import median_with_interval, verdict
+    finally:
+        sys.path.pop(0)
+    assert median_with_interval([float(n) for n in range(1, 21)]) == (10.5, 6.0, 15.0)
+    assert median_with_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (3.5, 1.0, 6.0)
+    assert median_with_interval([1.0]) == (1.0, 1.0, 1.0)
+    assert [verdict(*pair) for pair in ((0.9, 1.02), (1.01, 1.03), (1.03, 1.2))] == [
+        "met",
+        "not decided",
+        "missed",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edl_torch.client.default_master import default_master
 from edl_torch.client.environment import default_worker_id, master_address_from_env, master_timeout_from_env
 from edl_torch.errors import InvalidArgument
 
@@ -44,12 +45,21 @@ def test_world_size_must_be_a_number():
 
 
 def test_worker_id():
-    assert default_worker_id({"WORKER_ID": "w7", "RANK": "3"}) == "w7"
+    assert default_worker_id({"EDL_TRAINER": " left ", "WORKER_ID": "w7"}) == "left"
+    assert default_worker_id({"EDL_TRAINER": "", "WORKER_ID": "w7", "RANK": "3"}) == "w7"
     host, rank, process = default_worker_id({"RANK": "3"}).rsplit("-", 2)
     assert host
     assert rank == "3"
     assert process.isdigit()
     assert default_worker_id({}).rsplit("-", 2)[1] == "0"
+
+
+def test_a_master_in_the_process_knows_the_trainer_by_its_name(monkeypatch):
+    for name in ("EDL_MASTER_ADDR", "WORKER_ID", "EDL_TRAINER"):
+        monkeypatch.delenv(name, raising=False)
+    assert default_master().worker_id == "local"
+    monkeypatch.setenv("EDL_TRAINER", "left")
+    assert default_master().worker_id == "left"
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,11 @@ from edl_torch.core.calls import (
     ReportCall,
     RestoreCall,
 )
+from edl_torch.core.events import Event
 from edl_torch.core.lease import Lease
 from edl_torch.core.leases import PAGE
 from edl_torch.core.lending import LeaseRequest, Quota
+from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member
 from edl_torch.core.span import Span
 
@@ -49,6 +51,10 @@ MADE_OFTEN = {
     ReportCall,
     RestoreCall,
 }  # not frozen
+NOT_ZERO: dict[type, dict[str, Any]] = {
+    shard.DatasetSpec: {"num_epochs": 1, "epoch_barrier": True, "shuffle_window": 1},
+    Event: {"count": 1},
+}
 POSITIONAL = {LeaseRequest, Member, Quota}
 
 
@@ -61,6 +67,12 @@ def test_values_are_frozen_but_for_state_and_for_what_is_made_with_each_batch(va
 @pytest.mark.parametrize("value", [value for value in VALUES if value not in POSITIONAL])
 def test_fields_are_named(value: Any) -> None:
     assert all(field.kw_only for field in fields(value))
+
+
+@pytest.mark.parametrize("value", [value for value in VALUES if value is not Limits])
+def test_a_number_that_is_left_out_is_zero_as_on_the_wire(value: Any) -> None:
+    numbers = {f.name: f.default for f in fields(value) if type(f.default) in {int, bool}}
+    assert {name: default for name, default in numbers.items() if default} == NOT_ZERO.get(value, {})
 
 
 def test_pages_of_leases_stay_what_rows_of_journals_are_numbered_by() -> None:

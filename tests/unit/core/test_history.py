@@ -134,6 +134,19 @@ def test_one_that_leaves_did_not_die() -> None:
     assert job.lines[-1] == "trainer worker-a left; it held no records"
 
 
+def test_a_call_without_a_time_of_its_own_has_that_of_the_last_one() -> None:
+    job = Job("a")
+    job.at(50.0)
+    job.trainers["a"].snapshot()
+    job.dispatcher.go_back("training", None)
+    job.dispatcher.leave("a", 1)
+    assert [(event.kind, event.at) for event in job.dispatcher.history.events][-3:] == [
+        (EventKind.CHECKPOINT, 1050.0),
+        (EventKind.RESTORED, 1050.0),
+        (EventKind.LEFT, 1050.0),
+    ]
+
+
 def test_what_trainers_give_back_themselves_is_counted_apart() -> None:
     job = Job("a")
     grant = first_of(job.trainers["a"])

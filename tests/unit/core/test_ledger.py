@@ -100,6 +100,14 @@ def test_leases_shrink_towards_the_end_in_whole_batches() -> None:
     assert max(sizes[-5:]) == 4
 
 
+def test_without_a_barrier_leases_shrink_in_the_last_epoch_alone() -> None:
+    ledger = ledger_of(64, 16, num_epochs=2, epoch_barrier=False)
+    for name in ("a", "b"):
+        ledger.join(name, 4)
+    sizes = [grant.slice.limit for _ in range(5) for grant in lease_all(ledger, "a", count=1)]
+    assert sizes == [16, 16, 16, 16, 4]
+
+
 def test_a_slice_that_came_back_is_split_for_the_tail() -> None:
     ledger = ledger_of(16, 16)
     for name in ("dead", "a", "b"):

@@ -371,7 +371,6 @@ class LedgerMachine(LedgerBesideModel):
 
 
 LedgerMachine.TestCase.settings = settings(
-    max_examples=200,
     stateful_step_count=40,
     print_blob=True,
     report_multiple_bugs=False,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from ledger_kit import acknowledge, lease_all, ledger_of
 
+from edl_torch.core.quarantine import token_bytes
 from edl_torch.errors import InvalidArgument, StaleLease, TooManyBadRecords
 
 
@@ -114,6 +115,22 @@ def test_a_bad_record_counts_once_however_many_epochs_meet_it() -> None:
         assert [bad.epoch for bad in ledger.quarantine] == list(range(epoch + 1))  # each is an outcome
     ledger.restore(ledger.snapshot())
     assert (ledger.finished, ledger.failure, ledger.acknowledged) == (True, "", 21)
+
+
+def test_of_many_bad_records_as_many_are_shown_as_there_is_place_for() -> None:
+    ledger = ledger_of(8, 8, max_bad_records=8)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    for position in range(3):
+        ledger.fail("s", grant.task, grant.attempt, position, "torn")
+    bad = tuple(ledger.quarantine)
+    sizes = [token_bytes(bad[:n]) for n in range(4)]
+    assert sizes[3] == ledger.quarantine.bytes
+    for n in range(1, 4):
+        assert ledger.quarantine.within(sizes[n]) == bad[:n]
+        assert ledger.quarantine.within(sizes[n] - 1) == bad[: n - 1]
+        assert ledger.quarantine.first(n) == bad[:n]
+    assert ledger.quarantine.within(-1) == ()
 
 
 def test_a_second_bad_record_fails_the_job_in_whichever_epoch_it_is_met() -> None:

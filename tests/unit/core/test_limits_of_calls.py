@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from dispatcher_kit import Trainer
 
-from edl_torch.core.calls import Failure, Fence, LeaseCall, RegisterCall, Registration, ReportCall
+from edl_torch.core.calls import Failure, Fence, GiveBack, LeaseCall, RegisterCall, Registration, ReportCall
+from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import MESSAGE_BYTES, REASON_CHARS, Limits, shortened
 from edl_torch.errors import LimitExceeded
 from edl_torch.shard import Source
@@ -76,6 +78,7 @@ def test_names_are_counted_in_bytes() -> None:
 
 def test_a_dataset_that_is_known_is_named_without_sources() -> None:
     check_register(sources=None)
+    replace(SMALL, source_name_bytes=0).check_register(register(sources=None), datasets=1, sessions=1)
 
 
 def test_reasons_are_kept_in_short() -> None:
@@ -83,6 +86,15 @@ def test_reasons_are_kept_in_short() -> None:
     call = ReportCall(session="s", dataset="d", fence=FENCE, request=1, failures=tuple(failures))
     assert [failure.reason for failure in SMALL.with_short_reasons(call).failures] == ["xxxx", "xxxx…"]
     assert shortened("x" * REASON_CHARS) == "x" * REASON_CHARS
+
+
+def test_slices_and_remainders_of_a_token_count_together() -> None:
+    trainer = Trainer(Dispatcher(ledger_id="L", limits=Limits(token_slices=2)), "s")
+    trainer.register()
+    lent = trainer.lease(count=2).grants
+    trainer.report(GiveBack(task=lent[0].task, attempt=1, start=lent[0].slice.stop - 1, remainder=True))
+    with pytest.raises(LimitExceeded, match="3 slices of a token: this master takes 2"):
+        trainer.restore(trainer.snapshot())
 
 
 def test_a_token_fits_into_a_message_and_what_is_bad_into_half_of_it() -> None:

@@ -134,6 +134,12 @@ def test_presenting_leases_is_hearing_of_the_session(master: Master) -> None:
     assert [item.session for item in master.expire(30)] == ["b"]
 
 
+def test_without_sessions_nothing_is_due() -> None:
+    dispatcher = Dispatcher(ledger_id="L", progress_timeout_s=10.0)
+    assert dispatcher.next_deadline(5.0) is None
+    assert dispatcher.expire(5.0) == ()
+
+
 # Standstill -----------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.measures import BOUNDS_S, BUCKETS, Histogram, Measures
+from edl_torch.core.measures import BOUNDS_S, BUCKETS, Histogram, Measures, padded, trimmed
 from edl_torch.core.persistence import dump, load
 from edl_torch.errors import InvalidArgument, SessionLost
 from edl_torch.shard import Source
@@ -27,6 +27,14 @@ def test_histograms_add_up() -> None:
     assert (both.counts[:3], both.sum_s, both.count) == ((2, 5, 0), 1.25, 7)
     assert SOME.mean_s == pytest.approx(0.25 / 3)
     assert Histogram().mean_s == 0
+
+
+def test_empty_buckets_at_the_end_need_not_be_told() -> None:
+    assert trimmed(SOME.counts) == (2, 1)
+    assert padded((2, 1)) == SOME.counts
+    assert trimmed((0, 3, 0)) == (0, 3)
+    assert trimmed(Histogram().counts) == ()
+    assert padded(()) == Histogram().counts
 
 
 def test_waiting_share_is_of_the_time_that_was_timed() -> None:

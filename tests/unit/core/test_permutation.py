@@ -272,6 +272,7 @@ def test_each_pair_of_positions_holds_each_pair_of_elements_equally_often(n: int
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_narrow_halves_have_enough_rounds_to_part_neighbours() -> None:
     """Six rounds fail this by 6 standard deviations at n = 40: neighbours keep their distance too often."""
     n, draws = 40, 400_000

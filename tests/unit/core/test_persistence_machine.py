@@ -290,7 +290,6 @@ class PersistenceMachine(RuleBasedStateMachine):
 
 
 PersistenceMachine.TestCase.settings = settings(
-    max_examples=150,
     stateful_step_count=40,
     print_blob=True,
     report_multiple_bugs=False,

@@ -203,6 +203,10 @@ def test_windows_are_runs_of_shards_in_the_order_of_the_epoch(spec: DatasetSpec,
         assert plan.records_before(epoch, position) == before
         records = sum(plan.length(shard) for shard in plan.shards_in(epoch, window))
         assert plan.records_in(epoch, window) == records
+        numbers = np.arange(before, before + records)
+        assert plan.window_starts(epoch, numbers).tolist() == [before] * records
+        for number in numbers.tolist():
+            assert plan.window_position_at(epoch, number) == position
         before += records
         if plan.order is not Shuffle.GLOBAL:
             where = [(s.name, i) for s in plan.storage_of(epoch, window) for i in range(s.start, s.end)]
@@ -255,8 +259,9 @@ def test_a_shard_inside_of_a_window_names_none() -> None:
         plan.indices(Slice(epoch=0, shard=inside, skip=0, limit=1))
 
 
-def test_a_slice_of_a_window_has_no_name_and_the_bounds_of_the_window() -> None:
-    plan = Plan(replace(SPEC, shuffle_window=3, **WINDOWED))
+@pytest.mark.parametrize("shards", [2, 3])
+def test_a_slice_of_a_window_has_no_name_and_the_bounds_of_the_window(shards: int) -> None:
+    plan = Plan(replace(SPEC, shuffle_window=shards, **WINDOWED))
     window = plan.window_at(6, 1)
     shard = plan.shard(Slice(epoch=6, shard=window, skip=1, limit=2))
     first = plan.records_before(6, 1)

@@ -46,9 +46,12 @@ def test_a_name_alone_makes_no_dataset() -> None:
         new_spec(Registration(name="training"), batch_size=4)
 
 
-def test_a_dataset_without_records_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="nothing to read"):
-        new_spec(Registration(name="training", sources=()), batch_size=4)
+@pytest.mark.parametrize(
+    ("sources", "named"), [((), r"0 source\(s\) \(none\)"), ((Source(name="list", count=0),), r"\('list'\)")]
+)
+def test_a_dataset_without_records_is_refused(sources: tuple[Source, ...], named: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"size is 0 records in .*{named}, so there is nothing to read"):
+        new_spec(Registration(name="training", sources=sources), batch_size=4)
 
 
 def test_a_name_alone_follows_what_is_registered() -> None:

@@ -503,6 +503,18 @@ def test_an_older_state_that_is_accepted_is_another_ledger_and_lineage(job: Job)
     assert new.held
 
 
+def test_another_ledger_keeps_nothing_of_members_given_up_before(job: Job) -> None:
+    master = job.master
+    job.trainers[0].lease()
+    master.restart()
+    master.now += 2 * TIMEOUT_S
+    master.dispatcher.expire(master.now)
+    assert [key for key in dump(master.dispatcher) if key[0] == "unheard"]
+    master.dispatcher.rollback.accept_older()
+    assert [key for key in dump(master.dispatcher) if key[0] == "unheard"] == []
+    master.commit()
+
+
 def test_lineages_of_two_futures_are_never_taken_for_each_other(job: Job) -> None:
     one, other = job.trainers[:2]
     version = job.master.version

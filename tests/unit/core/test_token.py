@@ -201,6 +201,14 @@ def test_a_token_tells_the_shard_size() -> None:
     assert Token.decode(GOLDEN).records_per_shard == 8
 
 
+def test_a_token_tells_how_records_were_shuffled() -> None:
+    token = Token.decode(GOLDEN)
+    assert (token.shuffle_in_shard, token.shuffle_window) == (False, 1)
+    windowed = replace(token, identity={**token.identity, "shuffle_in_shard": True, "shuffle_window": 4})
+    assert (windowed.shuffle_in_shard, windowed.shuffle_window) == (True, 4)
+    assert replace(token, identity={"records_per_shard": 8}).shuffle_in_shard is None
+
+
 def test_a_token_with_identity_alone_is_the_beginning() -> None:
     ledger = ShardLedger(SPEC)
     assert Token(identity=identity(SPEC)) == ledger.snapshot()

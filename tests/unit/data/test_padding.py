@@ -1,4 +1,4 @@
-"""A batch that stands in is a copy, and leaves running statistics as they were."""
+"""A padding batch is a copy, and leaves running statistics as they were."""
 
 from __future__ import annotations
 

@@ -577,16 +577,18 @@ def test_torch_computes_by_one_thread_in_each_and_as_before_elsewhere() -> None:
 
 
 def test_a_read_that_hangs_holds_nobody_up_at_the_end() -> None:
-    let_go = threading.Event()
+    let_go, hangs = threading.Event(), threading.Event()
 
     class Hanging(Safe):
         def read_record(self, name: str, index: int) -> int:
             if index == 8:
+                hangs.set()
                 let_go.wait(20)
             return super().read_record(name, index)
 
     reading = in_threads(Hanging(), planned(), 3, Book(quarantines=False), threads=2)
     next(reading)
+    assert hangs.wait(20)
     began = time.monotonic()
     reading.close()
     assert time.monotonic() - began < 5
@@ -709,6 +711,10 @@ def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [thread_count("auto", workers) for workers in (1, 2, 4, 20)] == [8, 6, 3, 1]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert thread_count("auto", 0) == 3
+    for cores, count in ((5, 1), (None, 1), (64, 8)):
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert thread_count("auto", 0) == count
     for wrong in (-1, True, 1.5, "many"):
         with pytest.raises(InvalidArgument, match="num_threads is"):
             thread_count(wrong, 0)  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def test_an_optimizer_that_nobody_knew_of_is_refused_where_its_window_is_not_kno
     for _ in range(2):
         train(weights, 2, 1.0, p, q)
         weights.scale(known)
-    with pytest.raises(InvalidArgument, match=r"SGD are scaled for the first time.*service\.attach"):
+    with pytest.raises(InvalidArgument, match=r"SGD are scaled for the first time.*loader\.attach"):
         weights.scale(stranger)
 
 
@@ -227,6 +227,7 @@ def test_a_new_beginning_forgets_the_window() -> None:
     train(weights, 100, 1.0, p)
     p.grad = None
     weights.restart()
+    assert weights.own == 0, "there is no batch in hand"
     train(weights, 2, 1.0, p)
     weights.scale(sgd(p))
     assert p.grad == 1.0
@@ -278,7 +279,7 @@ def test_a_count_that_is_none_is_refused(count: Any) -> None:
         weights.weigh(p * 1.0, count)
 
 
-# Batches that stand in ----------------------------------------------------------------------------------
+# Padding batches ----------------------------------------------------------------------------------
 
 
 def net(*, compiled: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -330,6 +331,15 @@ def test_other_losses_beside_a_stand_in_keep_their_gradients() -> None:
     assert p.grad == 2.0
 
 
+def test_so_do_those_that_were_computed_together_with_its_own() -> None:
+    weights, p = Weights(), parameter()
+    weights.step(0)
+    weighed, other = weights.weigh(torch.inf * p), 2.0 * p
+    weighed.backward()
+    other.backward()
+    assert p.grad == 2.0
+
+
 def test_a_stand_in_is_not_backpropagated_together_with_another_batch() -> None:
     weights, p = Weights(), parameter()
     weights.step(2)
@@ -371,7 +381,7 @@ def test_what_a_rank_did_not_train_on_counts_on_none(on_ranks: Callable[..., lis
     def work(weights: Weights, rank: int) -> float:
         p = parameter()
         optimizer = sgd(p)
-        train(weights, 4 if rank else 0, 3.0, p)  # rank 0 has a stand-in
+        train(weights, 4 if rank else 0, 3.0, p)  # rank 0 has a padding batch
         weights.step(8)
         if not rank:
             backward(weights, 5.0, p)  # rank 1 skips the batch

@@ -105,7 +105,7 @@ def test_same_seed_gives_the_same_weights_and_another_seed_others(dataset: Path,
     assert not torch.equal(weights(tmp_path / "a")["words.weight"], weights(tmp_path / "c")["words.weight"])
 
 
-@pytest.mark.parametrize("step", [1, 8, 19, 25])
+@pytest.mark.parametrize("step", [1, *(pytest.param(step, marks=pytest.mark.long) for step in (8, 19)), 25])
 def test_interrupted_run_goes_on_to_the_same_weights(
     step: int,
     dataset: Path,

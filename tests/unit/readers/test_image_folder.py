@@ -115,6 +115,21 @@ def test_flat_folder_may_hold_folders_without_images(tmp_path):
     assert ImageFolderReader(tmp_path).classes == []
 
 
+def test_splits_with_class_folders_are_not_classes(tmp_path):
+    for split in ("train", "val"):
+        put(tmp_path / split / "bee" / "0.png")
+    with pytest.raises(DataFormatError, match=r"holds the splits \['train', 'val'\].*name one of them"):
+        ImageFolderReader(tmp_path)
+    put(tmp_path / "bee" / "0.png")
+    assert ImageFolderReader(tmp_path).classes == ["bee", "train", "val"]
+
+
+def test_classes_may_be_called_like_splits(tmp_path):
+    for name in ("test", "train"):
+        put(tmp_path / name / "0.png")
+    assert ImageFolderReader(tmp_path).classes == ["test", "train"]
+
+
 def test_class_without_images_is_refused_unless_allowed(tmp_path):
     put(tmp_path / "a" / "1.png")
     (tmp_path / "b").mkdir()

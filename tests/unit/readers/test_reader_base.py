@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
+from edl_torch import readers
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.base import (
     AbstractDataReader,
     has_batch_reads,
     has_random_access,
+    import_for_reading,
     reader_sources,
     sources_of,
 )
@@ -81,3 +85,20 @@ def test_every_form_of_shards_is_normalised(shards, rows):
 def test_other_forms_name_the_reader(shards):
     with pytest.raises(DataFormatError, match=r"Reader\.create_shards\(\)"):
         sources_of(shards, "Reader")
+
+
+def test_what_reading_imports_is_imported_ahead_and_what_is_not_there_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "edl_imported_ahead.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    reader = WithMode()
+    reader.imports = ("edl_not_installed", "edl_imported_ahead")
+    import_for_reading(reader)
+    assert sys.modules.pop("edl_imported_ahead").__file__
+    import_for_reading(object())
+
+
+@pytest.mark.parametrize(
+    "name", ["ImageFolderReader", "ImageManifestReader", "CocoCaptionsReader", "VocReader"]
+)
+def test_readers_of_images_say_that_they_import_opencv(name):
+    assert getattr(readers, name).imports == ("cv2",)

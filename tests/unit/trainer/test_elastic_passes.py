@@ -499,6 +499,15 @@ def test_batches_without_a_step_do_not_count_where_an_epoch_follows() -> None:
         shell.run(shell.elastic.more_to_read())
 
 
+def test_batches_without_a_step_do_not_count_where_the_master_does_not_tell_of_the_end() -> None:
+    """Others may give records back, and epochs may follow."""
+    shell = Shell(Master(records=16), batch_size=8, keeps_ledger=False, attended=False)
+    train_without_the_last_step(shell, 1)
+    shell.run(shell.trainer.open())
+    with pytest.raises(AccountingError, match="nothing else is left"):
+        shell.run(shell.elastic.more_to_read())
+
+
 def test_a_partial_batch_goes_back_as_a_remainder(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
     grant = shell.draw()

@@ -182,6 +182,26 @@ def test_a_failed_batch_is_found_behind_those_read_ahead(inflight: InFlight) -> 
     assert inflight.settle(0) == [ack(1, 8)]
 
 
+def test_a_ticket_stands_for_parts_of_its_leases(inflight: InFlight) -> None:
+    inflight.grant(lease(2, 3, 9))
+    assert inflight.slices(((1, 4, 10), (2, 3, 5))) == (
+        Slice(epoch=0, shard=1, skip=4, limit=6),
+        Slice(epoch=0, shard=2, skip=3, limit=2),
+    )
+
+
+def test_batches_of_another_trainer_are_held_as_they_come() -> None:
+    inflight = InFlight()
+    parts = (Slice(epoch=0, shard=5, skip=4, limit=4), Slice(epoch=0, shard=6, skip=0, limit=2))
+    first, second = inflight.take_over(parts), inflight.take_over(parts[:1])
+    assert inflight.slices(first) == parts
+    assert inflight.slices(second) == parts[:1]
+    assert len({task for task, _, _ in first + second}) == 3  # the same records may come again
+    assert inflight.hand(first) == [(parts[0], 4, 8), (parts[1], 0, 2)]
+    assert [done.upto for done in inflight.settle(0)] == [8, 2]
+    assert inflight.records == 4
+
+
 def test_where_a_stream_is(inflight: InFlight) -> None:
     inflight.grant(lease(2, 3, 9))
     inflight.draw(2, "worker 1")

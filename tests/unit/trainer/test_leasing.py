@@ -6,9 +6,9 @@ import pytest
 from trainer_kit import Master, Shell, back, reports_of, whole
 
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
-from edl_torch.errors import MasterUnavailable
+from edl_torch.errors import ConcurrentIteration, MasterUnavailable
 from edl_torch.shard import Slice
-from edl_torch.trainer.actions import Call, Wait
+from edl_torch.trainer.actions import Call, LookAround, Neighbour, Wait
 from edl_torch.trainer.facts import Granted
 from edl_torch.trainer.leasing import POLL_S
 from edl_torch.trainer.phases import Asking
@@ -85,6 +85,8 @@ def test_a_plain_stream_that_holds_nothing_waits_for_more(master: Master, shell:
     for _ in range(3):
         assert isinstance(drawing.action, Call)
         assert drawing.action.wait_s == POLL_S
+        drawing.step()
+        assert isinstance(drawing.action, LookAround)
         drawing.step()
     other.run(other.elastic.close(number))
     assert drawing.finish() is not None
@@ -283,6 +285,8 @@ def test_who_waits_for_the_verdict_of_others_asks_again_and_again(master: Master
     waiting = shell.start(shell.trainer.leasing.wait_for_more())
     for _ in range(3):
         waiting.step()
+        assert isinstance(waiting.action, LookAround)
+        waiting.step()
         assert isinstance(waiting.action, Call)
     assert not shell.state.supply.current.is_over
     other.run(other.elastic.close(number))
@@ -301,9 +305,40 @@ def test_a_trainer_with_a_batch_waits_for_what_others_hold_of_its_epoch(master: 
     waiting = shell.start(shell.trainer.leasing.wait_for_more())
     for _ in range(3):
         waiting.step()
+        assert isinstance(waiting.action, LookAround)
+        waiting.step()
         assert isinstance(waiting.action, Call)
     other.run(other.trainer.plain.finish(abandoned=True))
     assert waiting.finish()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_who_waits_for_another_loop_of_its_own_thread_is_told(
+    master: Master, shell: Shell, plain: bool
+) -> None:
+    other = Shell(master, "other", attended=False)
+    other.begin_elastic()
+    while other.next() is not None:
+        pass
+    if plain:
+        shell.begin_plain()
+        waiting = shell.start(shell.trainer.leasing.next("main", 1))
+    else:
+        shell.run(shell.trainer.open())
+        waiting = shell.start(shell.trainer.leasing.wait_for_more())
+    shell.neighbours = (Neighbour(session="other", records=64, same_thread=False),)
+    waiting.to(LookAround).step()
+    assert isinstance(waiting.action, Call)  # its loop may go on in its own thread
+    shell.neighbours += (Neighbour(session="third", records=8, same_thread=True),)
+    waiting.to(LookAround)
+    with pytest.raises(ConcurrentIteration, match=r"waits for 8 record\(s\) of 'training'"):
+        waiting.step()
+    assert shell.state.supply.phase is Asking.IDLE
+
+
+def test_who_gets_records_does_not_ask_whom_else_there_is(shell: Shell) -> None:
+    shell.neighbours = (Neighbour(session="other", records=64, same_thread=True),)
+    assert shell.train_through() == 64
 
 
 def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: Shell) -> None:

@@ -119,7 +119,7 @@ def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Ma
     assert shell.hand(shell.draw())
     shell.run(shell.elastic.passed_on(padding=True))
     shell.run(shell.elastic.stepped(optimizer))
-    assert master.status.acknowledged == 0, "the loop steps on the batch that stands in"
+    assert master.status.acknowledged == 0, "the loop steps on the padding batch"
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.stepped(optimizer))
     assert master.status.acknowledged == 8
@@ -137,6 +137,39 @@ def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(ma
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.close(number))
     assert master.status.leased == 0
+
+
+def read_to_the_end(shell: Shell) -> None:
+    """A wrapper that tells reads both batches and the end, and has passed none of them on."""
+    shell.state.steps.__init__(None)  # type: ignore[misc]
+    number = shell.begin_elastic()
+    for _ in range(2):
+        hand_next(shell)
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
+
+
+@pytest.mark.parametrize(("passed_on", "done"), [(0, 0), (1, 0), (2, 1), (3, 2)])
+def test_what_a_wrapper_has_not_passed_on_goes_back_with_the_next_pass(passed_on: int, done: int) -> None:
+    shell = Shell(Master(records=16), batch_size=8, attended=False)
+    read_to_the_end(shell)
+    for _ in range(passed_on):
+        shell.run(shell.elastic.passed_on())
+    shell.run(shell.trainer.open())
+    status = shell.master.status
+    assert (status.acknowledged, status.todo, status.leased) == (8 * done, 16 - 8 * done, 0)
+
+
+def test_with_an_optimizer_what_was_not_stepped_on_goes_back_with_the_next_pass() -> None:
+    shell = Shell(Master(records=16), batch_size=8, attended=False)
+    read_to_the_end(shell)
+    optimizer = shell.state.steps.attach()
+    shell.run(shell.elastic.passed_on())
+    shell.run(shell.elastic.stepped(optimizer))
+    shell.run(shell.elastic.passed_on())
+    shell.run(shell.trainer.open())
+    assert (shell.master.status.acknowledged, shell.master.status.todo) == (8, 8)
 
 
 def test_a_wrapper_that_counts_does_not_tell(shell: Shell) -> None:
@@ -293,3 +326,63 @@ def test_optimizers_that_never_step_are_told_of_when_there_is_more(looks: bool) 
     assert shell.run(shell.elastic.look_for_more() if looks else shell.elastic.more_to_read())
     (warning,) = shell.warnings
     assert warning.startswith("sgd, attached for 'training', did not step since the last pass began, and no")
+
+
+# Loops that never get on ----------------------------------------------------------------------------------
+
+
+def leave_with_a_batch(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    shell.run(shell.elastic.close(number))
+
+
+def test_the_third_pass_in_a_row_that_keeps_nothing_is_an_error_to_who_asks(
+    master: Master, shell: Shell
+) -> None:
+    for _ in range(2):
+        leave_with_a_batch(shell)
+        shell.elastic.warnings.check_gets_on()
+    shell.elastic.warnings.check_gets_on()  # no pass came between
+    leave_with_a_batch(shell)
+    with pytest.raises(AccountingError, match=r"3 passes in a row over 'training'.*nothing says it is done"):
+        shell.elastic.warnings.check_gets_on()
+    shell.elastic.warnings.check_gets_on()  # said once; then three more
+
+
+def test_looks_at_the_data_are_no_loop_that_never_gets_on(shell: Shell) -> None:
+    for _ in range(5):
+        leave_with_a_batch(shell)
+    shell.elastic.warnings.check_gets_on()
+    assert shell.train_through() == 64
+    shell.elastic.warnings.check_gets_on()
+
+
+@pytest.mark.parametrize("counts", ["a report", "quarantine", "a step"])
+def test_a_batch_that_counts_begins_the_count_of_passes_anew(shell: Shell, counts: str) -> None:
+    number = shell.state.steps.attach("SGD") if counts == "a step" else 0
+    for done in (False, False, True, False, False):
+        shell.begin_elastic()
+        assert shell.hand(shell.draw())
+        if done and counts == "a report":
+            shell.run(shell.elastic.report())
+        elif done and counts == "quarantine":
+            shell.run(shell.elastic.fail_batch("blurred"))
+        elif done:
+            shell.run(shell.elastic.stepped(number))
+        shell.run(shell.elastic.close(shell.state.supply.current.number))
+        shell.elastic.warnings.check_gets_on()
+    leave_with_a_batch(shell)
+    with pytest.raises(AccountingError, match="did not step" if counts == "a step" else "is done"):
+        shell.elastic.warnings.check_gets_on()
+
+
+def test_passes_of_before_a_token_do_not_count(shell: Shell) -> None:
+    token = shell.run(shell.trainer.position.snapshot())
+    for _ in range(2):
+        leave_with_a_batch(shell)
+        shell.elastic.warnings.check_gets_on()
+    shell.run(shell.trainer.position.restore(None if token == shell.beginning else token))
+    for _ in range(2):
+        leave_with_a_batch(shell)
+        shell.elastic.warnings.check_gets_on()

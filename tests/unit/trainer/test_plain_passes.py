@@ -82,6 +82,10 @@ def test_the_first_iteration_of_all_may_be_an_older_one(shell: Shell) -> None:
     assert shell.begin_plain("worker 0", "i1 1", number=1) == NO_PASS
 
 
+def test_the_very_first_iteration_begins_a_pass(shell: Shell) -> None:
+    assert shell.begin_plain("worker 0", "i1 1", number=1) != NO_PASS
+
+
 def test_iterations_that_began_elsewhere_have_no_order(shell: Shell) -> None:
     number = shell.begin_plain("worker 0", "i7 1", number=7)
     assert shell.begin_plain("worker 0", "other 1") > number
@@ -306,6 +310,13 @@ def test_what_was_not_reported_is_read_again_with_a_warning(master: Master, shel
 
 
 def test_a_pass_that_is_not_read_to_its_end_owes_nothing(shell: Shell) -> None:
+    shell.begin_plain()
+    shell.draw()
+    assert shell.trainer.plain.owed == 0
+
+
+def test_a_pass_owes_nothing_for_the_end_of_the_one_before(shell: Shell) -> None:
+    read_all(shell)
     shell.begin_plain()
     shell.draw()
     assert shell.trainer.plain.owed == 0

@@ -198,6 +198,31 @@ def test_the_last_one_decides_on_when_it_is_gone() -> None:
     assert (steps.attached, steps.keep) == (True, 1)
 
 
+def test_one_of_several_that_is_gone_decides_no_more() -> None:
+    steps = Steps()
+    first, second = steps.attach("first"), steps.attach("second")
+    steps.handed()
+    steps.stepped(second)
+    steps.gone(first)
+    assert (steps.keep, steps.attached) == (0, True)
+    steps.handed()
+    assert steps.slowest == ["second"]
+
+
+@pytest.mark.parametrize("way", ["withdrawn", "failed"])
+def test_what_the_last_one_left_and_went_back_or_failed_waits_for_none(way: str) -> None:
+    steps = Steps()
+    only = steps.attach()
+    steps.handed()
+    steps.detach(only)
+    assert steps.attached
+    if way == "withdrawn":
+        steps.withdrawn(1)
+    else:
+        steps.failed()
+    assert not steps.attached
+
+
 def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
     steps = Steps()
     quick = steps.attach("quick")
@@ -210,11 +235,26 @@ def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
     assert steps.take_idle() == []
 
 
-def test_batches_that_stand_in_are_no_reading_ahead() -> None:
-    """Five batches and three that stand in make two windows of four; a third ends after the last batch."""
+def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
+    steps = Steps()
+    quick, idle = steps.attach("quick"), steps.attach("idle")
+    for number in (quick, idle):
+        steps.stepped(number)
+    steps.begin_pass()
+    steps.handed()
+    steps.stepped(quick)
+    assert steps.all_step
+    steps.take_idle()
+    assert not steps.all_step
+    steps.detach(idle)
+    assert steps.all_step
+
+
+def test_padding_batches_are_no_reading_ahead() -> None:
+    """Five batches and three padding batches make two windows of four; a third ends after the last batch."""
     steps = Steps()
     number = steps.attach()
-    for window in (("real",) * 4, ("real", "stand-in", "stand-in", "stand-in")):
+    for window in (("real",) * 4, ("real", "padding", "padding", "padding")):
         for batch in window:
             steps.handed() if batch == "real" else steps.padded()
         steps.stepped(number)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from trainer_kit import Master, Shell, ack, back, reports_of
+from trainer_kit import Master, ScriptedMaster, Shell, ack, back, reports_of
 
 from edl_torch.errors import MasterUnavailable, StaleLease
+from edl_torch.shard import Slice
 from edl_torch.trainer.actions import Register, Wait
 from edl_torch.trainer.facts import Logged, Reporting
 
@@ -185,3 +186,49 @@ def test_reports_go_to_the_pass_that_is_open(master: Master, shell: Shell) -> No
         (ack(1, 8),),
         (ack(2, 4),),
     ]
+
+
+# Trainers that follow another -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def follower() -> Shell:
+    """A trainer that follows another, whose master answers it at once and knows none of its leases."""
+    shell = Shell(ScriptedMaster(), in_process=False)
+    shell.run(shell.trainer.begin_stream())
+    shell.trainer.follow()
+    return shell
+
+
+def follow(shell: Shell, *slices: Slice) -> None:
+    shell.request()
+    assert shell.run(shell.elastic.hand(shell.elastic.follow(slices)))
+
+
+def test_a_follower_counts_the_batches_of_another(follower: Shell) -> None:
+    follower.run(follower.trainer.open())
+    first, second = (Slice(epoch=0, shard=3, skip=skip, limit=4) for skip in (0, 4))
+    follow(follower, first)
+    assert follower.elastic.records_in_hand()[0] == ("a", 24)
+    follow(follower, second)
+    (report,) = reports_of(follower.master)
+    assert [done.upto for done in report.acknowledgements] == [4]
+    assert follower.state.outbox.is_settled  # before the next batch, as where there is no thread for calls
+    assert follower.state.inflight.records == 4
+
+
+def test_a_follower_writes_nothing_down_and_is_never_in_doubt(follower: Shell) -> None:
+    follower.run(follower.trainer.open())
+    for skip in (0, 4):
+        follow(follower, Slice(epoch=0, shard=3, skip=skip, limit=4))
+    assert follower.told(Reporting) == []
+    assert follower.state.liveness is None
+
+
+def test_a_follower_is_at_the_end_where_the_other_is(follower: Shell) -> None:
+    number = follower.run(follower.trainer.open())
+    follow(follower, Slice(epoch=0, shard=3, skip=0, limit=4))
+    follower.elastic.follow_to_the_end()
+    follower.request()
+    follower.run(follower.elastic.close(number))
+    assert [call.give_backs for call in reports_of(follower.master)] == [()]

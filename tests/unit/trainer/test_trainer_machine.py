@@ -45,7 +45,10 @@ class Watched(Master):
             progress_timeout_s=30.0,
         )
         self.loops: dict[str, Loop] = {}
-        self.saved: dict[str | None, tuple[Counter[Any], Counter[Any]]] = {None: (Counter(), Counter())}
+        self.saved: dict[str | None, Counter[Any]] = {None: Counter()}
+        self.undone: Counter[Any] = (
+            Counter()
+        )  # what was told and is not of the lineage that the dataset is in
         ledger = self.dispatcher.find_ledger("training")
         assert ledger is not None
         self.ledger = ledger
@@ -59,15 +62,21 @@ class Watched(Master):
                 assert (failure.task, failure.position) in loop.failed
         lineage = self.ledger.lineage
         answer = super().ask(call)
-        outcomes = self.outcomes
         if call.method == "snapshot":
-            self.saved[answer] = Counter(outcomes.acknowledged), Counter(outcomes.quarantined)
+            self.saved[answer] = self.told
         if call.method == "restore" and self.ledger.lineage != lineage:
             for loop in self.loops.values():
                 loop.is_quiet = False
-            acknowledged, quarantined = self.saved[call.request.token]
-            outcomes.acknowledged, outcomes.quarantined = Counter(acknowledged), Counter(quarantined)
+            self.undone = self.outcomes.acknowledged + self.outcomes.quarantined
+            self.undone.subtract(self.saved[call.request.token])
         return answer
+
+    @property
+    def told(self) -> Counter[Any]:
+        """Outcomes of the lineage that the dataset is in."""
+        told = self.outcomes.acknowledged + self.outcomes.quarantined
+        told.subtract(self.undone)
+        return +told
 
 
 @dataclass
@@ -578,7 +587,7 @@ class TrainerMachine(RuleBasedStateMachine):
             if fresh is None:
                 fresh = Loop(self.master, f"last {number}", "next", in_process=True)
             self._train_through(fresh)
-        told = self.master.outcomes.acknowledged + self.master.outcomes.quarantined
+        told = self.master.told
         assert not [record for record, count in told.items() if count > 1]
         assert len(told) + self.master.status.dropped == EPOCHS * RECORDS, "remainders alone may be dropped"
         assert self.master.status.leases == 0

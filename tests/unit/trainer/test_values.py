@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from edl_torch.trainer import actions, facts, inflight, plain, state, supply
+from edl_torch.core.calls import NEW_PASS
+from edl_torch.trainer import actions, facts, inflight, outbox, plain, state, supply
 from edl_torch.trainer.facts import Way
 
 
@@ -17,6 +18,7 @@ def values_of(module: ModuleType) -> list[Any]:
 
 
 FROZEN = [*values_of(actions), *values_of(facts), state.Config, plain.Reading]
+NOT_ZERO: dict[Any, dict[str, Any]] = {state.Config: {"keeps_ledger": True}, supply.Pass: {"joins": True}}
 CHANGING = [inflight.Held, state.Registered, supply.Pass]
 
 
@@ -36,6 +38,13 @@ def test_nothing_is_added_to_what_changes(value: Any) -> None:
 )
 def test_several_fields_are_named(value: Any) -> None:
     assert len(fields(value)) < 2 or all(field.kw_only for field in fields(value))
+
+
+@pytest.mark.parametrize("value", [*FROZEN, *CHANGING, outbox.Report])
+def test_a_number_that_nobody_gives_says_nothing(value: Any) -> None:
+    numbers = {f.name: f.default for f in fields(value) if type(f.default) in {int, bool}}
+    said = {name: default for name, default in numbers.items() if default and default != NEW_PASS}
+    assert said == NOT_ZERO.get(value, {})
 
 
 def test_ways_are_in_the_order_of_what_they_prove() -> None:

@@ -20,7 +20,18 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Source
 from edl_torch.testing.fake_master import Outcomes
-from edl_torch.trainer.actions import Action, Attend, Call, Describe, Procedure, Register, Wait, Warn
+from edl_torch.trainer.actions import (
+    Action,
+    Attend,
+    Call,
+    Describe,
+    LookAround,
+    Neighbour,
+    Procedure,
+    Register,
+    Wait,
+    Warn,
+)
 from edl_torch.trainer.facts import Fact
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.plain import OWN_STREAM, Reading
@@ -240,6 +251,7 @@ class Shell:
         batch_size: int = 4,
         lookahead: int = 0,
         in_process: bool = True,
+        report_delay_s: float = 0.0,
         keeps_ledger: bool = True,
         audited: bool = True,
         attended: bool = True,
@@ -253,6 +265,7 @@ class Shell:
             batch_size=batch_size,
             lookahead=lookahead,
             in_process=in_process,
+            report_delay_s=report_delay_s,
             keeps_ledger=keeps_ledger,
             audited=audited,
         )
@@ -261,6 +274,7 @@ class Shell:
         self.elastic = self.trainer.elastic
         self.warnings: list[str] = []
         self.beginning = "the beginning"
+        self.neighbours: tuple[Neighbour, ...] = ()
         self._attended = attended
         self._worker: Running[None] | None = None
 
@@ -303,6 +317,8 @@ class Shell:
             return self._attend()
         if isinstance(action, Describe):
             return self.beginning
+        if isinstance(action, LookAround):
+            return self.neighbours
         if isinstance(action, Warn):
             self.warnings.append(action.text)
             return None

@@ -382,7 +382,7 @@ def test_a_batch_that_one_rank_reports_as_failed_counts_on_none() -> None:
     assert sum(means) / 2 == pytest.approx(2.5 * steps, rel=1e-15)
 
 
-def test_what_ends_a_stand_in_leaves_the_batch_before_it_alone() -> None:
+def test_what_ends_a_padding_batch_leaves_the_batch_before_it_alone() -> None:
     """That one is not in hand any more: its gradients wait for a step."""
     fake = FakeMaster()
 
@@ -393,7 +393,7 @@ def test_what_ends_a_stand_in_leaves_the_batch_before_it_alone() -> None:
         for _ in rank.one_pass():
             if len(rank.seen.passes[0]) == 2:
                 if not rank.loader.weight:
-                    rank.service.report_batch_done(err_msg="the loss of a stand-in is no record's")
+                    rank.service.report_batch_done(err_msg="a padding batch's loss is no record's")
                 break
         optimizer.step()
         rank.service.state_dict()

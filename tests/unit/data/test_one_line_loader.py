@@ -12,9 +12,10 @@ import pytest
 import torch
 from loader_kit import NumberReader, acknowledged, flat
 
-from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, ShardedDataset
 from edl_torch.errors import (
     AccountingError,
+    DatasetConflict,
     InvalidArgument,
     MasterUnavailable,
     ReaderError,
@@ -115,6 +116,28 @@ def test_target_transform_makes_any_data_image_and_target() -> None:
     assert y.tolist() == [n * n + 1 for n in range(8)]
 
 
+@pytest.mark.parametrize(
+    ("transforms", "expected"),
+    [
+        ({"target_transform": lambda y: y + 1}, ([0.0, 1.0], [1, 2])),
+        ({"target_transform": None, "transform": lambda pair: pair[1] + 5}, [5, 6]),
+    ],
+)
+def test_each_of_the_transforms_may_be_left_out(transforms: Any, expected: Any) -> None:
+    with ElasticDataLoader(SQUARES, 2, master_client=FakeMaster(), **transforms) as loader:
+        batch = next(iter(loader))
+    assert (batch.tolist() if torch.is_tensor(batch) else tuple(part.tolist() for part in batch)) == expected
+
+
+def test_an_image_alone_has_no_target_to_transform() -> None:
+    with DataShardService(2, FakeMaster(), reader=MapDatasetReader([3, 4])) as service:
+        for transform, expected in ((None, [3, 4]), (lambda image: -image, [-3, -4])):
+            dataset = ImageDataset(
+                service, MapDatasetReader([3, 4]), transform=transform, target_transform=lambda target: 1 / 0
+            )
+            assert [dataset._transformed(record) for record in (3, 4)] == expected
+
+
 class Blocks(NumberReader):
     reads_blocks = True
 
@@ -134,6 +157,29 @@ def test_shuffle_is_as_good_as_the_reader_can(reader: Any, shuffle: Any, expecte
     with ElasticDataLoader(reader, 4, shuffle=shuffle, master_client=FakeMaster()) as loader:
         spec = loader.service._live_session.plan().spec
     assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == expected
+
+
+@pytest.mark.parametrize("registered", [4, 1])
+def test_a_window_that_nobody_chose_is_that_of_the_master(registered: int) -> None:
+    fake = FakeMaster()
+    reader = NumberReader({"a": 8})
+    with ElasticDataLoader(reader, 4, shuffle=True, shuffle_window=registered, master_client=fake) as first:
+        chosen = first.service._live_session.plan().spec
+        with ElasticDataLoader(reader, 4, shuffle=True, master_client=fake.connect()) as second:
+            assert second.service._live_session.plan().spec == chosen
+            assert second.service.order == first.service.order
+        with (
+            ElasticDataLoader(
+                reader, 4, shuffle=True, shuffle_window=5, master_client=fake.connect()
+            ) as third,
+            pytest.raises(DatasetConflict, match="shuffle_window"),
+        ):
+            third.service._live_session.plan()
+        with (
+            ElasticDataLoader(reader, 4, seed=1, shuffle=True, master_client=fake.connect()) as fourth,
+            pytest.raises(DatasetConflict, match="seed"),
+        ):
+            fourth.service._live_session.plan()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,225 @@
+"""A slice comes as columnar batches, in the plan's order; a record that cannot be read costs no other."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl_torch.core.calls import Grant
+from edl_torch.core.plan import Plan
+from edl_torch.data import columns
+from edl_torch.data.columns import read_columns
+from edl_torch.errors import BadRecord, ReaderError, SourceUnavailable
+from edl_torch.readers.base import AbstractDataReader, Range
+from edl_torch.shard import DatasetSpec, IndexArray, Slice, Source
+
+COUNTS = {"a": 23, "b": 9}
+SIZE = 4
+
+
+class Columns(AbstractDataReader):
+    """Record `i` of "a" is `i`, of "b" `1000 + i`; notes what it is asked for."""
+
+    def __init__(self, bad: frozenset[int] = frozenset(), down: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self.bad, self.down = bad, down
+        self.asked: list[list[int]] = []
+        self.expected: list[tuple[list[Range], bool]] = []
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        return COUNTS
+
+    def read_records(self, task: Any) -> Any:
+        raise AssertionError("columns are read in batches")
+
+    def expect(self, ranges: Any, *, in_order: bool = False) -> None:
+        self.expected.append((list(ranges), in_order))
+
+    def read_batch(self, name: str, indices: IndexArray) -> Any:
+        numbers = indices + 1000 * (name == "b")
+        self.asked.append(numbers.tolist())
+        for number in numbers.tolist():
+            if number in self.bad:
+                raise ValueError(f"no byte of {number}")
+            if number in self.down:
+                raise OSError(errno.EIO, "the disk is gone")
+        return self.made(numbers)
+
+    def made(self, numbers: IndexArray) -> Any:
+        return numbers
+
+
+class Tables(Columns):
+    """Columns, one of them of rows."""
+
+    def made(self, numbers: IndexArray) -> Any:
+        return {"id": numbers, "more": {"half": numbers / 2, "row": np.stack([numbers, -numbers], axis=1)}}
+
+
+class Texts(Columns):
+    """Batches that nobody can put together."""
+
+    def made(self, numbers: IndexArray) -> Any:
+        return [str(number) for number in numbers.tolist()]
+
+
+def planned(*, shuffle: bool = False, in_shard: bool = False, window: int = 1) -> Plan:
+    spec = DatasetSpec(
+        name="d",
+        sources=tuple(Source(name=name, count=count) for name, count in COUNTS.items()),
+        records_per_shard=6,
+        seed=3,
+        shuffle=shuffle,
+        shuffle_in_shard=in_shard,
+        shuffle_window=window,
+    )
+    return Plan(spec)
+
+
+PLANS = {
+    "stored": planned(),
+    "in shard": planned(in_shard=True),
+    "windows": planned(in_shard=True, window=8),
+    "global": planned(shuffle=True),
+}
+
+
+def grant_of(plan: Plan, shard: int = 0, skip: int = 0) -> Grant:
+    return Grant(
+        task=7,
+        attempt=1,
+        slice=Slice(epoch=1, shard=shard, skip=skip, limit=plan.records_in(1, shard) - skip),
+    )
+
+
+def in_order(plan: Plan, grant: Grant) -> list[int]:
+    return [number + 1000 * (name == "b") for name, number in plan.indices(grant.slice)]
+
+
+class Book:
+    """The positions that were bad, and what was said of them."""
+
+    def __init__(self) -> None:
+        self.said: dict[int, str] = {}
+
+    def __call__(self, position: int, error: ReaderError) -> None:
+        assert isinstance(error, BadRecord)
+        self.said[position] = str(error)
+
+
+def read(
+    reader: Columns, plan: Plan, grant: Grant | None = None, size: int = SIZE
+) -> tuple[list[tuple[list[tuple[int, int]], Any]], dict[int, str]]:
+    book = Book()
+    grant = grant_of(plan) if grant is None else grant
+    return list(read_columns(reader, plan, grant, size, book)), book.said
+
+
+def positions(batches: list[tuple[list[tuple[int, int]], Any]]) -> list[int]:
+    return [at for runs, _ in batches for first, after in runs for at in range(first, after)]
+
+
+@pytest.mark.parametrize("kind", [Columns, Tables])
+@pytest.mark.parametrize("skip", [0, 3])
+@pytest.mark.parametrize("order", list(PLANS))
+def test_batches_have_the_records_of_the_slice_in_its_order(order: str, skip: int, kind: Any) -> None:
+    plan = PLANS[order]
+    grant = grant_of(plan, skip=skip)
+    batches, bad = read(kind(), plan, grant)
+    found = [batch if kind is Columns else batch["id"] for _, batch in batches]
+    assert np.concatenate(found).tolist() == in_order(plan, grant)
+    assert positions(batches) == list(range(skip, grant.slice.stop))
+    assert [len(batch) for batch in found[:-1]] == [SIZE] * (len(found) - 1)
+    assert bad == {}
+    for _, batch in batches if kind is Tables else ():
+        assert batch["more"]["half"].tolist() == (batch["id"] / 2).tolist()
+        assert batch["more"]["row"].tolist() == [[number, -number] for number in batch["id"].tolist()]
+
+
+@pytest.mark.parametrize("order", ["windows", "global"])
+def test_batches_that_nobody_can_put_together_are_of_one_source(order: str) -> None:
+    plan = PLANS[order]
+    grant = grant_of(plan)
+    batches, _ = read(Texts(), plan, grant)
+    assert [int(text) for _, batch in batches for text in batch] == in_order(plan, grant)
+    assert positions(batches) == list(range(grant.slice.stop))
+    assert all(len({int(text) >= 1000 for text in batch}) == 1 for _, batch in batches)
+
+
+def test_scattered_records_of_several_batches_are_read_at_once() -> None:
+    """The first batch says how large one is; then a block costs one read of each source."""
+    reader = Columns()
+    plan = PLANS["windows"]
+    read(reader, plan)
+    sizes = [len(asked) for asked in reader.asked]
+    assert sum(sizes[:2]) == SIZE
+    assert sum(sizes) == 32
+    assert len(sizes) <= 4
+
+
+def test_no_more_is_read_at_once_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Columns()
+    monkeypatch.setattr(columns, "_MOST_BYTES", 2 * SIZE * 8)
+    read(reader, PLANS["windows"])
+    read_at_once = [len(asked) for asked in reader.asked]
+    assert max(read_at_once) <= 2 * SIZE
+    assert len(read_at_once) > 4
+
+
+def test_records_that_lie_together_are_read_a_batch_at_a_time() -> None:
+    reader = Columns()
+    read(reader, PLANS["stored"])
+    assert reader.asked == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(("order", "expected"), [("stored", [([("a", 0, 6)], True)]), ("global", [])])
+def test_the_reader_hears_what_comes_next(order: str, expected: Any) -> None:
+    reader = Columns()
+    read(reader, PLANS[order])
+    assert reader.expected == expected
+
+
+@pytest.mark.parametrize("order", list(PLANS))
+def test_a_record_that_cannot_be_read_costs_no_other(order: str) -> None:
+    plan = PLANS[order]
+    numbers = in_order(plan, grant_of(plan))
+    bad = frozenset(numbers[at] for at in (1, 4, len(numbers) - 1))
+    batches, said = read(Columns(bad), plan)
+    assert np.concatenate([batch for _, batch in batches]).tolist() == [n for n in numbers if n not in bad]
+    assert positions(batches) == [at for at, number in enumerate(numbers) if number not in bad]
+    assert {numbers[at] for at in said} == bad
+    for at, words in said.items():
+        name = "b" if numbers[at] >= 1000 else "a"
+        assert f"record {numbers[at] % 1000} of {name!r}" in words
+
+
+def test_a_batch_of_bad_records_alone_is_none() -> None:
+    batches, said = read(Columns(frozenset(range(4))), PLANS["stored"])
+    assert [batch.tolist() for _, batch in batches] == [[4, 5]]
+    assert list(said) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("order", list(PLANS))
+def test_a_source_that_is_gone_is_named_by_its_record_and_puts_none_in_quarantine(order: str) -> None:
+    plan = PLANS[order]
+    numbers = in_order(plan, grant_of(plan))
+    reader = Columns(down=frozenset(numbers[5:6]))
+    with pytest.raises(SourceUnavailable, match=r"record \d+ of '[ab]'.*the disk is gone"):
+        read(reader, plan)
+    assert sum(numbers[5] in asked for asked in reader.asked) == 1, "records are not tried one by one"
+
+
+def test_batches_of_other_kinds_from_each_source_are_read_by_source() -> None:
+    class Mixed(Columns):
+        def made(self, numbers: IndexArray) -> Any:
+            return numbers.astype(np.int32 if numbers[0] < 1000 else np.int64)
+
+    plan = PLANS["global"]
+    grant = grant_of(plan)
+    batches, _ = read(Mixed(), plan, grant)
+    assert [int(number) for _, batch in batches for number in batch] == in_order(plan, grant)
+    for _, batch in batches:
+        assert batch.dtype == (np.int32 if batch[0] < 1000 else np.int64)

@@ -1,0 +1,201 @@
+"""Which iteration of a plain DataLoader is meant, whether it is over, and what it has delivered."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from edl_torch.data.iterations import Iteration, Iterations, _asked_by, _persistent_loader
+from edl_torch.errors import ForeignLoop
+
+
+class Numbers(IterableDataset[int]):
+    """Ten numbers; asks `table` which iteration begins, as a ShardedDataset does."""
+
+    _makes_lists = True
+
+    def __init__(self, table: Iterations) -> None:
+        super().__init__()
+        self._table = table
+        self.begun: list[Iteration | None] = []
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun.append(self._table.beginning())
+        assert self._table.beginning() is self.begun[-1], "asked again it is the same one"
+        return iter(range(10))
+
+
+class Wrapped(Numbers):
+    """What it yields need not be records."""
+
+    _makes_lists = False
+
+
+def begun(table: Iterations, dataset: Numbers | None = None, **arguments: Any) -> tuple[Any, Iteration]:
+    """An iterator of a DataLoader, and what is known of it."""
+    dataset = Numbers(table) if dataset is None else dataset
+    iterator = iter(DataLoader(dataset, **{"batch_size": 4, **arguments}))
+    iteration = dataset.begun[-1]
+    assert iteration is not None
+    return iterator, iteration
+
+
+def test_iterations_are_numbered_in_the_order_in_which_they_begin() -> None:
+    table = Iterations()
+    assert table.newest == 0
+    dataset = Numbers(table)
+    first, second = begun(table, dataset), begun(table, dataset)
+    assert [iteration.number for _, iteration in (first, second)] == [1, 2]
+    assert table.newest == 2
+    assert table.number(first[1].run) == 1
+    assert repr(table) == "<Iterations newest=2 alive=2>"
+
+
+def test_an_iteration_of_another_process_has_no_number() -> None:
+    table = Iterations()
+    for run in ("", f"{os.getpid() + 1}:3", str(os.getpid()), f"{os.getpid()}:"):
+        assert table.number(run) == 0
+        assert not table.is_over(run), "nobody here can know"
+        assert table.deliveries(run) is None
+        table.check(run)
+        table.worker_died(run)
+
+
+def test_it_counts_the_batches_that_were_handed_out() -> None:
+    table = Iterations()
+    iterator, iteration = begun(table)
+    assert (iteration.batches, iteration.batch_size) == (0, 4)
+    next(iterator)
+    assert iteration.batches == 1
+    assert table.deliveries(iteration.run) is iteration
+    assert repr(iteration) == f"<Iteration {os.getpid()}:1 batches=1 going on>"
+
+
+def test_an_iterator_that_is_gone_is_over_and_its_count_is_remembered() -> None:
+    table = Iterations()
+    iterator, iteration = begun(table)
+    next(iterator)
+    assert not table.is_over(iteration.run)
+    del iterator
+    gc.collect()
+    assert table.is_over(iteration.run)
+    assert iteration.batches == 1
+    assert repr(iteration).endswith("batches=1 over>")
+    run = iteration.run
+    del iteration
+    gc.collect()
+    assert table.is_over(run), "though nothing is known of it any more"
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_whether_the_last_batch_is_dropped_is_known(drop_last: bool) -> None:
+    _, iteration = begun(Iterations(), drop_last=drop_last)
+    assert iteration._drop_last is drop_last
+
+
+def test_without_batches_each_sample_is_one() -> None:
+    table = Iterations()
+    _, iteration = begun(table, batch_size=None)
+    assert iteration.batch_size == 1
+    assert table.deliveries(iteration.run) is iteration
+
+
+def test_samples_of_a_dataset_between_are_no_records() -> None:
+    table = Iterations()
+    iterator, iteration = begun(table, Wrapped(table))
+    assert not iteration.counts_records
+    assert table.deliveries(iteration.run) is None
+    assert not table.is_over(iteration.run)
+    del iterator
+
+
+def test_the_module_that_iterates_is_known_and_foreign_loops_are_refused() -> None:
+    table = Iterations()
+    iterator, iteration = begun(table)
+    assert iteration.asked_by == __name__
+    table.check(iteration.run)
+    iteration.asked_by = "accelerate.data_loader"
+    with pytest.raises(ForeignLoop, match="a DataLoader over a ShardedDataset is iterated by accelerate"):
+        table.check(iteration.run)
+    del iterator
+
+
+def test_outside_of_an_iterator_none_begins() -> None:
+    table = Iterations()
+    assert table.beginning() is None
+    assert table.beginning_run == ""
+    assert _asked_by(None) == ""
+    assert _persistent_loader(None) is None
+
+
+def test_a_forked_worker_serves_the_iteration_that_starts_it() -> None:
+    table = Iterations()
+
+    class Forks(Numbers):
+        def __iter__(self) -> Iterator[int]:
+            table.before_fork()
+            return super().__iter__()
+
+    assert table.served == ""
+    _, iteration = begun(table, Forks(table))
+    assert table.served == "", "the process that forks serves none"
+    table.after_fork()
+    assert table.served == iteration.run
+
+
+def test_a_process_forked_for_something_else_serves_none() -> None:
+    table = Iterations()
+    table.before_fork()
+    table.after_fork()
+    assert table.served == ""
+    other = Iterations()
+    other.after_fork()  # another thread has forked
+    assert other.served == ""
+
+
+def test_a_spawned_worker_serves_the_iteration_that_its_dataset_came_with() -> None:
+    table = Iterations()
+    table.unpickled("12:3")
+    table.unpickled("")
+    assert table.served == "12:3"
+
+
+def test_a_loader_whose_persistent_worker_died_starts_new_ones() -> None:
+    class Loader:
+        _iterator: object = None
+
+    table = Iterations()
+    iterator, iteration = begun(table)
+    loader = Loader()
+    iteration._loader = lambda: loader  # type: ignore[assignment]
+    loader._iterator = another = object()
+    table.worker_died(iteration.run)
+    assert loader._iterator is another, "that of a later iteration is left alone"
+    loader._iterator = iterator
+    table.worker_died(iteration.run)
+    assert loader._iterator is None
+    iteration._loader = lambda: None
+    table.worker_died(iteration.run)
+
+
+class Looks(DataLoader[int]):
+    """Notes which loader an iterator that is made here belongs to."""
+
+    found: Any = None
+
+    def _get_iterator(self) -> Any:
+        self.found = _persistent_loader(sys._getframe())
+        return iter(())
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_loader_that_keeps_its_workers_is_known(persistent: bool) -> None:
+    loader = Looks(Numbers(Iterations()), num_workers=1, persistent_workers=persistent)
+    iter(loader)
+    assert loader.found is (loader if persistent else None)
