@@ -1,14 +1,20 @@
 """What a step takes in another framework's loop with an ElasticDataLoader, and with a plain DataLoader.
 
-    python benchmarks/frameworks.py [--only lightning accelerate transformers] [--json FILE]
+    python benchmarks/frameworks.py [--only lightning accelerate …] [--workers 0 2] [--bare] [--json FILE]
 
-Each framework that is installed trains the same model, a step of some 30 ms, round by round with one loader
-and the other. The time of a step is that between the ends of two steps of the optimizer.
+Each framework that is installed trains the same model, a step of some 20 ms, in short rounds: a plain loader,
+the elastic one, the plain one again, in one process. A ratio is that of the elastic loader to the mean of the
+two beside it, so that a machine that gets slower or faster does so for both. The time of a step is that
+between the ends of two steps of the optimizer; a round's is the median. With `--bare` the model takes next to
+nothing, and the processor time of a step shows what the loaders themselves take.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
+import math
 import os
 import statistics
 import tempfile
@@ -25,9 +31,11 @@ from torch.utils.data import DataLoader, Dataset
 from edl_torch import ElasticDataLoader
 
 WIDTH, BATCH = 1024, 64
-WARM = 5  # steps of a round that are not counted: workers start
-ELASTIC, PLAIN, AGAIN = "elastic", "plain", "plain again"
-Times = list[tuple[float, float]]  # by the clock, and by this process's processor time
+STEPS, WARM = 25, 5  # of a round; the first ones are not counted: workers start
+ROUNDS = 6  # at least: fewer have no interval
+TARGET = 1.02
+STEP_S = 0.03  # that a bare step's cost is compared with
+Times = list[tuple[float, float]]  # of each step by the clock, and by this process's processor time
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
@@ -44,7 +52,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
 
 class Layers(torch.nn.Module):
-    """Some 30 ms a step on one thread."""
+    """Some 20 ms a step on one thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,6 +179,29 @@ def transformers(elastic: bool, steps: int, workers: int) -> Times:
     return clocked.times()
 
 
+def deepspeed(elastic: bool, steps: int, workers: int) -> Times:
+    """A round of a loop over a DeepSpeed engine."""
+    import deepspeed as ds
+    import deepspeed.ops as ops
+
+    from edl_torch.integrations.deepspeed import prepare
+
+    ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"} | where)
+    ds.init_distributed("gloo", verbose=False)
+    layers = Layers()
+    clocked = Clocked(layers.parameters())
+    config = {"train_micro_batch_size_per_gpu": BATCH}
+    engine, *_ = ds.initialize(model=layers, optimizer=clocked, config=config)
+    loader = loader_of(elastic, steps, workers)
+    for batch in prepare(engine, loader) if elastic else loader:
+        engine.backward(engine(**batch)["loss"])
+        engine.step()
+    _close(loader)
+    return clocked.times()
+
+
 def _close(loader: Any) -> None:
     if isinstance(loader, ElasticDataLoader):
         loader.close()
@@ -180,37 +211,74 @@ FRAMEWORKS: dict[str, Callable[[bool, int, int], Times]] = {
     "lightning": lightning,
     "accelerate": accelerate,
     "transformers": transformers,
+    "deepspeed": deepspeed,
 }
 
 
-def measure(name: str, steps: int, rounds: int, workers: int) -> dict[str, Any]:
-    """Rounds of all contenders in turn. A ratio is that of two medians of neighbouring rounds.
-
-    The plain loader is a contender twice: what it is against itself is what the machine can tell.
-    """
-    one_round = FRAMEWORKS[name]
-    clock: dict[str, list[float]] = {ELASTIC: [], PLAIN: [], AGAIN: []}
-    processor: dict[str, list[float]] = {ELASTIC: [], PLAIN: [], AGAIN: []}
-    for number in range(-1, rounds):  # the first one is not counted
-        for contender in clock if number % 2 else reversed(clock):
-            times = one_round(contender == ELASTIC, steps, workers)
-            if number >= 0:
-                clock[contender].append(statistics.median(by_clock for by_clock, _ in times))
-                processor[contender].append(statistics.median(by_work for _, by_work in times))
-    return {
-        "framework": name,
-        "workers": workers,
-        "step_s": clock,
-        "processor_s": processor,
-        "by_clock": {ours: _ratios(clock[ours], clock[PLAIN]) for ours in (ELASTIC, AGAIN)},
-        "by_processor": {ours: _ratios(processor[ours], processor[PLAIN]) for ours in (ELASTIC, AGAIN)},
+def measure(name: str, workers: int, steps: int, seconds: float) -> dict[str, Any]:
+    """Rounds until the time is over, and what they say by the clock and by processor time."""
+    rounds: list[tuple[Times, Times, Times]] = []
+    began = 0.0
+    for number in itertools.count(-1):  # the first one is not counted
+        if number == 0:
+            began = time.perf_counter()
+        if number >= ROUNDS and time.perf_counter() - began > seconds:
+            break
+        before, ours, after = (_round(name, elastic, steps, workers) for elastic in (False, True, False))
+        if number >= 0:
+            rounds.append((before, ours, after))
+    return {"framework": name, "workers": workers, "rounds": len(rounds)} | {
+        kind: _compared(
+            [[statistics.median(step[which] for step in times) for times in three] for three in rounds]
+        )
+        for which, kind in enumerate(("clock", "processor"))
     }
 
 
-def _ratios(these: list[float], those: list[float]) -> list[float]:
-    """Quartiles, over the rounds."""
-    ratios = [this / that for this, that in zip(these, those, strict=True)]
-    return statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+def _round(name: str, elastic: bool, steps: int, workers: int) -> Times:
+    gc.collect()  # what the round before has left is none of this one's
+    _quiet()  # frameworks choose levels of their own when they are imported
+    return FRAMEWORKS[name](elastic, steps, workers)
+
+
+def _compared(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Of the seconds of a step in each round (plain, elastic, plain): medians, each with an interval.
+
+    `against_itself` is the second plain loader against the first: what the machine can tell.
+    """
+    beside = [math.sqrt(before * after) for before, _, after in rounds]
+    return {
+        "step_s": rounds,
+        "plain_s": statistics.median(beside),
+        "ratio": median_with_interval(
+            [ours / plain for (_, ours, _), plain in zip(rounds, beside, strict=True)]
+        ),
+        "more_s": median_with_interval(
+            [ours - plain for (_, ours, _), plain in zip(rounds, beside, strict=True)]
+        ),
+        "against_itself": median_with_interval([after / before for before, _, after in rounds]),
+    }
+
+
+def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and between which of the values that of all rounds lies, with 95 % confidence.
+
+    Whatever their distribution: the number of values below the median is binomial. The interval of fewer than
+    six is that of all of them, with less confidence.
+    """
+    ordered, number = sorted(values), len(values)
+    below, rank = 0.0, 0
+    while rank < number // 2 and (below := below + math.comb(number, rank) / 2**number) <= 0.025:
+        rank += 1
+    rank = max(rank, 1)
+    return statistics.median(ordered), ordered[rank - 1], ordered[number - rank]
+
+
+def verdict(low: float, high: float) -> str:
+    """What an interval says of the target."""
+    if high <= TARGET:
+        return "met"
+    return "missed" if low > TARGET else "not decided"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -219,17 +287,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options_parser.add_argument("--only", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
     options_parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     options_parser.add_argument(
+        "--seconds", type=float, default=25.0, help="for each framework and number of workers"
+    )
+    options_parser.add_argument(
         "--bare", action="store_true", help="a model that takes nothing: look at the processor time of a step"
     )
     options = options_parser.parse_args(arguments)
     if options.bare:
         global WIDTH, BATCH
         WIDTH = BATCH = 8
-    steps, rounds = (WARM + 3, 1) if options.quick else (WARM + 40, 9)
     torch.set_num_threads(1)
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    _quiet()
+    steps = WARM + (3 if options.quick else 200 if options.bare else STEPS)
     results = []
     print(f"load {os.getloadavg()[0]:.1f}")
     for name in options.only:
@@ -237,22 +306,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name}: not installed: make test-{name} has an environment with it")
             continue
         for workers in options.workers:
-            result = measure(name, steps, rounds, workers)
+            result = measure(name, workers, steps, 0.0 if options.quick else options.seconds)
             results.append(result)
-            step_ms = statistics.median(result["step_s"][PLAIN]) * 1000
-            print(f"{name}, {workers} workers, {step_ms:.1f} ms a step")
-            for contender, seconds in result["processor_s"].items():
-                print(f"  {contender:<22}{min(seconds) * 1e6:,.0f} µs of processor time, at least")
-            for ours in (ELASTIC, AGAIN):
-                low, middle, high = result["by_clock"][ours]
-                print(
-                    f"  {ours + ' / ' + PLAIN:<22}{middle:.3f} [{low:.3f} … {high:.3f}], "
-                    f"by processor time {result['by_processor'][ours][1]:.3f}",
-                    flush=True,
-                )
+            print(f"{name}, {workers} workers, {result['rounds']} rounds")
+            for kind in ("clock", "processor"):
+                print(_row(kind, result[kind], bare=options.bare), flush=True)
     print(f"load {os.getloadavg()[0]:.1f}")
     if options.json:
-        write_json(options.json, {"frameworks": results})
+        write_json(options.json, {"quick": options.quick, "bare": options.bare, "frameworks": results})
+
+
+def _row(kind: str, found: dict[str, Any], *, bare: bool) -> str:
+    middle, low, high = found["more_s"]
+    more = " … ".join(f"{seconds * 1e6:+,.0f}" for seconds in (low, high))
+    more = f"{middle * 1e6:+,.0f} µs [{more}] of {found['plain_s'] * 1e6:,.0f} µs"
+    if bare:
+        return f"  {kind:<10}{more}: {middle / STEP_S:.1%} of a step of {STEP_S * 1e3:.0f} ms"
+    middle, low, high = found["ratio"]
+    itself, least, most = found["against_itself"]
+    return (
+        f"  {kind:<10}{middle:.3f} [{low:.3f} … {high:.3f}], {verdict(low, high)}; plain against itself "
+        f"{itself:.3f} [{least:.3f} … {most:.3f}]; {more}"
+    )
+
+
+def _quiet() -> None:
+    """Let frameworks say nothing."""
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "DS_ACCELERATOR": "cpu"}
+    for logger in ("lightning.pytorch", "DeepSpeed"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
 
 
 if __name__ == "__main__":

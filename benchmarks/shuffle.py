@@ -42,10 +42,10 @@ USUAL = 16
 # Orders -------------------------------------------------------------------------------------------------
 
 
-def ours(size: int, shuffle: Mapping[str, Any], seed: int, epoch: int) -> Order:
+def ours(size: int, shuffle: Mapping[str, Any], seed: int, epoch: int, *, shard: int = SHARD) -> Order:
     """The order of one of our shuffles."""
     spec = DatasetSpec(
-        name="d", sources=(Source(name="", count=size),), records_per_shard=SHARD, seed=seed, **shuffle
+        name="d", sources=(Source(name="", count=size),), records_per_shard=shard, seed=seed, **shuffle
     )
     plan = Plan(spec)
     windows = plan.windows_at(epoch, 0, plan.num_windows)
@@ -128,7 +128,7 @@ def mixing(order_of: OrderOf, size: int, of_a_class: int, seeds: range) -> Mixin
             (
                 np.mean([len(np.unique(row)) for row in batches // SHARD]),
                 np.mean([len(np.unique(row)) for row in labels]),
-                np.mean([_entropy(row) for row in labels]),
+                label_entropy(labels),
                 _correlation(places[0], places[1]),
                 again / (BATCH * (BATCH - 1)) * (size - 1) / (BATCH - 1),
             )
@@ -143,9 +143,14 @@ def _correlation(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -
     return float(((one - one.mean()) * (other - other.mean())).mean() / (one.std() * other.std()))
 
 
-def _entropy(labels: Order) -> float:
-    counts = np.unique(labels, return_counts=True)[1] / len(labels)
-    return float(-(counts * np.log2(counts)).sum())
+def label_entropy(labels: Order) -> float:
+    """The mean entropy of the labels in a row, in bits."""
+    rows, length = labels.shape
+    classes = int(labels.max()) + 1
+    numbers = np.arange(rows)[:, None] * classes + labels
+    shares = np.bincount(numbers.reshape(-1)) / length
+    shares = shares[shares > 0]
+    return float(-(shares * np.log2(shares)).sum() / rows)
 
 
 # What a model makes of it -------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Threads that read against loader workers and bare decoding: throughput, memory, photographs by scale.
 
-Run it alone on a quiet machine: `python benchmarks/threads.py --json runs/threads.json`.
+Run it alone on a quiet machine: `python benchmarks/threads.py --json runs/threads.json`. With `--peers DIR`
+loaders of other libraries stand beside, which are installed into an environment of their own in that folder.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import threads_peers
 import torch
 from contenders import BareDecoding, Elastic, Plain
-from harness import Contest, Result, measure, parser, print_result, results_as_json, write_json
+from harness import Contest, Result, Round, measure, parser, print_result, results_as_json, write_json
 from pictures import find_pictures, write_photograph
 from records import RepeatedImages, ToTensor, resized
 
@@ -37,17 +39,19 @@ THREADS, ONE_WORKER, PLAIN, BARE = (
 WHOLE, SCALED = "whole photograph", "min_side=256"
 KINDS = ["uint8", "float", "beside", "memory", "scaled"]
 OF_BARE = {"uint8": 0.95, "float": 0.93}
-OVER_PLAIN, BESIDE_TRAINING, OF_MEMORY, OVER_WHOLE = 1.25, 1.2, 0.6, 3.0
+OVER_PLAIN, BESIDE_TRAINING, OF_MEMORY, OVER_WHOLE, AHEAD = 1.25, 1.2, 0.6, 3.0, 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all contests, print and write them."""
     options = _options(arguments)
+    if options.peers is not None:
+        threads_peers.enter(options.peers)
     rounds = options.rounds or (2 if options.quick else 9)
     cv2.setNumThreads(0)  # as in loader workers
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        race = Race(Path(scratch), options.images, quick=options.quick)
+        race = Race(Path(scratch), options.images, quick=options.quick, with_peers=options.peers is not None)
         results = [result for name in options.only for result in race.results(name, rounds)]
         body: dict[str, object] = {
             "rounds": rounds,
@@ -65,14 +69,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--images", type=Path, metavar="DIR", help="JPEGs to decode (default: COCO's)")
     made.add_argument("--rounds", type=int, help="rounds that are counted, at least 2")
     made.add_argument("--only", choices=KINDS, nargs="+", default=KINDS, help="contests to run")
+    made.add_argument("--peers", type=Path, metavar="DIR", help="race other libraries too, installed there")
     return made.parse_args(arguments)
 
 
 class Race:
     """The contests over one folder of pictures."""
 
-    def __init__(self, scratch: Path, images: Path | None, *, quick: bool) -> None:
+    def __init__(self, scratch: Path, images: Path | None, *, quick: bool, with_peers: bool) -> None:
         self._scratch = scratch
+        self._with_peers = with_peers
         self._quick = quick
         self._folder = find_pictures(images, scratch, 4 if quick else 64)
         files = sorted(self._folder.iterdir())
@@ -98,10 +104,29 @@ class Race:
         transform = ToTensor(as_float=True) if kind == "float" else resized
         bare = BareDecoding(self._paths, self._count, processes=2, transform=transform)
         stack.callback(bare.close)
+        peers = self._peers(transform)
         return Contest(
             title=f"JPEG to 224×224, {kind}",
-            contenders={THREADS: self._elastic(stack, transform), PLAIN: self._plain(transform), BARE: bare},
-            ratios=[(THREADS, BARE, OF_BARE[kind]), (THREADS, PLAIN, OVER_PLAIN), (PLAIN, BARE, None)],
+            contenders={
+                THREADS: self._elastic(stack, transform),
+                PLAIN: self._plain(transform),
+                BARE: bare,
+                **peers,
+            },
+            ratios=[
+                (THREADS, BARE, OF_BARE[kind]),
+                (THREADS, PLAIN, OVER_PLAIN),
+                (PLAIN, BARE, None),
+                *((THREADS, peer, AHEAD) for peer in peers),
+            ],
+        )
+
+    def _peers(self, transform: Transform) -> dict[str, Round]:
+        if not self._with_peers:
+            return {}
+        size = self._batch_size
+        return threads_peers.peers(
+            self._paths, self._count, transform, batch_size=size, scratch=self._scratch
         )
 
     def _beside(self, stack: ExitStack) -> Contest:

@@ -55,7 +55,7 @@ class ElasticSession:
     def close(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
         self._session.run(self._passes.close(number))
-        self._session.run(self._passes.warnings.of_what_went_back())
+        self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
@@ -75,7 +75,11 @@ class ElasticSession:
         """
         if self._abandoned:
             self.end_abandoned_silently()
-            self._session.run(self._passes.warnings.of_what_went_back())
+            self.warn_of_what_went_back()
+
+    def warn_of_what_went_back(self) -> None:
+        """Warn, once, where a batch went back that the loop may have trained on."""
+        self._session.run(self._passes.warnings.of_what_went_back())
 
     def end_abandoned_silently(self) -> None:
         """Do as `end_abandoned`, without a warning: the loop gets that later."""
@@ -158,6 +162,12 @@ class ElasticSession:
     # Batches of another trainer ---------------------------------------------------------------------------
 
     @property
+    def records_unstepped(self) -> int:
+        """Records of the batches that were handed out and wait for a step of an attached optimizer."""
+        state = self._trainer.state
+        return self._session.do(lambda: state.inflight.batch_records if state.steps.attached else 0)
+
+    @property
     def discarded(self) -> int:
         """How often a batch in hand has failed or gone back."""
         return self._passes.discarded
@@ -192,4 +202,5 @@ class ElasticSession:
         """Note a step of an attached optimizer."""
         if self._abandoned:
             self.end_abandoned()
-        self._session.run(self._passes.stepped(optimizer))
+        if self._session.do(self._passes.step_now, optimizer):
+            self._session.run(self._trainer.reporter.send())

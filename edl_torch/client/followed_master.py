@@ -36,6 +36,7 @@ class FollowedMaster:
     """
 
     in_process = True
+    report_delay_s = 0.0
     keeps_ledger = True
 
     def __init__(self, master: MasterApi) -> None:

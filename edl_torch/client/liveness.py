@@ -19,7 +19,10 @@ def suspended_clock() -> float:
 
 
 class LivenessFeed:
-    """The `Listener` of one session. `changed` guards `liveness`; `wanted` hears that others wait."""
+    """The `Listener` of one session. `changed` guards `liveness`.
+
+    `wanted` hears that others wait, `tell` that the master wants to know all.
+    """
 
     def __init__(
         self,
@@ -27,11 +30,13 @@ class LivenessFeed:
         measuring: Measuring,
         changed: threading.Condition,
         wanted: Callable[[str], None],
+        tell: Callable[[], None] = lambda: None,
     ) -> None:
         self._liveness = liveness
         self._measuring = measuring
         self._changed = changed
         self.wanted = wanted
+        self.tell = tell
 
     def __repr__(self) -> str:
         return f"<LivenessFeed {self._liveness}>"

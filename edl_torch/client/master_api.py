@@ -76,6 +76,10 @@ class Listener(Protocol):
         """Another trainer waits for records of this dataset."""
         ...
 
+    def tell(self) -> None:
+        """Report now what the master's `report_delay_s` has kept back."""
+        ...
+
 
 class MasterApi(Protocol):
     """What `DataShardService(master_client=…)` takes.
@@ -92,6 +96,14 @@ class MasterApi(Protocol):
     @property
     def in_process(self) -> bool:
         """Whether calls are plain function calls: then fetching ahead gains nothing."""
+        ...
+
+    @property
+    def report_delay_s(self) -> float:
+        """How long after a report the next acknowledgements may wait for more of them; 0: not at all.
+
+        A master that allows it calls `Listener.tell` before it answers anything that they could change.
+        """
         ...
 
     @property

@@ -34,11 +34,14 @@ class Sessions:
         self._alive.add(weakref.ref(session, self._alive.discard))
 
     def neighbours(self, session: Session) -> tuple[Neighbour, ...]:
-        """Return the others that take part in the same dataset and hold records of it."""
+        """Return the others whose loops have records of the same dataset, read or to be read.
+
+        Not what they give back by themselves when they hear that somebody waits.
+        """
         thread = threading.get_ident()
         alive = [other for reference in list(self._alive) if (other := reference()) is not None]
         found = [
-            Neighbour(session=other.id, records=other.records, same_thread=other.loop_thread == thread)
+            Neighbour(session=other.id, records=other.drawn_records, same_thread=other.loop_thread == thread)
             for other in alive
             if other is not session and not other.closed and other.shares_data(session)
         ]

@@ -72,6 +72,12 @@ class Optimizers:
     def _attach(self, optimizer: Any) -> int:
         register: Any = getattr(optimizer, "register_step_post_hook", None)
         if _is_engine(optimizer):
+            if hasattr(optimizer, "train_batch"):
+                raise InvalidArgument(
+                    f"attach() takes no {type(optimizer).__name__}: a pipeline engine of DeepSpeed's reads "
+                    f"and steps inside of train_batch(), and says nothing of its steps. Use an engine "
+                    f"without pipeline parallelism"
+                )
             register = partial(_EngineSteps, optimizer)
         if register is None:
             raise InvalidArgument(
@@ -152,6 +158,15 @@ class Optimizers:
 
 def _is_engine(optimizer: Any) -> bool:
     return all(hasattr(optimizer, name) for name in ("step", "global_steps", "gradient_accumulation_steps"))
+
+
+def is_deepspeeds(optimizer: Any) -> bool:
+    """Return whether it is an engine of DeepSpeed's, or one of its optimizers, in whatever wrappers."""
+    while optimizer is not None:
+        if _is_engine(optimizer) or type(optimizer).__module__.startswith("deepspeed."):
+            return True
+        optimizer = getattr(optimizer, "optimizer", None)
+    return False
 
 
 class _EngineSteps:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
@@ -34,6 +34,7 @@ from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.plain import Reading
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.tickets import ticket_size
 from edl_torch.trainer.trainer import Trainer
 
 CLOSE_TIMEOUT_S = 5.0
@@ -42,8 +43,8 @@ _NO_LOCK = nullcontext()
 
 log = logging.getLogger("edl_torch.client")
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Session:
@@ -71,12 +72,14 @@ class Session:
             batch_size=description.batch_size,
             lookahead=lookahead,
             in_process=master.in_process,
+            report_delay_s=master.report_delay_s,
             keeps_ledger=master.keeps_ledger,
             audited=audit_dir is not None,
         )
         self.trainer = Trainer(config, Liveness())
         self._audit = None if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
-        self._changed = threading.Condition()  # the one lock of the session
+        self._lock = threading.RLock()  # the one lock of the session; a condition's own `with` runs Python
+        self._changed = threading.Condition(self._lock)
         self._waiting: list[Wait] = []
         self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
         self._worker: threading.Thread | None = None
@@ -97,7 +100,7 @@ class Session:
             action = self.do(procedure.send, None)
             while True:
                 # What it has waited for still holds when it goes on.
-                with self._changed if isinstance(action, Wait) else _NO_LOCK:
+                with self._lock if isinstance(action, Wait) else _NO_LOCK:
                     resume: Callable[[Any], Action]
                     try:
                         resume, answer = procedure.send, self._act(action)
@@ -111,13 +114,13 @@ class Session:
             self.do(procedure.close)  # what it had begun is undone
             raise
 
-    def do(self, decide: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
         state = self.trainer.state
-        with self._changed:
+        with self._lock:
             state.now = self._clock()
             try:
-                return decide(*args, **kwargs)
+                return decide(*arguments)
             finally:
                 if state.facts or self._waiting or self._may_need_worker:
                     self._decided()
@@ -175,7 +178,7 @@ class Session:
     def _attend(self, member: int) -> bool:
         liveness = self.trainer.state.liveness
         assert liveness is not None
-        feed = LivenessFeed(liveness, self.trainer.state.measuring, self._changed, self._wanted)
+        feed = LivenessFeed(liveness, self.trainer.state.measuring, self._changed, self._wanted, self._tell)
         clock = self.master.attend(self.id, member, feed)
         self._clock = clock or self._clock
         return clock is not None
@@ -185,6 +188,11 @@ class Session:
         if dataset == self.description.name:
             self.elastic.end_abandoned_silently()
             self.run(self.trainer.wanted())
+
+    def _tell(self) -> None:
+        """The master wants to know all before it answers somebody. Called from any thread."""
+        if self.master.report_delay_s and self.trainer.state.outbox.unanswered:
+            self.run(self.trainer.reporter.post())
 
     def _work(self) -> None:
         try:
@@ -211,6 +219,13 @@ class Session:
     def records(self) -> int:
         """Records leased and not yet acknowledged."""
         return self.do(lambda: self.trainer.state.inflight.records)
+
+    @property
+    def drawn_records(self) -> int:
+        """Records that its loop, which was not left, has begun to read, and has not finished with."""
+        if self.elastic.abandoned:
+            return 0
+        return self.do(lambda: ticket_size(self.trainer.state.inflight.drawn()))
 
     def shares_data(self, other: Session) -> bool:
         """Whether both take part in one dataset of one master."""

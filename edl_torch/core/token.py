@@ -116,7 +116,7 @@ class Token:
                 "identity": dict(self.identity),
                 "cursor": [self.epoch, self.position, self.offset],
                 "open": [_row(s) for s in self.open],
-                "crumbs": [_row(s) for s in self.remainders],
+                "crumbs": [_row(s) for s in self.remainders],  # as tokens have called them from the first
                 "quarantine": [row_of(bad) for bad in self.quarantine],
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,

@@ -96,7 +96,7 @@ class ShardedDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Records in one epoch, over all trainers."""
-        check_no_trainer(sys._getframe(1))
+        check_no_trainer(sys._getframe())
         return self.service.size
 
     def __getstate__(self) -> dict[str, Any]:

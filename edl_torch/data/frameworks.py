@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
+from typing import Any
 
 from edl_torch.errors import ForeignLoop
 
@@ -31,14 +32,30 @@ _TRANSFORMERS = (
     "ElasticTrainer, Trainer), with edl_torch.integrations.transformers.ElasticTrainer, and give it "
     "elastic_loader=ElasticDataLoader(…), not train_dataset=; evaluate on a dataset of torch's own"
 )
+_DEEPSPEED = (
+    "deepspeed.initialize(training_data=) makes a plain DataLoader of a dataset, which deals out records by "
+    "rank. Leave training_data out: train on prepare(engine, loader) of edl_torch.integrations.deepspeed, "
+    "with an ElasticDataLoader"
+)
+_TORCHTITAN = (
+    "torchtitan reads all batches of a step before it trains on them, so that batches would count too early: "
+    "give dataloader=ElasticLoader.Config(…) to an ElasticTrainer.Config, both of "
+    "edl_torch.integrations.torchtitan"
+)
+_TORCHFT = (
+    "a torchft Manager decides which steps count: call attach_manager(loader, manager) of "
+    "edl_torch.integrations.torchft before the loop; evaluate on a plain DataLoader"
+)
 _LOOPS = {  # by the module, or the package, that asks
     "lightning.pytorch": _LIGHTNING,
     "pytorch_lightning": _LIGHTNING,
     "accelerate": _ACCELERATE,
     "ray.train.torch.train_loop_utils": _RAY,
 }
-_TRAINERS = {  # by the module of a loop that asks by way of others, with the attribute that its adapter has
+_TRAINERS = {  # by the module of what asks by way of others, with an attribute that its adapter has, if any
     "transformers.trainer": ("elastic_loader", _TRANSFORMERS),
+    "torchtitan.trainer": ("dataloader.attach", _TORCHTITAN),
+    "deepspeed.runtime.engine": ("", _DEEPSPEED),
 }
 
 
@@ -62,7 +79,23 @@ def check_no_trainer(frame: FrameType | None) -> None:
     while frame is not None:
         attribute, why = _TRAINERS.get(frame.f_globals.get("__name__", ""), ("", ""))
         if why:
-            if hasattr(frame.f_locals.get("self"), attribute):
+            if attribute and _has(frame.f_locals.get("self"), attribute):
                 return
             raise ForeignLoop(why)
         frame = frame.f_back
+
+
+def check_no_manager(frame: FrameType) -> None:
+    """Raise ForeignLoop where the function or module of `frame` has a manager of torchft's by a name."""
+    torchft = sys.modules.get("torchft.manager")
+    if torchft is not None:
+        named = (*frame.f_locals.values(), *frame.f_globals.values())
+        if any(isinstance(value, torchft.Manager) for value in named):
+            raise ForeignLoop(_TORCHFT)
+
+
+def _has(value: Any, path: str) -> bool:
+    """Whether there is an attribute of an attribute."""
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value is not None

@@ -31,8 +31,8 @@ class InnerLoader:
         batch_size: int | None,
         arguments: dict[str, Any],
         *,
-        threads: int = 0,
-        ahead: int = 0,
+        threads: int,
+        ahead: int,
     ) -> None:
         self._dataset = dataset
         self._threads = threads

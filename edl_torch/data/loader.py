@@ -14,7 +14,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from torch.utils.data import DataLoader
 
@@ -22,12 +22,13 @@ from edl_torch.client.master_api import MasterApi
 from edl_torch.client.peers import Peers
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset, raise_error
-from edl_torch.data.frameworks import check_asked_by, check_no_trainer
+from edl_torch.data.frameworks import check_asked_by, check_no_manager, check_no_trainer
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loader_pass import LoaderPass, Sizes
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
+from edl_torch.data.lost_gradients import warn_of_lost_gradients
 from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padded_pass import PaddedPass
@@ -205,6 +206,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._padding = PaddingBatch()
         self._statistics = Statistics()
         self._notice = Notice(together=self._peers is not None)
+        self._check_no_engine = service._check_no_engine
         self._weights = Weights(
             self._peers,
             attached=lambda: service.optimizers,
@@ -215,6 +217,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._keeps_stepping = False
         self._lineage = 0
         self._told_of_order = False
+        self._told_of_gradients = False
         if self._peers is not None:
             service._live_session.position.synchronise(self._peers)
 
@@ -232,6 +235,12 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         order = f" shuffle={self.service.order!r}" if self.service.order else ""
         workers = f"num_workers={self.num_workers}{threads}"
         return f"<ElasticDataLoader {name!r} batch_size={batches} {workers}{order}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgument(
+            f"{self!r} is one trainer's part in the data, and cannot be copied or pickled: make another "
+            f"loader, in another process with the address of a master (EDL_MASTER_ADDR)"
+        )
 
     @property
     def num_threads(self) -> int:
@@ -287,6 +296,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         try:
             check_asked_by(sys._getframe(1), repr(self))
+            if not self._keeps_stepping:  # attach_manager() has seen to it
+                check_no_manager(sys._getframe(1))
         except ForeignLoop as error:
             return map(raise_error, [error])
         return self._iterate(NEW_PASS)
@@ -294,6 +305,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def _iterate(self, epoch: int) -> Iterator[Any]:
         iterator = self._begin(epoch)
         self._live = weakref.ref(iterator)
+        self._told_of_gradients = self._told_of_gradients or warn_of_lost_gradients(self.service)
         return iterator
 
     def _begin(self, epoch: int) -> LoaderPass:
@@ -327,7 +339,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         return LoaderPass(*shared, epoch)
 
     def __len__(self) -> int:
-        check_no_trainer(sys._getframe(1))
+        check_no_trainer(sys._getframe())
         size = self.service.size
         if self.batch_size is None and not self._inner.columnar:
             return size
@@ -419,6 +431,6 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
             raise InvalidArgument(f"ElasticDataLoader takes no {name}: {why}")
     for name in kwargs.keys() - _TORCHS_ARGUMENTS:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
-        meant = get_close_matches(name, names - {"self", "kwargs"}, n=1)
+        meant = get_close_matches(name, names - {"self", "kwargs"})
         hint = f": did you mean {meant[0]}?" if meant else ""
         raise TypeError(f"ElasticDataLoader has no argument {name!r}{hint}")

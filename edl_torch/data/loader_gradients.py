@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from edl_torch.data.padding import Statistics
@@ -13,6 +15,7 @@ class GradientMethods:
 
     _weights: Weights
     _statistics: Statistics
+    _check_no_engine: Callable[..., None]
 
     @property
     def weight(self) -> int:
@@ -47,8 +50,9 @@ class GradientMethods:
 
         On synchronous ranks all call it at the same point. Needs weighed losses, and a wrapper that averages
         over the ranks, as DDP does. Raises InvalidArgument where some batches were weighed with `count` and
-        others without.
+        others without, and with an engine of DeepSpeed's.
         """
+        self._check_no_engine(*optimizers)
         self._statistics.put_back()
         self._weights.scale(*optimizers)
 

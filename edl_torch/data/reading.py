@@ -142,7 +142,7 @@ class SampleReader:
         reader, indices = self._reader, plan.indices(rest)
         announce(reader, plan, rest)
         if indices.sources is None and isinstance(reader, IndexedReader):
-            return reader.read_each(indices.names[0], indices.numbers.tolist())
+            return reader.read_each(indices.names[0], indices.numbers)
         return starmap(reader.read_record, indices)
 
     def _permuted(self, plan: Plan, grant: Grant) -> Source:
@@ -221,9 +221,10 @@ class _KeptWindow:
     trouble.
     """
 
+    begin: int
+
     def __init__(self, plan: Plan | None = None, epoch: int = 0, number: int = 0) -> None:
         self._of = plan, epoch, number
-        self.begin = 0
         self.records: dict[str, dict[int, Any]] = {}
         self.error: _Unreadable | None = None
 

@@ -7,10 +7,11 @@ which records those are is counted by the service, as for a plain `DataLoader`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 from edl_torch.client.service import DataShardService
-from edl_torch.errors import IntegrationUnavailable, InvalidArgument
+from edl_torch.errors import AccountingError, IntegrationUnavailable, InvalidArgument
 from edl_torch.integrations.records import ShardedRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType
@@ -187,5 +188,8 @@ class DynamicShardingCallback(Callback):  # type: ignore[misc]  # as above
 
     def _report(self, task_type: TaskType, batch: int) -> None:
         if self._service.task_type is task_type:
-            for _ in range(self._first, batch + 1):
-                self._service.report_batch_done()
+            self._service.report_batch_done()
+            # Keras names `steps_per_execution` steps also where the data end before the last of them.
+            with suppress(AccountingError):
+                for _ in range(self._first, batch):
+                    self._service.report_batch_done()

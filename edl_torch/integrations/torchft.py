@@ -1,7 +1,7 @@
 """Leased shards for torchft: a batch counts when a commit of its quorum has put it into the model.
 
-It does not import torchft: it changes a manager that it is given (0.2). Of a manager it needs two things that
-are not public, the number of its quorum and the state that it has fetched and not applied yet.
+It does not import torchft: it changes a manager that it is given (0.2). Of a manager it needs things that are
+not public: the number of its quorum, the state that it has fetched and not applied, and its group's size.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
+from edl_torch.errors import Unsupported
 
 __all__ = ["ElasticDataLoader", "attach_manager"]
 
@@ -23,7 +24,15 @@ def attach_manager(loader: ElasticDataLoader, manager: Any) -> None:
     Each replica has a loader and a manager of its own, and the loaders one master. Call it before the first
     quorum, and attach no optimizer to the loader. Batches of a step that was not committed are read again,
     and so are those of a replica that is being healed, or is a spare: they are in no gradient.
+
+    Raises Unsupported for a manager of a replica group of several ranks: what one of them gives back, others
+    would have to give back too.
     """
+    if manager._group_world_size > 1:
+        raise Unsupported(
+            f"attach_manager() is for replica groups of one rank, and this one has "
+            f"{manager._group_world_size}: let each rank be a replica group of its own"
+        )
     _Commits(loader, manager)
 
 

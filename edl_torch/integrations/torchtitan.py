@@ -2,6 +2,7 @@
 
 Importing it imports torchtitan. Batches count when torchtitan's optimizers have stepped on them; which
 records those are, and what all ranks agree on, is the business of `ElasticDataLoader(synchronous=True)`.
+Which ranks need the same rows (tensor, context, pipeline parallelism) torchtitan says by their `dp_rank`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.data.loader import ElasticDataLoader
-from edl_torch.errors import IntegrationUnavailable, InvalidArgument, Unsupported
+from edl_torch.data.process_group import ProcessGroupPeers
+from edl_torch.errors import IntegrationUnavailable, InvalidArgument
 
 try:
     import tyro
@@ -67,8 +69,8 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
 
     Its batches end with the last record of the last epoch. Every batch has `local_batch_size` rows, and every
     rank takes the same number of whole steps: what is missing is filled with rows whose labels are all
-    ignored, so that they weigh nothing. An epoch ends with a step. The position in a checkpoint is one text
-    for all ranks.
+    ignored, so that they weigh nothing. An epoch ends with a step. Ranks of one `dp_rank` (tensor, context
+    and pipeline parallelism) get the same rows. The position in a checkpoint is one text for all ranks.
 
     `attach` must be called before the first batch, as `ElasticTrainer` does.
     """
@@ -90,6 +92,9 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
 
         shuffle: bool = True
         """Shuffle as well as the reader can; see ElasticDataLoader."""
+
+        shuffle_window: int | None = None
+        """Number of shards whose records are mixed, for readers whose reads are whole blocks."""
 
         seed: int = 0
         """Of the order of records."""
@@ -126,12 +131,6 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
         local_batch_size: int,
         **_: Any,
     ) -> None:
-        if dist.get_world_size() != dp_world_size:
-            raise Unsupported(
-                f"ElasticLoader reads for data-parallel ranks only: of {dist.get_world_size()} ranks "
-                f"{dp_world_size} have data of their own, and the others would need the same rows. Leave out "
-                f"tensor, context and pipeline parallelism"
-            )
         workers = config.num_workers
         self._rows = local_batch_size
         self._loader = ElasticDataLoader(
@@ -140,11 +139,12 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
             transform=partial(config.row, tokenizer=tokenizer, seq_len=seq_len),
             num_epochs=config.num_epochs,
             shuffle=config.shuffle,
+            shuffle_window=config.shuffle_window,
             seed=config.seed,
             dataset_name=config.dataset_name,
             records_per_shard=config.records_per_shard,
             audit_dir=config.audit_dir,
-            synchronous=True,
+            synchronous=_peers(dp_world_size, dp_rank, pin_memory=config.pin_memory),
             num_workers=workers,
             persistent_workers=workers > 0 and config.persistent_workers,
             pin_memory=config.pin_memory,
@@ -215,6 +215,18 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
         """Go back to a position, that of a job of another size too; a token of None is the beginning."""
         self._loader.load_state_dict(state_dict)
         self._placed = True
+
+
+def _peers(dp_world_size: int, dp_rank: int, *, pin_memory: bool) -> ProcessGroupPeers:
+    """All ranks of the job; those with one `dp_rank` hold one model in parts. A call of all ranks."""
+    if dist.get_world_size() == dp_world_size:
+        return ProcessGroupPeers()
+    coordinates: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(coordinates, dp_rank)
+    parts: list[list[int]] = [[] for _ in range(dp_world_size)]
+    for rank, coordinate in enumerate(coordinates):
+        parts[coordinate].append(rank)
+    return ProcessGroupPeers(parts=parts, pin_memory=pin_memory)
 
 
 def _ignored(labels: torch.Tensor) -> torch.Tensor:

@@ -220,12 +220,13 @@ class IndexedReader(AbstractDataReader):
         self._check(name, index, index + 1)
         return self.load(int(index))
 
-    def read_each(self, name: str, indices: Sequence[int]) -> Iterator[Any]:
+    def read_each(self, name: str, indices: IndexArray) -> Iterator[Any]:
         """Yield what `read_record` returns for each of `indices`; names and numbers are checked at once."""
-        inside = bool(indices) and 0 <= min(indices) <= max(indices) < self.count
+        numbers: list[int] = indices.tolist()
+        inside = bool(numbers) and indices.min() >= 0 and indices.max() < self.count
         if inside and name == self.name and type(self).read_record is IndexedReader.read_record:
-            return self.load_each(indices)
-        return map(partial(self.read_record, name), indices)
+            return self.load_each(numbers)
+        return map(partial(self.read_record, name), numbers)
 
     def _check(self, name: str, start: int, end: int) -> None:
         check_source(name, self.name, type(self).__name__)

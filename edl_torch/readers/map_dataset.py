@@ -5,7 +5,8 @@ It must not import torch: a `torch.utils.data.Dataset` is used through these met
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import chain
 from typing import Any
 
 from edl_torch.errors import InvalidArgument, ReaderError
@@ -57,19 +58,20 @@ class MapDatasetReader(IndexedReader):
     def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
         """Yield `dataset[index]` for each of `indices`; see the class."""
         if hasattr(self.dataset, "__getitems__"):
-            return self._read_ahead(indices)
+            return chain.from_iterable(self._read_ahead(indices))
         return map(self.dataset.__getitem__, indices)  # not `load`: no Python runs but the dataset's
 
-    def _read_ahead(self, indices: Sequence[int]) -> Iterator[Any]:
+    def _read_ahead(self, indices: Sequence[int]) -> Iterator[Iterable[Any]]:
+        """Yield the records of each call. To yield every record by itself would run Python for it."""
         for first in range(0, len(indices), _READ_AHEAD):
             numbers = list(indices[first : first + _READ_AHEAD])
             try:
                 records = self.dataset.__getitems__(numbers)
             except Exception:  # noqa: BLE001  # it does not say which record is bad: reading one by one does
-                yield from map(self.load, numbers)
+                yield map(self.load, numbers)
                 continue
             if len(records) != len(numbers):
                 raise ReaderError(
                     f"{self.name}.__getitems__ gave {len(records)} records for {len(numbers)} numbers"
                 )
-            yield from records
+            yield records

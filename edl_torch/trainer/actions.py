@@ -49,7 +49,7 @@ class LookAround:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """Another trainer of the same dataset in this process, which holds `records` records."""
+    """Another trainer of the same dataset in this process, whose loop has `records` records."""
 
     session: str
     records: int

@@ -191,7 +191,10 @@ class ElasticPasses:
 
     def hand_now(self, ticket: Ticket) -> bool:
         """Hand a batch to the loop, where there is nothing to wait for. False: `hand` must be tried."""
-        return self._is_sure() and self._state.outbox.is_settled and self.deliver(ticket)
+        state = self._state
+        # Where acknowledgements may wait, master and trainer end together: nobody would repeat a batch.
+        told = state.outbox.error is None if state.config.report_delay_s else state.outbox.is_settled
+        return self._is_sure() and told and self.deliver(ticket)
 
     def hand(self, ticket: Ticket) -> Procedure[bool]:
         """Hand a batch to the loop. False when it was thrown away.
@@ -292,7 +295,7 @@ class ElasticPasses:
             state.liveness.moved_on(state.now)
         if state.steps.attached or state.steps.is_told:
             return False  # what another report led to is raised before the batch is handed over
-        return self._settle(state.steps.ahead, Way.NEXT)
+        return self._settle(state.steps.ahead, Way.NEXT) and self._reporter.is_due
 
     def passed_on(self, *, padding: bool = False) -> Procedure[None]:
         """Note that a wrapper passes on the oldest batch that it has read ahead, or that none is left.
@@ -313,6 +316,11 @@ class ElasticPasses:
 
     def stepped(self, optimizer: int) -> Procedure[None]:
         """Note a step of an attached optimizer."""
+        if self.step_now(optimizer):
+            yield from self._reporter.send()
+
+    def step_now(self, optimizer: int) -> bool:
+        """Do as `stepped`. Returns whether a report must be sent, as `Reporter.send` does."""
         state = self._state
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
@@ -321,7 +329,7 @@ class ElasticPasses:
         else:
             state.steps.stepped(optimizer)
         self._settle(state.steps.keep, Way.STEP)
-        yield from self._reporter.send()
+        return self._reporter.is_due
 
     def detach(self, optimizer: int) -> Procedure[None]:
         """Let an optimizer decide no more: what all others have stepped on is acknowledged."""

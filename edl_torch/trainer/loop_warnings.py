@@ -11,7 +11,7 @@ from edl_torch.errors import AccountingError
 from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.state import State
 
-VAIN_PASSES = 3  # so many in a row that gave back all that they had
+VAIN_PASSES = 10  # in a row that gave back all that they had: a loop may try again after errors
 
 
 class LoopWarnings:
@@ -23,7 +23,6 @@ class LoopWarnings:
         self._told_finished = False
         self._took_back = False  # whether a batch in hand went back that the loop may have trained on
         self._told_took_back = False
-        self._told_guessed = False
         self._gave_back = False  # whether batches in hand went back since the loop asked if all is done
         self._settled = 0  # batches that it was done with when it asked
         self._vain = 0  # how often in a row it asked, and had given back all
@@ -55,7 +54,6 @@ class LoopWarnings:
         """Warn, as a pass begins, of what was noted in those before."""
         yield from self.of_what_went_back()
         yield from self._of_no_more_epochs()
-        yield from self._of_guessed_batches()
         yield from self._of_idle_optimizers()
 
     def of_what_went_back(self) -> Procedure[None]:
@@ -78,18 +76,6 @@ class LoopWarnings:
                 f"all {plan.spec.num_epochs} epoch(s) of {plan.spec.name!r} are over: this pass over the "
                 f"loader reads nothing, and neither does a later one. Give num_epochs=… for more epochs, and "
                 f"loop with `for epoch in loader.epochs():`"
-            )
-
-    def _of_guessed_batches(self) -> Procedure[None]:
-        """Warn, once, of batches read ahead at the end of a pass that no step followed."""
-        guessed = self._state.steps.guessed
-        if guessed and not self._told_guessed:
-            self._told_guessed = True
-            yield Warn(
-                f"the last {guessed} batch(es) of a pass over {self._state.config.dataset!r} were read "
-                f"ahead, and no attached optimizer has stepped since: they are taken for passed on to the "
-                f"loop, and count at its next step. A loop that was left there has lost them: give "
-                f"lookahead='told', and call loader.passed_on() for each batch that reaches the loop"
             )
 
     def _of_idle_optimizers(self) -> Procedure[None]:

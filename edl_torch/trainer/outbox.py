@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from edl_torch.core.calls import UNREGISTERED, Acknowledgement, Failure, Fence, GiveBack
 from edl_torch.errors import EdlError, MasterUnavailable
@@ -39,6 +40,7 @@ class Outbox:
     def __init__(self) -> None:
         self.phase = Telling.IDLE
         self.request = 0
+        self.may_wait_until = -inf  # acknowledgements, for more of them
         self.error: Exception | None = None  # what a report led to; the next one that is asked for raises it
         self._unsent = Report()
         self._sent: Report | None = None  # on its way, or to be sent again

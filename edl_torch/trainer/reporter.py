@@ -7,6 +7,7 @@ from edl_torch.errors import EdlError, MasterUnavailable, SessionLost
 from edl_torch.trainer.actions import Call, Procedure, Wait
 from edl_torch.trainer.facts import Answered, Refused, Reporting, Unanswered
 from edl_torch.trainer.outbox import Report
+from edl_torch.trainer.phases import Telling
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.state import State
 
@@ -20,6 +21,14 @@ class Reporter:
 
     def __repr__(self) -> str:
         return f"<Reporter {self._state.outbox}>"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the loop, which has noted acknowledgements or nothing, must `send`."""
+        state, outbox = self._state, self._state.outbox
+        if outbox.error is not None or outbox.phase is Telling.STALLED:
+            return True
+        return state.config.in_process and state.now >= outbox.may_wait_until and outbox.sendable
 
     def send(self) -> Procedure[None]:
         """Send what was noted, or, where calls take time, leave it to another thread. Raises what a report
@@ -102,6 +111,7 @@ class Reporter:
         if answer.stale:
             state.refused(tuple([task for task in answer.stale if task in report.acknowledgements]))
             state.void(answer.stale)
+        state.outbox.may_wait_until = state.now + state.config.report_delay_s
         if answer.wanted:
             state.yield_to_others()
         return report.fence == state.registered.fence

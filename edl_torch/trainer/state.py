@@ -33,6 +33,7 @@ class Config:
     batch_size: int
     lookahead: int | None = 0  # None: a wrapper tells when it passes a batch on
     in_process: bool = False  # calls to the master are plain function calls: fetching ahead gains nothing
+    report_delay_s: float = 0.0  # how long after a report the next acknowledgements may wait for more
     keeps_ledger: bool = True  # the master knows epochs, and has tokens
     audited: bool = False
 
@@ -134,6 +135,7 @@ class State:
 
     def yield_to_others(self) -> None:
         """Give back what is not drawn, and fetch nothing ahead any more: another trainer waits."""
+        self.outbox.may_wait_until = self.now
         self._unwanted(self.supply.rest())
 
     def _unwanted(self, grants: list[Grant]) -> None:

@@ -113,7 +113,8 @@ class Steps:
         """Note that one more batch went to the loop."""
         self._handed += 1
         self._asked_for_more = False
-        self._ahead = self._ahead + 1 if self._lookahead is None else min(self._lookahead, self._ahead + 1)
+        if self._lookahead is None or self._ahead < self._lookahead:
+            self._ahead += 1
         for number in self._since:
             self._since[number] += 1
 
@@ -182,13 +183,6 @@ class Steps:
         if not self.is_told or self._asked_for_more:
             return 0
         return self.in_hand if self.attached else self._ahead + 1
-
-    @property
-    def guessed(self) -> int:
-        """Newest batches of which nothing shows that a wrapper passed them on: the pass was read to its end,
-        and no attached optimizer has stepped since. 0 without one: nobody steps there."""
-        stepped = any(mine.after for mine in self._in_pass.values())
-        return 0 if self.is_told or not self.attached or stepped else self._ahead
 
     def withdrawn(self, batches: int) -> None:
         """Note that the newest batches were given back."""

@@ -16,7 +16,7 @@ from loader_kit import acknowledged, elastic, numbers, once, trainer
 from edl_torch.testing import FakeMaster
 
 LIMIT_S = 20.0
-LOCK = "Session._changed"
+LOCK = "Session._lock"
 
 
 def main() -> None:

@@ -107,7 +107,7 @@ def test_ranks_and_master_killed_in_a_window_lose_and_double_nothing(
         ranks.wait_for_steps(3)
         master.kill()
         master.start()
-        ranks.wait_for_steps(8)  # the checkpoint of step 5 is behind
+        ranks.wait_for_steps(7)  # the checkpoint of step 5 is behind
         ranks.kill()
     master.kill()
     master.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +15,12 @@ from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.testing import FakeMaster
 
 
-def optimizer() -> torch.optim.Optimizer:
-    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+def optimizer(kind: Any = torch.optim.SGD) -> torch.optim.Optimizer:
+    """One with a gradient, as after a backward pass."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    made: torch.optim.Optimizer = kind([parameter], lr=0.1)
+    return made
 
 
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
@@ -338,7 +344,7 @@ def test_an_optimizer_that_steps_no_more_is_named() -> None:
     """It was replaced, but somebody still holds it."""
     fake = FakeMaster()
     with trainer(fake, num_epochs=3) as (service, dataset):
-        old, new = torch.optim.Adagrad([torch.nn.Parameter(torch.zeros(1))]), optimizer()
+        old, new = optimizer(torch.optim.Adagrad), optimizer()
         service.attach(old)
         run_epoch(dataset, old.step)
         service.attach(new)
@@ -661,3 +667,37 @@ def test_tokens_that_are_ignored_are_not_in_the_mean(every: int) -> None:
                 sgd.zero_grad()
                 window = []
         assert service.finished
+
+
+def test_what_a_loop_only_looked_at_can_be_given_back_after_its_end() -> None:
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=2) as (service, dataset):
+        loader, sgd = elastic(dataset), optimizer()
+        service.attach(sgd)
+        assert len(flat(take(iter(loader), 100))) == len(all_records())
+        loader.give_back(window=True)
+        seen: list[int] = []
+        while not service.finished:
+            for batch in loader:
+                seen += numbers(batch)
+                sgd.step()
+        assert Counter(seen) == Counter([*all_records(), *all_records()])
+    fake.outcomes["training"].check_complete(2)
+
+
+def test_a_pass_that_nobody_learnt_from_is_told_when_the_next_begins() -> None:
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=3) as (service, dataset):
+        loader, sgd = elastic(dataset), optimizer()
+        service.attach(sgd)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in loader:
+                sgd.param_groups[0]["params"][0].grad = torch.ones(1)
+                sgd.step()
+                sgd.zero_grad()
+            for _ in loader:
+                pass
+        said = r"39 record\(s\) of 'training'.*no attached optimizer has a gradient"
+        with pytest.warns(UserWarning, match=said):
+            iter(loader)

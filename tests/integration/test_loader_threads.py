@@ -15,7 +15,6 @@ import pytest
 import torch
 from loader_kit import (
     UNEVEN,
-    NumberReader,
     PickingReader,
     acknowledged,
     all_records,
@@ -31,8 +30,7 @@ from loader_kit import (
 from lockstep_kit import Rank, run_ranks
 from torch.utils.data import get_worker_info
 
-from edl_torch import ElasticDataLoader, ShardedDataset
-from edl_torch.errors import BadRecord, ConcurrentIteration, InvalidArgument, LoaderWorkerDied
+from edl_torch.errors import BadRecord, ConcurrentIteration, LoaderWorkerDied
 from edl_torch.testing import FakeMaster, wait_until
 
 SHUFFLED: dict[str, Any] = {"shuffle_shards": True, "seed": 3, "dataset": {"shuffle": True}}
@@ -331,29 +329,3 @@ def test_a_collate_function_of_the_users_runs_in_one_thread() -> None:
         found = take(iter(elastic(dataset, num_threads=2, collate_fn=collate)), 100)
     assert sorted(flat(found)) == all_records()
     assert names == {threading.current_thread().name}
-
-
-def test_a_loader_says_how_many_threads_it_has() -> None:
-    with ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=3) as loader:
-        assert loader.num_threads == 3
-        assert repr(loader) == "<ElasticDataLoader 'training' batch_size=4 num_workers=0 num_threads=3>"
-    with ElasticDataLoader(NumberReader({"a": 8}), 4) as loader:
-        assert loader.num_threads == 0
-        assert "num_threads" not in repr(loader)
-
-
-class Filtering(ShardedDataset):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(super().__iter__())
-
-
-def test_what_threads_cannot_do_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="num_threads is -1"):
-        ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=-1)
-    with pytest.raises(InvalidArgument, match="prefetch_factor is 0"):
-        ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=2, prefetch_factor=0)
-    with trainer(FakeMaster()) as (service, dataset):
-        with pytest.raises(InvalidArgument, match="leave it out with batch_size=None"):
-            elastic(dataset, batch_size=None, num_threads=2)
-        with pytest.raises(InvalidArgument, match="Filtering has an __iter__ of its own"):
-            elastic(Filtering(service, dataset.reader), num_threads=2)

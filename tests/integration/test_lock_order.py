@@ -67,7 +67,7 @@ MASTERS = [embedded, fake, fake_remote, over_grpc]
 
 NESTED = {  # under the session's lock no other one is taken but that of a fake clock
     ("LocalMaster._changed", "FakeClock._lock"),
-    ("Session._changed", "FakeClock._lock"),
+    ("Session._lock", "FakeClock._lock"),
 }
 
 
@@ -164,7 +164,7 @@ def test_no_lock_is_taken_under_another_with_the_collector_at_each(
         with service:
             life(service, dataset, num_workers)
     assert watch.acquisitions > 100
-    assert "Session._changed" in watch.names
+    assert "Session._lock" in watch.names
     assert_not_nested(watch)
 
 
@@ -217,7 +217,7 @@ def test_an_iterator_collected_under_any_lock_gives_its_records_back(
     in_process: bool, tmp_path: Path
 ) -> None:
     found = collected_under("none", tmp_path / "none", in_process=in_process).names
-    assert "Session._changed" in found
+    assert "Session._lock" in found
     for name in sorted(found):
         collected_under(name, tmp_path / name, in_process=in_process)
 

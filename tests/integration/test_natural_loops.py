@@ -31,7 +31,10 @@ BOTH = pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "re
 
 
 def optimizer() -> torch.optim.Optimizer:
-    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    """One with a gradient, as after a backward pass."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    return torch.optim.SGD([parameter], lr=0.1)
 
 
 @contextmanager
@@ -153,6 +156,16 @@ def test_the_thread_in_which_another_trainer_asks_does_not_warn() -> None:
             assert flat(take(iter(elastic(other)), 9)) == [0, 1, 2, 3]  # it got what the first has given back
         with one_warning(AGAIN):
             assert list(elastic(left)) == []
+
+
+def test_a_loop_whose_batch_others_took_hears_of_it_at_the_latest_when_its_service_is_closed() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 4}) as (service, left), trainer(fake, {"a": 4}) as (_, other):
+        for _ in elastic(left):
+            break
+        assert flat(take(iter(elastic(other)), 9)) == [0, 1, 2, 3]
+        with one_warning(AGAIN):
+            service.close()
 
 
 # Optimizers that do not step --------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from edl_torch import AbstractDataReader
 class Numbers(AbstractDataReader):
     """Record `i` is the number `i`; some cannot be read."""
 
+    thread_safe = True
+
     def __init__(self, records: int, unreadable: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.records = records
@@ -29,6 +31,16 @@ class Numbers(AbstractDataReader):
         if index in self.unreadable:
             raise ValueError("no such number")
         return index
+
+
+class NumbersInOrder(Numbers):
+    """Read in order only, by one thread at a time."""
+
+    thread_safe = False
+    read_record = AbstractDataReader.read_record
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        return (Numbers.read_record(self, "numbers", index) for index in range(task.start, task.end))
 
 
 class NumberColumns(Numbers):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loop_data import NumberColumns, Numbers, reading_ahead
+from loop_data import NumberColumns, Numbers, NumbersInOrder, reading_ahead
 from loop_model import Model
 from loop_program import Flush, Kind, Order, Place, Program, Report, Seed
 from loop_promises import Books, BrokenPromise, check_finished, check_gradient, check_once, check_verdict
@@ -97,7 +97,8 @@ class Interpreter:
         self, fake: FakeMaster, folder: Path | None
     ) -> Iterator[tuple[DataShardService, ShardedDataset]]:
         data = self.program.data
-        reader = (NumberColumns if self.program.loader.columnar else Numbers)(data.records, data.unreadable)
+        kind = Numbers if data.picked else NumbersInOrder
+        reader = (NumberColumns if self.program.loader.columnar else kind)(data.records, data.unreadable)
         with DataShardService(
             data.batch_size,
             fake.connect(in_process=self.program.loader.in_process),
@@ -105,7 +106,8 @@ class Interpreter:
             num_epochs=data.epochs,
             records_per_shard=data.records_per_shard,
             shuffle=data.order is Order.RECORDS,
-            shuffle_shards=data.order is Order.SHARDS,
+            shuffle_shards=data.order in (Order.SHARDS, Order.WINDOWS),
+            shuffle_window=3 if data.order is Order.WINDOWS else None,
             lookahead="told" if self.program.told else self.program.lookahead,
             max_bad_records=data.records * data.epochs,
             audit_dir=folder,
@@ -122,6 +124,8 @@ class Interpreter:
         if wanted.workers:
             arguments |= {"multiprocessing_context": "fork", "persistent_workers": wanted.persistent}
             arguments |= {"prefetch_factor": wanted.prefetch, "in_order": wanted.in_order}
+        if wanted.threads:
+            arguments |= {"num_threads": wanted.threads, "prefetch_factor": wanted.prefetch}
         if not wanted.plain:
             columnar = {"batch_size": None} if wanted.columnar else {}
             return ElasticDataLoader(dataset, **columnar, **arguments), generator

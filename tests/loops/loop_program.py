@@ -28,6 +28,7 @@ class Order(Word):
     STORED = "stored"
     SHARDS = "shards"  # shuffled shards
     IN_SHARD = "in_shard"  # records shuffled inside each shard
+    WINDOWS = "windows"  # shuffled shards, and records inside windows of a few of them
     RECORDS = "records"  # one global shuffle
 
 
@@ -88,6 +89,7 @@ class Data(Value):
     epochs: int = 1
     records_per_shard: int = 4
     order: Order = Order.STORED
+    picked: bool = True  # the reader can read a record by itself, by several threads
     unreadable: tuple[int, ...] = ()  # records that go to quarantine
 
 
@@ -104,6 +106,7 @@ class Loader(Value):
     seed: Seed = Seed.NONE
     in_process: bool = True  # as with an embedded master: no threads
     in_order: bool = True
+    threads: int = 0  # that read, in the trainer or in each worker
     columnar: bool = False  # batch_size=None at an ElasticDataLoader
 
 

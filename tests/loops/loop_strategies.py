@@ -33,12 +33,14 @@ def datas() -> st.SearchStrategy[Data]:
         epochs=st.integers(1, 3),
         records_per_shard=st.integers(1, 9),
         order=st.sampled_from(Order),
+        picked=st.booleans(),
         unreadable=st.one_of(st.just(()), st.just(()), few),
     ).map(_with_some_readable)
 
 
 def _with_some_readable(data: Data) -> Data:
-    return replace(data, unreadable=tuple(sorted(n for n in data.unreadable if n < data.records - 1)))
+    unreadable = tuple(sorted(n for n in data.unreadable if n < data.records - 1))
+    return replace(data, unreadable=unreadable, picked=data.picked or data.order is Order.RECORDS)
 
 
 def _processes(workers: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
@@ -74,7 +76,11 @@ def _some_attached(plans: tuple[Optimizer, ...], unattached: int) -> tuple[Optim
 
 
 @st.composite
-def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) -> Program:
+def elastic_programs(
+    draw: Any,
+    workers: st.SearchStrategy[int] = NO_WORKERS,
+    threads: st.SearchStrategy[bool] = st.sampled_from([True, False, False]),  # noqa: B008  it is a value
+) -> Program:
     processes = draw(_processes(workers))
     loader = Loader(
         drop_last=draw(st.booleans()),
@@ -86,6 +92,10 @@ def elastic_programs(draw: Any, workers: st.SearchStrategy[int] = NO_WORKERS) ->
     told = lookahead > 0 and draw(st.booleans())
     if draw(st.integers(0, 4)) == 0:
         loader = replace(loader, columnar=True, drop_last=False)
+    elif draw(threads):
+        loader = replace(
+            loader, threads=draw(st.integers(1, 3)), prefetch=draw(st.sampled_from([None, 1, 3]))
+        )
     attached = draw(st.booleans())
     scaler = draw(st.integers(0, 3)) == 0
     program = Program(

@@ -187,7 +187,8 @@ def _rank(program: Ranks, fake: FakeMaster, peers: ThreadPeers, exchange: Exchan
         num_epochs=data.epochs,
         records_per_shard=data.records_per_shard,
         shuffle=data.order is Order.RECORDS,
-        shuffle_shards=data.order is Order.SHARDS,
+        shuffle_shards=data.order in (Order.SHARDS, Order.WINDOWS),
+        shuffle_window=3 if data.order is Order.WINDOWS else None,
         max_bad_records=data.records * data.epochs,
     ) as service:
         shuffle = data.order is Order.IN_SHARD

@@ -105,7 +105,7 @@ def test_passes_that_give_their_only_batch_back_end_in_an_error(optimizer: Optim
     """`islice(loader, 1)` without an attached optimizer, or before it steps."""
     job = run(Program(take=1, optimizers=(optimizer,)))
     assert isinstance(job.error, AccountingError)
-    assert "3 passes in a row" in str(job.error)
+    assert "10 passes in a row" in str(job.error)
 
 
 def test_with_an_attached_optimizer_islice_loses_nothing() -> None:
@@ -187,20 +187,43 @@ def test_a_number_does_not_say_which_of_the_last_batches_the_loop_was_passed(
         run(program)
 
 
-def test_a_number_warns_where_no_step_came_on_the_last_batches() -> None:
-    job = Interpreter(replace(LEFT_AT_ITS_LAST, optimizers=ATTACHED))
-    job.run(FakeMaster(), None)
-    assert any("lookahead='told'" in warning for warning in job.warnings)
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_number_does_not_warn_of_a_loop_that_steps_to_the_end(every: int) -> None:
-    optimizers = (Optimizer(attached=True, every=every),)
-    data = Data(records=10, epochs=2)
-    job = Interpreter(Program(data=data, optimizers=optimizers, weighed=False, lookahead=1))
+def warnings_of(program: Program) -> list[str]:
+    job = Interpreter(program)
     job.run(FakeMaster(), None)
     assert job.finished
-    assert job.warnings == []
+    return job.warnings
+
+
+def test_where_the_last_batches_have_no_gradient_a_warning_says_that_they_count() -> None:
+    (warning,) = warnings_of(replace(LEFT_AT_ITS_LAST, optimizers=ATTACHED))
+    assert "2 record(s) of 'training' were handed out after the last optimizer.step()" in warning
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_gradients_that_were_thrown_away_at_the_end_of_an_epoch_are_told_once(lookahead: int) -> None:
+    optimizers = (Optimizer(attached=True, every=4),)  # three batches an epoch
+    thrown = tuple(Incident(at=at, kind=Kind.ZERO_GRAD) for at in (2, 5))
+    data = Data(records=6, epochs=4)
+    program = Program(
+        data=data,
+        optimizers=optimizers,
+        weighed=False,
+        lookahead=lookahead,
+        flush=Flush.NEVER,
+        incidents=thrown,
+    )
+    told = [warning for warning in warnings_of(program) if "no attached optimizer has a gradient" in warning]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_loops_that_step_on_all_do_not_hear_of_lost_gradients(every: int, lookahead: int) -> None:
+    """Also where gradients are gathered over the end of an epoch."""
+    optimizers = (Optimizer(attached=True, every=every),)
+    data = Data(records=10, epochs=3)
+    program = Program(data=data, optimizers=optimizers, weighed=False, lookahead=lookahead, flush=Flush.END)
+    assert warnings_of(program) == []
 
 
 @pytest.mark.parametrize("told", [False, True])

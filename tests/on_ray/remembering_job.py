@@ -2,9 +2,9 @@
 
     python tests/on_ray/remembering_job.py FOLDER --accumulation 4 --kills 10 --seed 1
 
-Checkpoints are Ray's own. The last line printed is JSON: how many workers were killed, all that happened,
-which ranks saved a checkpoint as a node was about to go, and of each epoch the number of records that the
-model of the last checkpoint has learnt once.
+Checkpoints are Ray's own. FOLDER/outcome.json has how many workers were killed, all that happened, which
+ranks saved a checkpoint as a node was about to go, and of each epoch the number of records that the model of
+the last checkpoint has learnt once.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def train(config: dict[str, Any]) -> None:
             BATCH,
             num_epochs=EPOCHS,
             shuffle=True,
+            num_workers=config["workers"],
             synchronous=True,
             master_client=client,
             audit_dir=folder / "audit",
@@ -240,10 +241,10 @@ def drain(cluster: Cluster, node: Any) -> None:
     subprocess.run([sys.executable, "-m", *command, *reason, *deadline], check=True)
 
 
-def trainer(folder: Path, accumulation: int) -> TorchTrainer:
+def trainer(folder: Path, accumulation: int, workers: int) -> TorchTrainer:
     return TorchTrainer(
         train,
-        train_loop_config={"folder": str(folder), "accumulation": accumulation},
+        train_loop_config={"folder": str(folder), "accumulation": accumulation, "workers": workers},
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=(1, 2), elastic_resize_monitor_interval_s=1.0),
         run_config=RunConfig(
@@ -259,6 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -280,7 +282,7 @@ def main() -> None:
             ),
             ThreadPoolExecutor() as beside,  # the main thread starts nodes: they take its signals
         ):
-            fit = beside.submit(trainer(folder, options.accumulation).fit)
+            fit = beside.submit(trainer(folder, options.accumulation, options.workers).fit)
             assailant.run(nodes[-1])
             checkpoint = fit.result().checkpoint
         with checkpoint.as_directory() as last:
@@ -291,7 +293,7 @@ def main() -> None:
             "just_in_time": saved_just_in_time(folder),
             "once": (learnt == 1).sum(dim=1).tolist(),
         }
-        print(json.dumps(outcome))
+        (folder / "outcome.json").write_text(json.dumps(outcome))
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -51,11 +51,12 @@ def check_audit(folder: Path, state: Path, records: int) -> None:
 
 
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize(("accumulation", "seed"), [(1, 1), (4, 2)])
+@pytest.mark.parametrize(("accumulation", "workers", "seed"), [(1, 0, 1), (4, 2, 2)])
 def test_a_group_that_is_killed_shrunk_and_grown_learns_every_record_once(
-    tmp_path: Path, accumulation: int, seed: int
+    tmp_path: Path, accumulation: int, workers: int, seed: int
 ) -> None:
-    arguments = ["--accumulation", str(accumulation), "--seed", str(seed), "--kills", "5"]
+    arguments = ["--accumulation", str(accumulation), "--workers", str(workers), "--seed", str(seed)]
+    arguments += ["--kills", "5"]
     done = subprocess.run(
         [sys.executable, ROOT / "tests/on_ray/remembering_job.py", tmp_path, *arguments],
         env={**os.environ, **QUICK_ENOUGH, "PYTHONPATH": str(ROOT)},
@@ -65,7 +66,7 @@ def test_a_group_that_is_killed_shrunk_and_grown_learns_every_record_once(
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    outcome = json.loads(done.stdout.splitlines()[-1])
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["once"] == [1602, 1602]
     assert outcome["kills"] == 5
     sizes = [event for event in outcome["events"] if event.endswith(" train")]

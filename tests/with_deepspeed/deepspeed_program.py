@@ -1,74 +1,126 @@
-"""A loop over a DeepSpeed engine, which saves and loads by the engine's own checkpoints."""
+"""A job with a DeepSpeed engine, which goes on from the engine's own checkpoints: one rank of it."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import deepspeed
 import deepspeed.ops
 import torch
 import torch._dynamo  # the engine imports it, which takes long
-from counting import Counting, CountingOptimizer, Records
-from framework_jobs import note_step
+from framework_jobs import Death, note_step
+from memory_model import BATCH, EPOCHS, RECORDS
 
 from edl_torch import ElasticDataLoader
-
-SIZE, BATCH, EPOCHS = 64, 4, 2
+from edl_torch.integrations.deepspeed import prepare
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a job is."""
+    """What a job is. `every` is the number of steps between checkpoints; 0: an epoch."""
 
-    stage: int
-    accumulation: int
-    step_s: float = 0.01
+    stage: int = 0
+    ranks: int = 1
+    workers: int = 0
+    accumulate: int = 1
+    every: int = 1
+    death: Death = field(default_factory=Death)  # of the last rank
 
 
-class TwoGroups(Counting):
-    """A second group of parameters, for which a ZeRO optimizer steps once more."""
+class TwoGroups(torch.nn.Module):
+    """Counts of what was learnt, twice: for a second group of parameters a ZeRO optimizer steps once more."""
 
     def __init__(self) -> None:
-        super().__init__(SIZE)
-        self.counts = torch.nn.Parameter(torch.zeros(SIZE))
-        self.other = torch.nn.Parameter(torch.zeros(SIZE))
+        super().__init__()
+        self.counts = torch.nn.Parameter(torch.zeros(RECORDS))
+        self.other = torch.nn.Parameter(torch.zeros(RECORDS))
 
-    def forward(self, index: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": -(self.counts[index] + self.other[index]).mean()}
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        return -(self.counts[index] + self.other[index]).mean()
+
+
+class Counter(torch.optim.Optimizer):
+    """Adds to each count what the gradient says, where a record's share is one of `records`, a whole step."""
+
+    def __init__(self, groups: Any, *, records: int) -> None:
+        super().__init__(groups, {"lr": 1.0})
+        self.records = records
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for counts in group["params"]:
+                if counts.grad is not None:
+                    times = -counts.grad * self.records
+                    assert torch.allclose(times, times.round(), atol=1e-4), times
+                    counts += times.round()
 
 
 def run(folder: Path, settings: Settings) -> None:
-    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
+    deepspeed.init_distributed("gloo")
+    death = settings.death if rank == ranks - 1 else Death()
+    death.start()
     model = TwoGroups()
-    optimizer = CountingOptimizer([{"params": [model.counts]}, {"params": [model.other]}], even=True)
+    groups = [{"params": [model.counts]}, {"params": [model.other]}]
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
-        "gradient_accumulation_steps": settings.accumulation,
-        "zero_optimization": {"stage": settings.stage},
+        "gradient_accumulation_steps": settings.accumulate,
+        "zero_optimization": {"stage": settings.stage, "stage3_param_persistence_threshold": 0},
         "zero_allow_untested_optimizer": True,
     }
-    deepspeed.init_distributed("gloo")
+    optimizer = Counter(groups, records=BATCH * ranks * settings.accumulate)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     checkpoints = str(folder / "checkpoints")
     with ElasticDataLoader(
-        Records(SIZE), BATCH, num_epochs=EPOCHS, shuffle=True, audit_dir=folder / "audit"
+        torch.arange(RECORDS),
+        BATCH,
+        num_epochs=EPOCHS,
+        shuffle=True,
+        num_workers=settings.workers,
+        synchronous=settings.ranks > 1,
+        records_per_shard=5,
+        audit_dir=folder / "audit",
     ) as loader:
-        loader.attach(engine)
-        _, saved = engine.load_checkpoint(checkpoints)
-        loader.load_state_dict(saved["data"] if saved else None)
-        for _ in loader.epochs():
-            for batch in loader:
-                time.sleep(settings.step_s)
-                loss = engine(**batch)["loss"]
+        batches = prepare(engine, loader)
+        engine.load_checkpoint(checkpoints)
+        saved = engine.global_steps
+
+        def save() -> None:
+            nonlocal saved
+            if engine.global_steps != saved:
+                saved = engine.global_steps
+                death.at("saving")
+                engine.save_checkpoint(checkpoints)
+
+        for _ in batches.epochs():
+            for batch in batches:
+                death.at("batch")
+                loss = engine(batch)
                 engine.backward(loss)
+                death.at("backward")
                 engine.step()
+                death.at("step")
                 note_step(folder, engine.micro_steps)
-                if engine.was_step_applied() and engine.global_steps % 3 == 0:
-                    engine.save_checkpoint(checkpoints, client_state={"data": loader.state_dict()})
-        counts = [[int(count) for count in counts.tolist()] for counts in (model.counts, model.other)]
-    (folder / "result.json").write_text(json.dumps({"counts": counts, "steps": engine.global_steps}))
+                if settings.every and engine.global_steps - saved >= settings.every:
+                    save()
+                death.at("batch over")
+            death.at("epoch over")
+            save()
+        with deepspeed.zero.GatheredParameters([model.counts, model.other]):
+            learnt, other = ([int(count) for count in counts] for counts in (model.counts, model.other))
+        assert learnt == other
+        if rank == 0:
+            found = {"learnt": learnt, "finished": loader.progress().finished, "steps": engine.global_steps}
+            (folder / "result.json").write_text(json.dumps(found))
+        torch.distributed.barrier()

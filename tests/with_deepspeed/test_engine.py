@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from deepspeed_program import BATCH, EPOCHS, SIZE, Settings
-from framework_jobs import Job
+from deepspeed_program import Settings
+from framework_jobs import Death
+from memory_jobs import Start, check, kill_and_check
+from memory_model import EPOCHS, RECORDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # of many processes, one after the other
 
+PLACES = {"epoch over": EPOCHS, "saving": EPOCHS}
 
-@pytest.mark.parametrize(("stage", "accumulation"), [(0, 1), (1, 4), (2, 4), (3, 2)])
+
+@pytest.mark.parametrize(
+    ("stage", "ranks", "workers", "accumulate", "every", "seed"),
+    [
+        (0, 1, 0, 1, 1, 11),
+        (1, 1, 2, 4, 1, 12),
+        (3, 1, 0, 4, 0, 13),
+        (0, 2, 0, 1, 2, 21),
+        (0, 2, 2, 4, 1, 22),
+    ],
+)
 def test_a_killed_job_learns_each_record_once_an_epoch(
-    start_job: Callable[[Settings], Job], stage: int, accumulation: int
+    start_job: Start, stage: int, ranks: int, workers: int, accumulate: int, every: int, seed: int
 ) -> None:
-    job = start_job(Settings(stage=stage, accumulation=accumulation))
-    chance = random.Random(stage)
+    """Without ZeRO any number of ranks goes on."""
+    settings = Settings(stage=stage, ranks=ranks, workers=workers, accumulate=accumulate, every=every)
+    kill_and_check(start_job, settings, seed, PLACES)
+
+
+@pytest.mark.parametrize(("stage", "accumulate", "seed"), [(1, 1, 31), (2, 4, 32), (3, 4, 33)])
+def test_so_it_does_on_two_ranks_with_zero(start_job: Start, stage: int, accumulate: int, seed: int) -> None:
+    """ZeRO's own checkpoints are for one number of ranks."""
+    settings, chance = Settings(stage=stage, ranks=2, accumulate=accumulate), random.Random(seed)
+    job = start_job(settings)
     for _ in range(3):
-        job.run_and_kill(1, chance, most_steps=3 * accumulation * 3)
-    found = job.run(1)
-    assert job.kills
-    assert found["counts"] == [[EPOCHS] * SIZE] * 2
-    assert found["steps"] == EPOCHS * SIZE // (BATCH * accumulation)
-    assert job.prove() == EPOCHS * SIZE
+        place = chance.choice(["batch", "backward", "step", "batch over", "clock", *PLACES])
+        death = Death(place, chance.randint(1, {"clock": 1500, **PLACES}.get(place, 16 // accumulate)))
+        print(f"seed {seed}: {death}")
+        job.run_to_death(2, replace(settings, death=death))
+    check(job.run(2))
+    assert job.prove() == EPOCHS * RECORDS

@@ -1,9 +1,9 @@
 """One replica of a torchft job as a process, which may kill itself before its gradients go out.
 
-    python ft_trainer.py NUMBER LIGHTHOUSE RECORDS FOLDER DIES_AT
+    python ft_trainer.py NUMBER LIGHTHOUSE RECORDS FOLDER WORKERS DIES_AT
 
-DIES_AT is the attempt at a step before which it is gone; 0 for none. The step that it came to and the counts
-of its model are in FOLDER/NUMBER.json at the end.
+WORKERS are loader workers. DIES_AT is the attempt at a step before which it is gone; 0 for none. The step
+that it came to and the counts of its model are in FOLDER/NUMBER.json at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replicas import Replica
 from edl_torch import MasterClient
 
 
-def main(number: str, lighthouse: str, records: str, folder: str, dies_at: str) -> None:
+def main(number: str, lighthouse: str, records: str, folder: str, workers: str, dies_at: str) -> None:
     """Train to the end of the data."""
     torch.set_num_threads(1)
     attempts = Path(folder, f"{number}.attempts")
@@ -40,6 +40,7 @@ def main(number: str, lighthouse: str, records: str, folder: str, dies_at: str) 
         MasterClient(os.environ["EDL_MASTER_ADDR"]),
         int(records),
         window=2,
+        num_workers=int(workers),
         audit_dir=Path(folder, "audit"),
         before=before,
     )

@@ -11,6 +11,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchft's imports
     from replicas import Fault, Replica, run
 
+from edl_torch import ElasticDataLoader
+from edl_torch.errors import ForeignLoop, Unsupported
+from edl_torch.integrations.torchft import attach_manager
 from edl_torch.testing import FakeMaster
 
 RECORDS = 107
@@ -66,6 +69,29 @@ def test_spares_learn_nothing(lighthouse: str) -> None:
     replicas = [Replica(number, lighthouse, master, RECORDS, world_size_mode=mode) for number in range(2)]
     run(*replicas)
     check(master, *replicas)
+
+
+def test_a_loop_with_a_manager_that_is_not_attached_is_refused() -> None:
+    from torchft import Manager
+
+    with ElasticDataLoader(range(12), 4, synchronous=False) as loader:
+        assert len(list(loader)) == 3
+        manager = Manager.__new__(Manager)
+        with pytest.raises(ForeignLoop, match=r"attach_manager\(loader, manager\)"):
+            next(iter(loader))
+        del manager
+
+
+def test_a_manager_of_several_ranks_is_refused() -> None:
+    from torchft import Manager
+
+    manager = Manager.__new__(Manager)
+    manager._group_world_size = 2
+    with (
+        ElasticDataLoader(range(12), 4, synchronous=False) as loader,
+        pytest.raises(Unsupported, match="groups of one rank, and this one has 2"),
+    ):
+        attach_manager(loader, manager)
 
 
 def fails(chance: random.Random, rate: float) -> Fault:

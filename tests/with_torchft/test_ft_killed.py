@@ -38,9 +38,16 @@ class Job:
         assert self._master.stdout.readline().startswith("ready")
         self._replicas: dict[int, subprocess.Popen[str]] = {}
 
-    def start(self, number: int, dies_at: int = 0) -> subprocess.Popen[str]:
+    def start(self, number: int, dies_at: int = 0, workers: int = 0) -> subprocess.Popen[str]:
         """Start a replica that kills itself in this attempt at a step."""
-        arguments = [str(number), self._lighthouse, str(RECORDS), str(self.folder), str(dies_at)]
+        arguments = [
+            str(number),
+            self._lighthouse,
+            str(RECORDS),
+            str(self.folder),
+            str(workers),
+            str(dies_at),
+        ]
         with (self.folder / f"{number}.log").open("a") as log:
             self._replicas[number] = subprocess.Popen(
                 [sys.executable, str(HERE / "ft_trainer.py"), *arguments],
@@ -108,18 +115,18 @@ def test_killed_anywhere_a_replica_leaves_one_window_twice_at_most(job: Job) -> 
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    stays = job.start(0)
+    stays = job.start(0, workers=2)
     kills = 5
     for _ in range(kills):
         before = job.attempts(1)
-        dying = job.start(1)
+        dying = job.start(1, workers=2)
         wanted = before + chance.randint(1, 4)
         wait_until(lambda: job.attempts(1) >= wanted, timeout_s=100)  # noqa: B023
         time.sleep(chance.uniform(0, 0.1))
         dying.kill()
         assert dying.wait(20) == -signal.SIGKILL, job.log(1)
         assert stays.poll() is None, "all data were read meanwhile"
-    assert job.start(1).wait(200) == 0, job.log(1)
+    assert job.start(1, workers=2).wait(200) == 0, job.log(1)
     assert stays.wait(100) == 0, job.log(0)
     counts = job.newest_counts()
     assert min(counts) >= EPOCHS

@@ -51,3 +51,36 @@ def test_ranks_learn_nothing_from_what_stands_in_for_records(accumulate: int, tm
         status, verdict = titan.audit()
     assert titan.counts(5) == [EPOCHS] * 5
     assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict
+
+
+WHOLE: dict[str, int] = {"world": 2}
+TENSOR, CONTEXT, PIPELINE = ({"world": 2, part: 2} for part in ("tp", "cp", "pp"))
+SEVERAL = {"world": 4, "tp": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("accumulate", "num_workers", "shapes"),
+    [
+        (1, 0, [TENSOR, CONTEXT, PIPELINE]),
+        pytest.param(4, 2, [SEVERAL, PIPELINE, WHOLE, CONTEXT, TENSOR], marks=pytest.mark.long),
+    ],
+    ids=["each batch a step", "four batches a step, with loader workers"],
+)
+def test_ranks_that_hold_one_model_in_parts_learn_every_record_once(
+    accumulate: int, num_workers: int, shapes: list[dict[str, int]], tmp_path: Path
+) -> None:
+    """Each incarnation is killed, and the next one holds the model in other parts."""
+    seed, records = random.SystemRandom().randrange(1 << 30), 31 * accumulate
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    job = {"records": records, "epochs": EPOCHS, "accumulate": accumulate, "num_workers": num_workers}
+    with jobs(tmp_path, **job, interval=2, step_s=0.05) as titan:
+        for shape in shapes[:-1]:
+            titan.kill_after(chance.randint(1, 6), chance.uniform(0, 0.2), **shape)
+        titan.start(**shapes[-1], step_s=0.0)
+        assert titan.end() == 0, (tmp_path / "trainer.log").read_text()[-4000:]
+        status, verdict = titan.audit()
+    assert titan.counts(records) == [EPOCHS] * records
+    assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict

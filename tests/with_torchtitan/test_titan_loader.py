@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import cpu_device  # noqa: F401  first: torchtitan looks for a device when it is imported
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
 from processes import quiet_port
 
-from edl_torch.errors import InvalidArgument, Unsupported
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.errors import ForeignLoop, InvalidArgument
+from edl_torch.readers import MapDatasetReader
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchtitan's imports are deprecated in many ways
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchtitan.trainer import Trainer
+
     from edl_torch.integrations.torchtitan import ElasticLoader, next_tokens
 
 IGNORED = -100
@@ -35,10 +43,10 @@ def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
-def loader_of(rows: Any, dp_world_size: int = 1, **config: Any) -> ElasticLoader:
-    made = ElasticLoader.Config(data=rows, shuffle=False, **config)
+def loader_of(rows: Any, **config: Any) -> ElasticLoader:
+    made = ElasticLoader.Config(**{"data": rows, "shuffle": False, **config})
     return made.build(
-        dp_world_size=dp_world_size,
+        dp_world_size=1,
         dp_rank=0,
         tokenizer=None,
         seq_len=4,
@@ -70,9 +78,26 @@ def test_a_loader_that_knows_no_optimizer_is_refused() -> None:
         next(iter(dataloader))
 
 
-def test_ranks_that_share_rows_are_refused() -> None:
-    with pytest.raises(Unsupported, match="data-parallel"):
-        loader_of(ROWS, dp_world_size=2)
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_loader_that_is_not_torchtitans_is_refused_under_its_trainer(plain: bool, num_workers: int) -> None:
+    trainer = Trainer.__new__(Trainer)
+    reader = MapDatasetReader(ROWS)
+    with DataShardService(4, reader=reader) as service:
+        dataset = ShardedDataset(service, reader)
+        if plain:
+            ours = StatefulDataLoader(dataset, batch_size=4, num_workers=num_workers)
+        else:
+            ours = ElasticDataLoader(dataset, num_workers=num_workers)
+
+        class Theirs:
+            def __iter__(self) -> Iterator[Any]:
+                yield from ours
+
+        for loader in (ours, Theirs()):
+            with pytest.raises(ForeignLoop, match=r"ElasticLoader\.Config"):
+                next(trainer.batch_generator(loader))
+        assert not service.progress().acknowledged
 
 
 def test_every_batch_is_whole_and_every_epoch_ends_with_a_step(optimizer: torch.optim.Optimizer) -> None:
@@ -107,4 +132,24 @@ def test_a_position_counts_whole_steps_alone(optimizer: torch.optim.Optimizer) -
     batches.close()
     dataloader.load_state_dict(beginning)
     assert next(iter(dataloader))[0]["input"][0].tolist() == [0, 1, 2, 3]
+    dataloader.loader.close()
+
+
+def test_a_window_of_shards_is_said_in_the_configuration(
+    optimizer: torch.optim.Optimizer, tmp_path: Path
+) -> None:
+    rows = Path(tmp_path, "rows.parquet")
+    pq.write_table(pa.table({"tokens": ROWS.tolist()}), rows, row_group_size=2)
+    config = {"data": None, "dataset": str(rows), "shuffle": True, "shuffle_window": 3}
+    dataloader = loader_of(None, **config)
+    dataloader.attach(optimizer)
+    firsts = []
+    for inputs, _ in dataloader:
+        firsts += inputs["input"][:, 0].tolist()
+        optimizer.step()
+    in_order = ROWS[:, 0].tolist()
+    assert sorted(firsts[:10]) == in_order
+    windows = [{number // 10 for number in firsts[start:end]} for start, end in ((0, 6), (6, 10))]
+    assert [len(shards) for shards in windows] == [3, 2], "shards of two rows, three in a window"
+    assert firsts[:6] != sorted(firsts[:6])
     dataloader.loader.close()

@@ -23,6 +23,8 @@ import cpu_device  # noqa: F401  first: torchtitan looks for a device when it is
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import IGNORE_INDEX, BaseLoss
 from torchtitan.components.metrics import MetricsProcessor
@@ -53,6 +55,14 @@ class Job:
     num_workers: int = 0
     interval: int = 3
     step_s: float = 0.0
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+
+    @property
+    def models(self) -> int:
+        """Ranks with data of their own."""
+        return self.world // (self.tp * self.cp * self.pp)
 
     @property
     def text(self) -> str:
@@ -73,14 +83,14 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def row(number: int, *, tokenizer: Any, seq_len: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The label is the record's number; the input is only looked up."""
-    return {"input": torch.tensor([number] * seq_len)}, torch.tensor(
-        [number] + [IGNORE_INDEX] * (seq_len - 1)
-    )
+    """One label is the record's number, and not always the same one; the input is only looked up."""
+    labels = torch.full((seq_len,), IGNORE_INDEX)
+    labels[number % seq_len] = number
+    return {"input": torch.full((seq_len,), number), "positions": torch.arange(seq_len)}, labels
 
 
 class Memory(BaseModel):
-    """A count for each record."""
+    """A count for each record, and their sum. Stages of a pipeline have the one or the other."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):
@@ -94,13 +104,24 @@ class Memory(BaseModel):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.counts = torch.nn.Parameter(torch.zeros(config.records))
+        self.counts: Any = torch.nn.Parameter(torch.zeros(config.records))
+        self.total: Any = torch.nn.Parameter(torch.zeros(1))
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.counts[tokens]
+    def forward(self, seen: torch.Tensor, positions: Any = None) -> torch.Tensor:
+        if self.counts is not None:
+            seen = whole(self.counts)[seen]
+        return seen if self.total is None else seen + whole(self.total)
 
     def _init_self_parameters(self) -> None:
-        torch.nn.init.zeros_(self.counts)
+        for parameter in self.parameters(recurse=False):
+            torch.nn.init.zeros_(parameter)
+
+
+def whole(parameter: Any) -> torch.Tensor:
+    """A parameter whose parts tensor-parallel ranks hold; each of them has its whole gradient."""
+    if isinstance(parameter, DTensor):
+        return parameter.full_tensor(grad_placements=[Replicate()])
+    return parameter
 
 
 class Learnt(BaseLoss):
@@ -148,10 +169,39 @@ class NoTokenizer(BaseTokenizer):
 
 def parallelize(model: Any, *, parallel_dims: Any, **_: Any) -> Any:
     """Shard the counts over all ranks, with gradients that add up, as torchtitan's models have it."""
+    tp = parallel_dims.get_optional_mesh("tp")
+    if tp is not None:
+        for name, parameter in list(model.named_parameters()):
+            parts = distribute_tensor(parameter, tp, [Shard(0) if len(parameter) > 1 else Replicate()])
+            setattr(model, name, torch.nn.Parameter(parts))
     fully_shard(model, mesh=parallel_dims.get_mesh(["fsdp"]))
     model.set_gradient_divide_factor(1.0)
     model.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     return model
+
+
+class Schedule(Schedule1F1B):
+    """Takes microbatches, as that of a torch to come."""
+
+    def step(self, *, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, losses: Any, **options: Any) -> None:
+        self._stage.has_backward = True
+        self._stage.clear_runtime_states()
+        self._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, **options)
+
+
+def pipeline(model: Any, *, parallel_dims: Any, training: Any, parallelism: Any, **other: Any) -> Any:
+    """The counts are the first stage, their sum is the second."""
+    mesh = parallel_dims.get_mesh("pp")
+    number, is_last = mesh.get_local_rank(), mesh.get_local_rank() == 1
+    setattr(model, "counts" if is_last else "total", None)
+    model = other["parallelize_fn"](model, parallel_dims=parallel_dims)
+    stage = PipelineStage(model, number, 2, other["device"], group=mesh.get_group("pp"))
+    microbatches = training.local_batch_size // parallelism.pipeline_parallel_microbatch_size
+    loss = other["loss_fn"]
+    schedule = Schedule(
+        stage, microbatches, loss_fn=lambda *what, **more: loss(*what, **more)[0], scale_grads=False
+    )
+    return schedule, [model], not is_last, is_last
 
 
 def config_of(job: Job) -> ElasticTrainer.Config:
@@ -161,7 +211,7 @@ def config_of(job: Job) -> ElasticTrainer.Config:
         flavor="tiny",
         model=Memory.Config(records=job.records),
         parallelize_fn=parallelize,
-        pipelining_fn=None,
+        pipelining_fn=pipeline,
         post_optimizer_build_fn=None,
         state_dict_adapter=None,
     )
@@ -175,14 +225,20 @@ def config_of(job: Job) -> ElasticTrainer.Config:
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=0, decay_ratio=0.0),
         training=TrainingConfig(
             local_batch_size=job.batch_size,
-            global_batch_size=job.batch_size * job.world * job.accumulate,
-            seq_len=2,
+            global_batch_size=job.batch_size * job.models * job.accumulate,
+            seq_len=4,
             max_norm=1e9,
             steps=10_000,
             disable_cuda_graphs=True,
             mixed_precision_param="float32",
         ),
-        parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
+        parallelism=ParallelismConfig(
+            spmd_backend="partial_dtensor",
+            tensor_parallel_degree=job.tp,
+            context_parallel_degree=job.cp,
+            pipeline_parallel_degree=job.pp,
+            pipeline_parallel_microbatch_size=1,
+        ),
         metrics=MetricsProcessor.Config(log_freq=1000),
         checkpoint=CheckpointManager.Config(
             enable=True, interval=job.interval, last_save_model_only=False, keep_latest_k=0
@@ -219,9 +275,6 @@ def run(job: Job, rank: int) -> int:
 
     trainer.optimizers.register_step_post_hook(stepped)
     trainer.train()
-    counts = trainer.model_parts[0].counts.full_tensor()
-    if rank == 0:
-        (folder / "counts.json").write_text(json.dumps(counts.tolist()))
     trainer.close()
     dist.destroy_process_group()
     return 0

@@ -60,6 +60,7 @@ class ElasticDLMasterClient:
     """
 
     in_process = False
+    report_delay_s = 0.0
     keeps_ledger = False
 
     def __init__(

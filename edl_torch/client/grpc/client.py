@@ -59,6 +59,7 @@ class MasterClient:
     """
 
     in_process = False
+    report_delay_s = 0.0
     keeps_ledger = True
 
     def __init__(

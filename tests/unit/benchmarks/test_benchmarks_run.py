@@ -174,7 +174,7 @@ def test_scale_benchmark_counts_memory_work_and_latencies_of_both_masters(tmp_pa
 @pytest.mark.long
 def test_watching_benchmark_compares_a_master_that_is_watched_with_one_that_is_not(tmp_path: Path) -> None:
     _, body = run("watching.py", tmp_path)
-    assert [finding["least"] for finding in body["findings"]] == [None, None, None, 0.99, 0.99, None]
+    assert [finding["least"] for finding in body["findings"]] == [None, None, None, None, 0.99, 0.99, None]
     assert body["findings"][-1]["value"] > 0
 
 
@@ -185,3 +185,36 @@ def test_shuffle_benchmark_measures_every_order(tmp_path: Path) -> None:
     assert body["mixing"]["global"]["entropy_over_global"] == 1.0
     assert len(body["rates"]) == 3
     assert "| window 64 |" in printed
+
+
+@pytest.mark.long
+def test_window_classes_are_those_that_the_formula_expects(tmp_path: Path) -> None:
+    printed, body = run("window_classes.py", tmp_path, "--svg", str(tmp_path / "curves.svg"))
+    (row,) = body["rows"]
+    assert 0 < row["share"] < 1 < row["needed"] <= row["shards"]
+    assert "| 100 × 20 | 32 |" in printed
+    assert "</svg>" in (tmp_path / "curves.svg").read_text()
+
+
+def test_frameworks_benchmark_says_what_is_not_installed(tmp_path: Path) -> None:
+    printed, body = run("frameworks.py", tmp_path, "--only", "deepspeed", "lightning")
+    for name in ("deepspeed", "lightning"):
+        assert f"make test-{name}" in printed or any(
+            found["framework"] == name for found in body["frameworks"]
+        )
+
+
+def test_the_interval_of_a_median_is_that_of_its_order_statistics() -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from frameworks import median_with_interval, verdict
+    finally:
+        sys.path.pop(0)
+    assert median_with_interval([float(n) for n in range(1, 21)]) == (10.5, 6.0, 15.0)
+    assert median_with_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (3.5, 1.0, 6.0)
+    assert median_with_interval([1.0]) == (1.0, 1.0, 1.0)
+    assert [verdict(*pair) for pair in ((0.9, 1.02), (1.01, 1.03), (1.03, 1.2))] == [
+        "met",
+        "not decided",
+        "missed",
+    ]

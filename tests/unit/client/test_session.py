@@ -84,7 +84,8 @@ class GenerousLock:
 
 def test_what_a_procedure_waits_for_holds_when_it_goes_on(session: Session) -> None:
     """Two wait for the same, and what the first does with it is seen by the second."""
-    session._changed = threading.Condition(GenerousLock())  # type: ignore[arg-type]  # like one
+    session._lock = GenerousLock()  # type: ignore[assignment]  # like one
+    session._changed = threading.Condition(session._lock)
     rounds, ready, missed = 20, [0], [0]
 
     def take() -> Procedure[None]:

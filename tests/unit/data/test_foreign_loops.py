@@ -1,11 +1,11 @@
 """Frameworks that iterate a loader by themselves are refused with the first batch; whoever else asks is not.
 
-The frameworks themselves are in `tests/with_lightning` and `tests/with_accelerate`: here a module has their
-name.
+The frameworks themselves are in the folders `tests/with_…`: here a module has their name.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -70,7 +70,70 @@ def test_so_is_one_that_iterates_a_plain_loader_over_a_sharded_dataset(
             assert service.progress().leased == 0
 
 
+class Trainer:
+    """A trainer of torchtitan's, or an engine of DeepSpeed's."""
+
+    dataloader: Any = None
+
+
+@pytest.mark.parametrize(
+    ("module", "remedy"),
+    [
+        ("torchtitan.trainer", r"ElasticLoader\.Config.*edl_torch\.integrations\.torchtitan"),
+        ("deepspeed.runtime.engine", r"prepare\(engine, loader\) of edl_torch\.integrations\.deepspeed"),
+    ],
+)
+def test_a_trainer_that_reads_by_way_of_others_is_refused_without_its_adapter(
+    module: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    framework = ModuleType(module)
+    exec("def read(self, function):\n    return function()\n", framework.__dict__)
+    monkeypatch.setitem(sys.modules, module, framework)
+    trainer = Trainer()
+    with ElasticDataLoader(range(12), batch_size=4) as loader:
+        with pytest.raises(ForeignLoop, match=remedy):
+            framework.read(trainer, lambda: list(loader))
+        with pytest.raises(ForeignLoop, match=remedy):
+            framework.read(trainer, lambda: len(loader))
+        trainer.dataloader = ElasticDataLoader  # it has `attach`, as the adapter for torchtitan
+        if module == "torchtitan.trainer":
+            assert len(framework.read(trainer, lambda: list(loader))) == 3
+
+
+def test_a_loop_with_a_manager_of_torchfts_is_refused_unless_that_is_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torchft = ModuleType("torchft.manager")
+    exec("class Manager:\n    pass\n", torchft.__dict__)
+    monkeypatch.setitem(sys.modules, "torchft.manager", torchft)
+    with ElasticDataLoader(range(12), batch_size=4, num_epochs=2) as loader:
+        assert len(list(loader)) == 3, "it is imported, and not used here"
+        manager = torchft.Manager()
+        with pytest.raises(ForeignLoop, match=r"attach_manager\(loader, manager\)"):
+            next(iter(loader))
+        loader.keep_stepping()  # as attach_manager() does
+        next(iter(loader))
+        del manager
+
+
 def test_a_loader_says_what_wrappers_need_to_know() -> None:
     with ElasticDataLoader(range(12), batch_size=4, lookahead="told") as loader:
         assert loader.service.lookahead == "told"
         assert not loader.synchronous
+
+
+def test_a_trainer_that_asks_by_way_of_others_needs_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    framework = ModuleType("transformers.trainer")
+    exec("class Trainer:\n    def train(self, ask):\n        return ask()\n", framework.__dict__)
+    with ElasticDataLoader(range(12), batch_size=4) as loader:
+        assert framework.Trainer().train(lambda: len(loader)) == 3, "it has not been imported"
+        monkeypatch.setitem(sys.modules, "transformers.trainer", framework)
+        trainer = framework.Trainer()
+        for ask in (lambda: next(iter(loader)), lambda: len(loader), lambda: len(loader.dataset)):
+            with pytest.raises(
+                ForeignLoop, match=r"with edl_torch\.integrations\.transformers\.ElasticTrainer"
+            ):
+                trainer.train(ask)
+        assert len(loader) == 3
+        trainer.elastic_loader = loader
+        assert trainer.train(lambda: len(list(loader))) == 3

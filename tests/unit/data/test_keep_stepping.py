@@ -1,4 +1,4 @@
-"""A loader that keeps stepping hands out stand-ins where it would wait for records of other trainers."""
+"""A loader that keeps stepping hands out padding batches where it would wait for other trainers' records."""
 
 from __future__ import annotations
 

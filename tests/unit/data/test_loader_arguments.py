@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -53,6 +57,17 @@ def test_the_length_of_columnar_loaders_is_in_batches() -> None:
 def test_wrong_loader_arguments_name_the_remedy(arguments: dict[str, Any], remedy: str) -> None:
     with trainer(FakeMaster()) as (_, dataset), pytest.raises(InvalidArgument, match=remedy):
         ElasticDataLoader(dataset, **arguments)
+
+
+@pytest.mark.parametrize("travels", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loader_that_is_copied_or_pickled_says_what_to_do_instead(travels: Callable[[Any], Any]) -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = elastic(dataset)
+        with pytest.raises(
+            InvalidArgument, match=r"'training'.*cannot be copied or pickled.*EDL_MASTER_ADDR"
+        ):
+            travels(loader)
+        assert len(list(loader)) == 10
 
 
 def test_torchs_own_checks_stand() -> None:
@@ -129,3 +144,57 @@ def test_quarantine_without_room_is_refused_with_the_remedy() -> None:
 def test_quarantine_of_data_that_the_master_knows_by_name_is_not_judged_before_it_is_registered() -> None:
     with DataShardService(4, FakeMaster()) as service:
         ShardedDataset(service, NumberReader({"a": 8}), on_bad_record="quarantine")
+
+
+def test_a_loader_says_how_many_threads_it_has() -> None:
+    with ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=3) as loader:
+        assert loader.num_threads == 3
+        assert repr(loader) == "<ElasticDataLoader 'training' batch_size=4 num_workers=0 num_threads=3>"
+    with ElasticDataLoader(NumberReader({"a": 8}), 4) as loader:
+        assert loader.num_threads == 0
+        assert "num_threads" not in repr(loader)
+
+
+class Filtering(ShardedDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(super().__iter__())
+
+
+def test_what_threads_cannot_do_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="num_threads is -1"):
+        ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=-1)
+    with pytest.raises(InvalidArgument, match="prefetch_factor is 0"):
+        ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=2, prefetch_factor=0)
+    with trainer(FakeMaster()) as (service, dataset):
+        with pytest.raises(InvalidArgument, match="leave it out with batch_size=None"):
+            elastic(dataset, batch_size=None, num_threads=2)
+        with pytest.raises(InvalidArgument, match="Filtering has an __iter__ of its own"):
+            elastic(Filtering(service, dataset.reader), num_threads=2)
+
+
+def test_a_loader_whose_reader_makes_the_batches_says_so() -> None:
+    with trainer(FakeMaster(), ColumnReader({"a": 8})) as (_, dataset):
+        loader = elastic(dataset, batch_size=None)
+        assert repr(loader) == "<ElasticDataLoader 'training' batch_size=the reader's num_workers=0>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ({"dp": "fsdp"}, "dp= names dimensions of mesh=: give that too"),
+        ({"process_group": object()}, "give synchronous=True too"),
+        ({"process_group": object(), "synchronous": False}, "give synchronous=True too"),
+        ({"process_group": object(), "mesh": object()}, "leave out process_group="),
+        ({"synchronous": False, "mesh": object()}, "leave out process_group=, and synchronous= too"),
+        ({"mesh": object()}, r"mesh=… needs torch\.distributed"),
+        ({"mesh": object(), "synchronous": True}, r"mesh=… needs torch\.distributed"),
+        ({"synchronous": True}, r"synchronous=True needs torch\.distributed"),
+    ],
+)
+def test_who_steps_together_is_said_in_one_way(arguments: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(InvalidArgument, match=remedy):
+        ElasticDataLoader(NumberReader({"a": 8}), 4, **arguments)
+
+
+def test_a_default_that_the_service_has_is_shown_as_such() -> None:
+    assert "batch_size: 'int | None' = <the service's>" in str(inspect.signature(ElasticDataLoader))

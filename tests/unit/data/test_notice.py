@@ -55,6 +55,17 @@ def test_closed_it_listens_no_more(termination: Termination) -> None:
     assert not notice.look()
 
 
+def test_what_comes_for_another_loader_is_nothing_to_one_that_is_closed(termination: Termination) -> None:
+    closed, other = (Notice(together=False, termination=termination) for _ in range(2))
+    closed.look()
+    other.look()
+    closed.close()
+    signal.raise_signal(NUMBER)
+    assert other.look()
+    assert not closed.look()
+    other.close()
+
+
 def test_a_rank_sees_nothing_before_all_know(termination: Termination) -> None:
     notice = Notice(together=True, termination=termination)
     notice.look()

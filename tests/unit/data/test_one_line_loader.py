@@ -12,7 +12,7 @@ import pytest
 import torch
 from loader_kit import NumberReader, acknowledged, flat
 
-from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, ShardedDataset
 from edl_torch.errors import (
     AccountingError,
     DatasetConflict,
@@ -114,6 +114,28 @@ def test_target_transform_makes_any_data_image_and_target() -> None:
         x, y = next(iter(loader))
     assert x.tolist() == [-n for n in range(8)]
     assert y.tolist() == [n * n + 1 for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("transforms", "expected"),
+    [
+        ({"target_transform": lambda y: y + 1}, ([0.0, 1.0], [1, 2])),
+        ({"target_transform": None, "transform": lambda pair: pair[1] + 5}, [5, 6]),
+    ],
+)
+def test_each_of_the_transforms_may_be_left_out(transforms: Any, expected: Any) -> None:
+    with ElasticDataLoader(SQUARES, 2, master_client=FakeMaster(), **transforms) as loader:
+        batch = next(iter(loader))
+    assert (batch.tolist() if torch.is_tensor(batch) else tuple(part.tolist() for part in batch)) == expected
+
+
+def test_an_image_alone_has_no_target_to_transform() -> None:
+    with DataShardService(2, FakeMaster(), reader=MapDatasetReader([3, 4])) as service:
+        for transform, expected in ((None, [3, 4]), (lambda image: -image, [-3, -4])):
+            dataset = ImageDataset(
+                service, MapDatasetReader([3, 4]), transform=transform, target_transform=lambda target: 1 / 0
+            )
+            assert [dataset._transformed(record) for record in (3, 4)] == expected
 
 
 class Blocks(NumberReader):

@@ -102,3 +102,9 @@ def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest
     assert batch[0].is_shared()
     assert any(batch[0] is whole for whole in rows._wholes.values())
     assert same(batch, to_batch([KINDS["image and label"](n) for n in range(4)]))
+
+
+@pytest.mark.parametrize("kind", ["O", ">f8", "M8[s]", "U4", "V8"])
+def test_what_torch_has_no_type_for_stays_where_it_is(kind: str) -> None:
+    value = np.zeros((SIDE, SIDE), dtype=kind)
+    assert Rows(4).place(value, 0) is value

@@ -213,6 +213,11 @@ PLANS = {
 }
 
 
+def reciprocal(number: int) -> float:
+    """There is none of 0, nor of 1000 here."""
+    return 1 / (number % 1000)
+
+
 @settings(max_examples=60)
 @given(
     order=st.sampled_from(list(PLANS)),
@@ -223,7 +228,7 @@ PLANS = {
     threads=st.integers(1, 4),
     ahead=st.integers(1, 3),
     collates=st.booleans(),
-    transforms=st.sampled_from([None, float]),
+    transforms=st.sampled_from([None, float, reciprocal]),
 )
 def test_batches_tickets_and_quarantine_are_those_of_one_thread(
     order: str, kind: Any, bad: set[int], slow: set[int], transforms: Any, **options: Any
@@ -255,6 +260,32 @@ def test_an_error_is_raised_in_its_turn_and_names_the_record(kind: Any, bad: int
     assert bad in before[len(seen)] or bad == 1008
     assert none_is_left()
     assert list(reading) == []
+
+
+@pytest.mark.parametrize("where", ["read", "transform"])
+def test_ctrl_c_in_a_thread_reaches_the_loop(where: str) -> None:
+    def interrupt(number: int) -> int:
+        if number == 5 and where == "transform":
+            raise KeyboardInterrupt
+        return number
+
+    class Interrupted(Safe):
+        def read_record(self, name: str, index: int) -> int:
+            if index == 5 and where == "read":
+                raise KeyboardInterrupt
+            return super().read_record(name, index)
+
+    reading = in_threads(Interrupted(), planned(), 3, Book(quarantines=True), interrupt)
+    assert next(reading) == [0, 1, 2]
+    with pytest.raises(KeyboardInterrupt):
+        next(reading)
+    assert none_is_left()
+
+
+def test_without_leases_there_is_nothing_to_seed() -> None:
+    generators = Generators(after_each=False)
+    book = Book(quarantines=False)
+    assert list(in_threads(Safe(), planned(), 3, book, float, generators, grants=iter(()))) == []
 
 
 def test_a_reader_that_ends_early_is_named_as_by_one_thread() -> None:
@@ -577,16 +608,18 @@ def test_torch_computes_by_one_thread_in_each_and_as_before_elsewhere() -> None:
 
 
 def test_a_read_that_hangs_holds_nobody_up_at_the_end() -> None:
-    let_go = threading.Event()
+    let_go, hangs = threading.Event(), threading.Event()
 
     class Hanging(Safe):
         def read_record(self, name: str, index: int) -> int:
             if index == 8:
+                hangs.set()
                 let_go.wait(20)
             return super().read_record(name, index)
 
     reading = in_threads(Hanging(), planned(), 3, Book(quarantines=False), threads=2)
     next(reading)
+    assert hangs.wait(20)
     began = time.monotonic()
     reading.close()
     assert time.monotonic() - began < 5
@@ -709,6 +742,10 @@ def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [thread_count("auto", workers) for workers in (1, 2, 4, 20)] == [8, 6, 3, 1]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert thread_count("auto", 0) == 3
+    for cores, count in ((5, 1), (None, 1), (64, 8)):
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert thread_count("auto", 0) == count
     for wrong in (-1, True, 1.5, "many"):
         with pytest.raises(InvalidArgument, match="num_threads is"):
             thread_count(wrong, 0)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from edl_torch.data import windows
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed
 from edl_torch.testing import ThreadPeers
@@ -186,6 +187,15 @@ def test_a_batch_that_was_taken_out_does_not_count() -> None:
     assert p.grad == 1.0
 
 
+def test_a_long_window_counts_all_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_REMEMBERED", 2)
+    weights, p = Weights(), parameter()
+    for own in (2, 4, 6, 8, 10):
+        train(weights, own, 3.0, p)
+    weights.scale(sgd(p))
+    assert p.grad == 3.0
+
+
 def test_gradients_that_were_thrown_away_do_not_count() -> None:
     p = parameter()
     optimizer = sgd(p)
@@ -227,6 +237,7 @@ def test_a_new_beginning_forgets_the_window() -> None:
     train(weights, 100, 1.0, p)
     p.grad = None
     weights.restart()
+    assert weights.own == 0, "there is no batch in hand"
     train(weights, 2, 1.0, p)
     weights.scale(sgd(p))
     assert p.grad == 1.0
@@ -327,6 +338,15 @@ def test_other_losses_beside_a_stand_in_keep_their_gradients() -> None:
     weights, p = Weights(), parameter()
     train(weights, 0, torch.inf, p)
     (2.0 * p).backward()
+    assert p.grad == 2.0
+
+
+def test_so_do_those_that_were_computed_together_with_its_own() -> None:
+    weights, p = Weights(), parameter()
+    weights.step(0)
+    weighed, other = weights.weigh(torch.inf * p), 2.0 * p
+    weighed.backward()
+    other.backward()
     assert p.grad == 2.0
 
 

@@ -1,12 +1,23 @@
-"""What SIGTERM does to a loader worker that has read all it had, and ends."""
+"""What SIGTERM does to loader workers: as they start, while they read, and as they end."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import get_context, get_start_method, resource_tracker
+from types import SimpleNamespace
 
 import pytest
+
+from edl_torch.data.worker_start import WorkerStart, _ignore, end_by_kill, starting_workers
 
 ENDING = """
 import os, signal, sys
@@ -35,3 +46,82 @@ def test_a_worker_whose_interpreter_ends_is_deaf_to_the_last() -> None:
 def test_what_a_worker_itself_does_with_the_signal_holds_to_the_end() -> None:
     own = "lambda worker: signal.signal(signal.SIGTERM, lambda *_: None)"
     assert status(own) == -signal.SIGTERM
+
+
+def is_blocked() -> bool:
+    return signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals")
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_the_signal_is_held_back_from_workers_that_start(
+    method: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: begun.append(is_blocked()))
+    context = None if method is None else get_context(method)
+    assert not is_blocked()
+    with suppress(KeyError), starting_workers(context):
+        assert is_blocked()
+        raise KeyError
+    assert not is_blocked()
+    forks = (method or get_start_method()) == "fork"
+    assert begun == ([] if forks else [False]), "what starts a process of its own has done so before"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals")
+def test_a_program_that_holds_the_signal_back_goes_on_to_do_so() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        with starting_workers(get_context("fork")):
+            assert is_blocked()
+        assert is_blocked()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.fixture
+def started() -> Iterator[list[int]]:
+    """What the user's function was called with, in a worker that has started with the signal held back."""
+    handler = signal.getsignal(signal.SIGTERM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    numbers: list[int] = []
+    WorkerStart(numbers.append)(3)
+    yield numbers
+    signal.signal(signal.SIGTERM, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    atexit.unregister(_ignore)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals")
+def test_a_worker_is_deaf_once_it_has_started(started: list[int]) -> None:
+    assert started == [3]
+    assert not is_blocked()
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals")
+def test_the_signal_interrupts_no_system_call_of_a_workers_libraries(started: list[int]) -> None:
+    ours, theirs = os.pipe()
+    main = threading.get_ident()
+
+    def disturb() -> None:
+        time.sleep(0.05)
+        signal.pthread_kill(main, signal.SIGTERM)
+        time.sleep(0.02)
+        os.write(theirs, b"x")
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    found = ctypes.create_string_buffer(1)
+    assert ctypes.CDLL(None).read(ours, found, 1) == 1  # Python's own `read` would begin anew
+    thread.join()
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_torchs_last_resort_for_workers_is_to_kill_them() -> None:
+    process = SimpleNamespace(kill=lambda: "killed", terminate=lambda: "told")
+    end_by_kill(SimpleNamespace(_workers=[SimpleNamespace(_popen=process)]))
+    assert process.terminate() == "killed"
+    end_by_kill(object())

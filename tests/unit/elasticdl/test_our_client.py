@@ -232,6 +232,7 @@ def test_the_elastic_loader_trains_on_each_record_once(
 def test_a_batch_counts_at_its_step_also_across_the_end(master: TheirMaster, connect: Connect) -> None:
     reader = Numbers()
     weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     with DataShardService(8, connect(master), reader=reader, num_minibatches_per_shard=1) as service:
         service.attach(optimizer)

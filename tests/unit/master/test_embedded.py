@@ -46,6 +46,33 @@ def test_two_sessions_drain_a_dataset_exactly_once(calls):
     assert master.dataset_status("d").finished
 
 
+def test_sessions_tell_what_they_have_kept_back_before_anything_is_answered_but_reports(calls):
+    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
+    master.register(calls.register("a", size=80, records_per_shard=40))
+    (grant,) = master.lease(calls.lease(1, "a")).grants
+    master.register(calls.register("b", size=80, records_per_shard=40))
+    told = []
+
+    def tell():
+        told.append(len(told) + 1)
+        done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=told[-1])
+        master.report(calls.report(told[-1], "a", acknowledgements=(done,)))
+
+    listening = Listening(1)
+    listening.tell = tell
+    master.attend("a", 1, listening)
+    begun = len(told)
+    assert master.dataset_status("d").acknowledged == begun + 1
+    assert master.status().datasets[0].acknowledged == begun + 2
+    master.report(calls.report(9, "b"))
+    assert len(told) == begun + 2
+    master.lease(calls.lease(1, "b"))
+    assert len(told) == begun + 3
+    master.leave("a", 1)
+    master.status()
+    assert len(told) == begun + 4, "with its goodbye"
+
+
 def test_status_has_what_sessions_have_measured_by_now(calls):
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     master.register(calls.register("a", size=2))

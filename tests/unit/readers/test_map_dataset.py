@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import collections
+import sys
+
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, Subset, TensorDataset
@@ -68,6 +72,18 @@ def test_getitems_reads_several_at_once_and_never_a_whole_shard():
     assert max(map(len, dataset.calls)) <= 32
 
 
+def test_getitems_runs_python_for_a_call_and_not_for_a_record():
+    records = MapDatasetReader(Batched()).read_records(task("Batched", 0, 96))
+    calls = collections.Counter()
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_name] if event == "call" else ()))
+    try:
+        collections.deque(records, maxlen=0)
+    finally:
+        sys.setprofile(before)
+    assert calls["_read_ahead"] <= 96 / 32 + 1
+
+
 def test_a_bad_record_among_several_is_the_one_that_raises():
     records = iter(MapDatasetReader(Batched(bad=40)).read_records(task("Batched", 10, 90)))
     for expected in range(10, 40):
@@ -87,13 +103,13 @@ def test_picked_records_come_by_getitems_in_the_order_asked_for():
     dataset = Batched()
     reader = MapDatasetReader(dataset)
     picked = [n * 37 % 100 for n in range(80)]
-    assert list(reader.read_each("Batched", picked)) == [n * n for n in picked]
+    assert list(reader.read_each("Batched", np.array(picked))) == [n * n for n in picked]
     assert [n for call in dataset.calls for n in call] == picked
     assert max(map(len, dataset.calls)) <= 32
 
 
 def test_a_bad_record_among_picked_ones_is_the_one_that_raises():
-    records = iter(MapDatasetReader(Batched(bad=40)).read_each("Batched", [3, 40, 5]))
+    records = iter(MapDatasetReader(Batched(bad=40)).read_each("Batched", np.array([3, 40, 5])))
     assert next(records) == 9
     with pytest.raises(OSError, match="record 40 is bad"):
         next(records)
@@ -103,7 +119,7 @@ def test_a_bad_record_among_picked_ones_is_the_one_that_raises():
     ("name", "numbers"), [("Batched", [1, 100, 2]), ("Batched", [1, -1]), ("other", [1])]
 )
 def test_picked_records_that_are_not_there_are_refused_each_in_its_turn(name, numbers):
-    records = iter(MapDatasetReader(Batched()).read_each(name, numbers))
+    records = iter(MapDatasetReader(Batched()).read_each(name, np.array(numbers)))
     if name == "Batched":
         assert next(records) == 1
     with pytest.raises(ReaderError, match=r"reads the source|was asked for"):
@@ -115,7 +131,7 @@ def test_a_read_record_of_ones_own_reads_what_is_picked():
         def read_record(self, name, index):
             return -super().read_record(name, index)
 
-    assert list(Negative(Batched()).read_each("Batched", [3, 5])) == [-9, -25]
+    assert list(Negative(Batched()).read_each("Batched", np.array([3, 5]))) == [-9, -25]
 
 
 class Endless(IterableDataset):

@@ -251,6 +251,7 @@ class Shell:
         batch_size: int = 4,
         lookahead: int = 0,
         in_process: bool = True,
+        report_delay_s: float = 0.0,
         keeps_ledger: bool = True,
         audited: bool = True,
         attended: bool = True,
@@ -264,6 +265,7 @@ class Shell:
             batch_size=batch_size,
             lookahead=lookahead,
             in_process=in_process,
+            report_delay_s=report_delay_s,
             keeps_ledger=keeps_ledger,
             audited=audited,
         )

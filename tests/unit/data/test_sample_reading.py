@@ -1,0 +1,251 @@
+"""A lease is read sample by sample: each readable record once, in the plan's order; bad ones are named."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edl_torch.core.calls import Grant
+from edl_torch.core.plan import Plan
+from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceUnavailable
+from edl_torch.readers.base import AbstractDataReader, Range
+from edl_torch.shard import DatasetSpec, Slice, Source
+
+COUNTS = {"a": 23, "b": 9}
+ALL_SHARDS = [("a", 0, 6), ("a", 6, 12), ("a", 12, 18), ("a", 18, 23), ("b", 0, 6), ("b", 6, 9)]
+
+
+class Stored(AbstractDataReader):
+    """Record `i` of "a" is `i`, of "b" `1000 + i`. Reads ranges only."""
+
+    def __init__(self, bad: frozenset[int] = frozenset(), ends: int = 9999) -> None:
+        super().__init__()
+        self.bad, self.ends = bad, ends
+        self.is_down = False
+        self.ranges: list[Range] = []
+        self.expected: list[tuple[list[Range], bool]] = []
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        return COUNTS
+
+    def number(self, name: str, index: int) -> int:
+        number = index + 1000 * (name == "b")
+        if self.is_down and index > 7:
+            raise OSError(errno.EIO, "the disk is gone")
+        if number in self.bad:
+            raise ValueError(f"no byte of {number}")
+        return number
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        self.ranges.append((task.shard_name, task.start, task.end))
+        for index in range(task.start, min(task.end, self.ends)):
+            yield self.number(task.shard_name, index)
+
+
+class Picking(Stored):
+    """With random access, and told what comes next."""
+
+    def read_record(self, name: str, index: int) -> int:
+        return self.number(name, index)
+
+    def expect(self, ranges: Any, *, in_order: bool = False) -> None:
+        self.expected.append((list(ranges), in_order))
+        if self.is_down:
+            raise ReaderError("the disk is gone")
+
+
+def planned(*, shuffle: bool = False, shards: bool = False, in_shard: bool = False, window: int = 1) -> Plan:
+    spec = DatasetSpec(
+        name="d",
+        sources=tuple(Source(name=name, count=count) for name, count in COUNTS.items()),
+        records_per_shard=6,
+        seed=3,
+        shuffle=shuffle,
+        shuffle_shards=shards,
+        shuffle_in_shard=in_shard,
+        shuffle_window=window,
+    )
+    return Plan(spec)
+
+
+PLANS = {
+    "stored": planned(),
+    "in shard": planned(in_shard=True),
+    "windows": planned(in_shard=True, window=8),
+    "shuffled windows": planned(shards=True, in_shard=True, window=8),
+    "global": planned(shuffle=True),
+}
+KINDS = [
+    (order, kind) for order in PLANS for kind in (Stored, Picking) if (order, kind) != ("global", Stored)
+]
+
+
+def part(plan: Plan, shard: int = 0, skip: int = 0, stop: int | None = None) -> Grant:
+    stop = plan.records_in(1, shard) if stop is None else stop
+    return Grant(task=7, attempt=1, slice=Slice(epoch=1, shard=shard, skip=skip, limit=stop - skip))
+
+
+def in_order(plan: Plan, grant: Grant) -> list[int]:
+    return [number + 1000 * (name == "b") for name, number in plan.indices(grant.slice)]
+
+
+def as_it_is(plan: Plan, rest: Slice, records: Any) -> Any:
+    return records
+
+
+class Reading:
+    """One reader, and the leases that are read through it."""
+
+    def __init__(self, reader: Stored) -> None:
+        self.samples_of = SampleReader(reader, as_it_is)
+        self.said: dict[int, str] = {}
+
+    def __call__(self, plan: Plan, grant: Grant) -> dict[int, int]:
+        """The samples by position, as the run that is kept says it."""
+        self.run = [grant.task, grant.slice.skip, grant.slice.skip]
+
+        def on_bad(position: int, error: ReaderError) -> list[int]:
+            assert position == self.run[2]
+            if not isinstance(error, BadRecord):
+                raise error
+            self.said[position] = str(error)
+            self.run = [grant.task, position + 1, position + 1]
+            return self.run
+
+        found: dict[int, int] = {}
+        for sample in self.samples_of.samples(plan, grant, self.run, on_bad):
+            found[self.run[2] - 1] = sample
+        assert self.run[2] == grant.slice.stop
+        return found
+
+    def lists(self, plan: Plan, grant: Grant) -> list[int]:
+        """The samples, by the list."""
+        run = [grant.task, grant.slice.skip, grant.slice.skip]
+        samples = SampleList(4)
+
+        def on_bad(position: int, error: ReaderError) -> list[int]:
+            return [grant.task, position + 1, position + 1]
+
+        found = [*self.samples_of.lists(samples, plan, grant, run, on_bad), *samples.rest()]
+        return [sample for batch in found for sample in batch]
+
+
+@pytest.mark.parametrize(("order", "kind"), KINDS)
+@pytest.mark.parametrize("bad", [(), (0,), (3, 4), (1, 5)])
+def test_every_readable_record_comes_once_and_in_order(order: str, kind: Any, bad: tuple[int, ...]) -> None:
+    plan = PLANS[order]
+    grant = part(plan)
+    numbers = in_order(plan, grant)
+    reading = Reading(kind(frozenset(numbers[at] for at in bad)))
+    assert reading(plan, grant) == {at: n for at, n in enumerate(numbers) if at not in bad}
+    assert tuple(reading.said) == bad
+    for at in bad:
+        name, number = ("b", numbers[at] - 1000) if numbers[at] >= 1000 else ("a", numbers[at])
+        assert f"record {number} of {name!r}" in reading.said[at]
+
+
+@pytest.mark.parametrize("skip", [0, 4])
+@pytest.mark.parametrize("bad", [5, 23])
+def test_nothing_is_asked_for_after_the_last_record(skip: int, bad: int) -> None:
+    plan = PLANS["stored"]
+    grant = part(plan, skip=skip)
+    for by_list in (False, True):
+        reader = Stored(frozenset([bad]))
+        found = Reading(reader).lists(plan, grant) if by_list else list(Reading(reader)(plan, grant).values())
+        assert found == [number for number in in_order(plan, grant) if number != bad]
+        assert reader.ranges == [("a", skip, 6)]
+
+
+@pytest.mark.parametrize(("order", "kind"), KINDS)
+def test_a_lease_may_be_a_part_of_its_shard(order: str, kind: Any) -> None:
+    plan = PLANS[order]
+    for skip, stop in ((2, 5), (0, 1), (5, 6), (4, 4)):
+        grant = part(plan, skip=skip, stop=stop)
+        assert list(Reading(kind())(plan, grant).values()) == in_order(plan, grant)
+
+
+@pytest.mark.parametrize("order", ["stored", "in shard", "windows"])
+def test_what_a_reader_promised_and_does_not_have_is_bad(order: str) -> None:
+    plan = PLANS[order]
+    grant = part(plan)
+    numbers = in_order(plan, grant)
+    reading = Reading(Stored(ends=4))
+    there = {at: number for at, number in enumerate(numbers) if number % 1000 < 4}
+    if order == "stored":
+        assert reading(plan, grant) == there
+        assert reading.said[4].endswith(
+            "Stored.read_records() ended 2 record(s) early; create_shards() promised them"
+        )
+        assert "ended 1 record(s) early" in reading.said[5]
+    else:
+        assert reading(plan, grant) == there
+    assert set(reading.said) == set(range(len(numbers))) - set(there)
+
+
+def test_a_window_is_read_once_for_leases_that_come_in_order() -> None:
+    plan = PLANS["windows"]
+    reader = Stored()
+    reading = Reading(reader)
+    found = []
+    for skip, stop in ((0, 5), (5, 9), (12, plan.records_in(1, 0))):
+        found += reading(plan, part(plan, skip=skip, stop=stop)).values()
+    assert len(reader.ranges) == len(ALL_SHARDS)
+    assert found == in_order(plan, part(plan, stop=9)) + in_order(plan, part(plan, skip=12))
+    reading(plan, part(plan, skip=9, stop=12))
+    assert len(reader.ranges) == 2 * len(ALL_SHARDS), "what was let go is read again"
+
+
+def test_a_window_of_another_epoch_or_shard_is_read_anew() -> None:
+    plan = PLANS["in shard"]
+    reading = Reading(Stored())
+    for shard in (1, 0):
+        assert list(reading(plan, part(plan, shard)).values()) == in_order(plan, part(plan, shard))
+    other = Grant(task=7, attempt=1, slice=Slice(epoch=2, shard=0, skip=0, limit=plan.records_in(2, 0)))
+    assert list(reading(plan, other).values()) == in_order(plan, other)
+
+
+@pytest.mark.parametrize(("order", "kind"), KINDS)
+def test_a_source_that_is_gone_puts_no_record_in_quarantine_and_may_come_back(order: str, kind: Any) -> None:
+    plan = PLANS[order]
+    grant = part(plan, shard=1) if order in ("stored", "in shard") else part(plan)
+    reader = kind()
+    reading = Reading(reader)
+    reader.is_down = True
+    with pytest.raises(SourceUnavailable, match="the disk is gone"):
+        reading(plan, grant)
+    assert reading.said == {}
+    reader.is_down = False
+    assert list(reading(plan, grant).values()) == in_order(plan, grant)
+
+
+def test_a_source_that_is_gone_is_asked_once_for_a_window() -> None:
+    plan = PLANS["windows"]
+    reader = Stored()
+    reader.is_down = True
+    reading = Reading(reader)
+    with pytest.raises(SourceUnavailable):
+        reading(plan, part(plan))
+    failed = [name for name, start, end in reader.ranges if end > 8]
+    assert len(failed) == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("stored", []), ("in shard", [ALL_SHARDS[:1]]), ("windows", [ALL_SHARDS]), ("global", [])],
+)
+def test_a_reader_hears_which_records_of_blocks_are_picked_next(
+    order: str, expected: list[list[Range]]
+) -> None:
+    reader = Picking()
+    Reading(reader)(PLANS[order], part(PLANS[order]))
+    assert [sorted(ranges) for ranges, _ in reader.expected] == expected
+    assert not any(in_order for _, in_order in reader.expected)
+
+
+def test_a_global_shuffle_needs_random_access() -> None:
+    with pytest.raises(AccountingError, match=r"Stored has no read_record\(name, index\)"):
+        Reading(Stored())(PLANS["global"], part(PLANS["global"]))
