@@ -103,6 +103,8 @@ def test_a_model_that_has_learnt_what_comes_again_gets_no_token(shell: Shell) ->
     shell.state.lose("2 batch(es)")
     with pytest.raises(StaleLease, match=r"^1 batch\(es\) of dataset 'training'"):
         snapshot(shell)
+    with pytest.raises(StaleLease):
+        shell.run(shell.trainer.position.settle())  # on a rank that takes no token itself
 
 
 def test_a_session_that_is_given_up_while_it_takes_the_token_gets_none(master: Master, shell: Shell) -> None:

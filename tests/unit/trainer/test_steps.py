@@ -196,6 +196,20 @@ def test_the_last_one_decides_on_when_it_is_gone() -> None:
     steps.handed()
     steps.gone(first)
     assert (steps.attached, steps.keep) == (True, 1)
+    steps.withdrawn(1)
+    assert steps.attached
+    steps.handed()
+    assert steps.keep == 1
+
+
+def test_one_that_never_steps_is_told_of_once_and_where_batches_wait_for_it() -> None:
+    steps = Steps()
+    steps.attach("idle")
+    steps.begin_pass()
+    assert steps.take_never() == []
+    steps.handed()
+    assert steps.take_never() == ["idle"]
+    assert steps.take_never() == []
 
 
 def test_one_of_several_that_is_gone_decides_no_more() -> None:
