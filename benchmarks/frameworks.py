@@ -11,6 +11,7 @@ nothing, and the processor time of a step shows what the loaders themselves take
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import math
@@ -223,7 +224,7 @@ def measure(name: str, workers: int, steps: int, seconds: float) -> dict[str, An
             began = time.perf_counter()
         if number >= ROUNDS and time.perf_counter() - began > seconds:
             break
-        before, ours, after = (FRAMEWORKS[name](elastic, steps, workers) for elastic in (False, True, False))
+        before, ours, after = (_round(name, elastic, steps, workers) for elastic in (False, True, False))
         if number >= 0:
             rounds.append((before, ours, after))
     return {"framework": name, "workers": workers, "rounds": len(rounds)} | {
@@ -232,6 +233,12 @@ def measure(name: str, workers: int, steps: int, seconds: float) -> dict[str, An
         )
         for which, kind in enumerate(("clock", "processor"))
     }
+
+
+def _round(name: str, elastic: bool, steps: int, workers: int) -> Times:
+    gc.collect()  # what the round before has left is none of this one's
+    _quiet()  # frameworks choose levels of their own when they are imported
+    return FRAMEWORKS[name](elastic, steps, workers)
 
 
 def _compared(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:

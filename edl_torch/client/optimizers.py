@@ -71,7 +71,7 @@ class Optimizers:
 
     def _attach(self, optimizer: Any) -> int:
         register: Any = getattr(optimizer, "register_step_post_hook", None)
-        if is_engine(optimizer):
+        if _is_engine(optimizer):
             if hasattr(optimizer, "train_batch"):
                 raise InvalidArgument(
                     f"attach() takes no {type(optimizer).__name__}: a pipeline engine of DeepSpeed's reads "
@@ -156,9 +156,17 @@ class Optimizers:
                 self._passes.forget_optimizer(number)
 
 
-def is_engine(optimizer: Any) -> bool:
-    """Return whether it is an engine of DeepSpeed's."""
+def _is_engine(optimizer: Any) -> bool:
     return all(hasattr(optimizer, name) for name in ("step", "global_steps", "gradient_accumulation_steps"))
+
+
+def is_deepspeeds(optimizer: Any) -> bool:
+    """Return whether it is an engine of DeepSpeed's, or one of its optimizers, in whatever wrappers."""
+    while optimizer is not None:
+        if _is_engine(optimizer) or type(optimizer).__module__.startswith("deepspeed."):
+            return True
+        optimizer = getattr(optimizer, "optimizer", None)
+    return False
 
 
 class _EngineSteps:
@@ -193,7 +201,7 @@ def _that_steps(optimizer: Any) -> Any:
 
     A whole engine of DeepSpeed's steps by itself: its optimizer steps once for each group of parameters.
     """
-    while hasattr(optimizer, "zero_grad") and not is_engine(optimizer):
+    while hasattr(optimizer, "zero_grad") and not _is_engine(optimizer):
         inner = getattr(optimizer, "optimizer", None)
         if not hasattr(inner, "zero_grad"):
             break

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, Self
 from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_count, check_is_reader, order_of
 from edl_torch.client.master_api import MasterApi
-from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler, is_engine
+from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler, is_deepspeeds
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
@@ -185,7 +185,7 @@ class DataShardService:
 
         Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer,
         StaleLease when another trainer has taken the data back to a checkpoint: this one's model is not of
-        that history; AccountingError where three passes in a row were left before any batch counted.
+        that history; AccountingError where ten passes in a row were left before any batch counted.
         On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer. Where
         they have loaded no position, all of them call it before the first pass, or none.
         """
@@ -293,7 +293,7 @@ class DataShardService:
     def _check_no_engine(self, *optimizers: Any) -> None:
         """Raise InvalidArgument where gradients are DeepSpeed's, which may keep them in parts."""
         for optimizer in (*optimizers, *self._optimizers.alive()):
-            if is_engine(optimizer) or type(optimizer).__module__.startswith("deepspeed."):
+            if is_deepspeeds(optimizer):
                 raise InvalidArgument(
                     "scale_gradients() does not reach the gradients of a DeepSpeed engine: train on "
                     "prepare(engine, loader) of edl_torch.integrations.deepspeed, and leave weigh() and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
@@ -141,7 +142,7 @@ def test_gradients_of_an_engine_are_not_scaled_by_hand(loader: ElasticDataLoader
     loader.attach(engine)
     points, _ = next(iter(loader))
     engine.backward(loader.weigh(engine(points).sum()))
-    for optimizer in (engine, engine.optimizer):
+    for optimizer in (engine, engine.optimizer, SimpleNamespace(optimizer=engine)):
         with pytest.raises(InvalidArgument, match=r"prepare\(engine, loader\)"):
             loader.scale_gradients(optimizer)
 
