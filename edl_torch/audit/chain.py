@@ -84,7 +84,7 @@ class Chain:
     def _epochs_seen(self, lineage: Lineage) -> int:
         """Return epochs of an endless job that have an outcome."""
         reports = Reports.join([lineage.acknowledged, lineage.quarantined])
-        last = max(int(reports.ends.max(initial=0)), int(self._begun(lineage).ends.max(initial=0)))
+        last = max(int(reports.ends.max(initial=0)), int(self.begun(lineage).ends.max(initial=0)))
         return -(-last // self._history.spec.size)
 
     def _part(
@@ -99,7 +99,7 @@ class Chain:
         token = self._decode(lineage.token)
         question = Question(
             required=required,
-            begun=self._begun(lineage),
+            begun=self.begun(lineage),
             quarantine=self._line.quarantine(() if later is None else later.quarantine),
             remainders=self._line.slices(() if token is None else token.remainders),
             settled=settled or {},
@@ -107,8 +107,8 @@ class Chain:
         )
         return examine(self._line, lineage, question)
 
-    def _begun(self, lineage: Lineage) -> Intervals:
-        """What has an outcome before the lineage's first."""
+    def begun(self, lineage: Lineage) -> Intervals:
+        """Return what has an outcome before the lineage's first. Raises AuditError where no log says."""
         if not lineage.restored and lineage.key[1] != 1:
             raise AuditError(
                 f"no log says from which token {self._called(lineage)} began: give the audit directories of "
@@ -147,7 +147,7 @@ class Chain:
     def _taken(self, began: Lineage, visited: set[Key]) -> list[Taken]:
         """Return all who took the token that a lineage began from."""
         taken = self._history.taken.get(token_digest(began.token or ""), ())
-        return [one for one in taken if one.key not in visited and _may_precede(one, began)]
+        return [one for one in taken if one.key not in visited and may_precede(one, began)]
 
     def _told_before(self, began: Lineage, visited: set[Key]) -> list[Key]:
         before = began.key[0], began.before
@@ -176,7 +176,7 @@ class Chain:
         lineage = self._history.lineages[taken.key]
         told = lineage.acknowledged  # what loader workers fail to read may be heard at any time
         own = told.at((told.who == taken.place) & (told.settled < found.line))
-        trained = records_of(own.answered(Answer.ACCEPTED)) | self._begun(lineage)
+        trained = records_of(own.answered(Answer.ACCEPTED)) | self.begun(lineage)
         beyond = (trained - done).count
         if not beyond:
             return ""
@@ -220,8 +220,8 @@ def _unexplained(part: Part) -> str:
     return f"the token was also taken in {which}, {missing}"
 
 
-def _may_precede(taken: Taken, began: Lineage) -> bool:
-    """Whether a lineage can have begun from it: ledgers have no order, lineages of one have."""
+def may_precede(taken: Taken, began: Lineage) -> bool:
+    """Return whether a lineage can have begun from it: ledgers have no order, lineages of one have."""
     return taken.key[0] != began.key[0] or taken.key[1] < began.key[1]
 
 

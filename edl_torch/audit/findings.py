@@ -146,10 +146,9 @@ class _Names:
         size = self._line.size
         while found:
             epoch = int(found.starts[0]) // size
-            whole = Intervals.run(epoch * size, (epoch + 1) * size)
-            part = found & whole
+            part = found.between(epoch * size, (epoch + 1) * size)
             yield epoch, Intervals(part.starts - epoch * size, part.ends - epoch * size)
-            found = found - whole
+            found = found.between((epoch + 1) * size, int(found.ends[-1]))
 
     def _within_sources(self, epoch: int, start: int, end: int) -> Iterator[RecordRange]:
         """Return a run of records in the order of the sources."""

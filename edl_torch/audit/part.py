@@ -143,6 +143,12 @@ def _ways(reports: Reports, trained: Intervals) -> dict[Way, int]:
     return ways
 
 
+def all_reports(lineage: Lineage) -> Reports:
+    """Return all reports of a lineage that may have been heard, of bad records too."""
+    reports = Reports.join([lineage.acknowledged, lineage.quarantined])
+    return reports.at(reports.answers != Answer.REFUSED)
+
+
 def records_of(reports: Reports) -> Intervals:
     """Return the records that were reported, each once."""
     return covered(reports.starts, reports.ends)

@@ -41,6 +41,18 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Verdict on one dataset, and what it was found from: the sets of records that it counts."""
+
+    verdict: Verdict
+    history: History
+    chain: Chain
+    parts: Sequence[Part]  # the final one first
+    found: Findings
+    open: Intervals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Verdict on one dataset. Unless said otherwise, counts are of records in lineages of the final model.
 
@@ -117,16 +129,28 @@ def audit(
     unfinished: bool = False,
     listed: int = LISTED,
 ) -> list[Verdict]:
-    """Judge every dataset in the logs of `directories`, by name.
+    """Return the verdict on every dataset in the logs of `directories`, by name.
 
     `words` is the master's final word by dataset; where it is a function, it has a word on every dataset, and
     must say the same before and after the logs are read. With `unfinished` a record without an outcome is
     open, not lost: for a job that still runs or was stopped. Raises AuditError when the logs cannot be used.
     """
+    found = judge(directories, words=words, unfinished=unfinished, listed=listed)
+    return [judgement.verdict for judgement in found]
+
+
+def judge(
+    directories: Sequence[str | PathLike[str]],
+    *,
+    words: Words | Callable[[], Words] | None = None,
+    unfinished: bool = False,
+    listed: int = LISTED,
+) -> list[Judgement]:
+    """Return what `audit` does, and with each verdict the sets of records that it counts."""
     logs, words = _read(directories, words or {})
     found = histories(logs)
     return [
-        judge(history, words.get(history.spec.name), unfinished=unfinished, listed=listed)
+        _judge(history, words.get(history.spec.name), unfinished=unfinished, listed=listed)
         for history in found
     ]
 
@@ -151,12 +175,13 @@ def _read(
     return logs, said
 
 
-def judge(
+def _judge(
     history: History, word: FinalWord | None = None, *, unfinished: bool = False, listed: int = LISTED
-) -> Verdict:
-    """The verdict on one dataset. Raises AuditError when the logs do not reach back to its beginning."""
+) -> Judgement:
+    """Judge one dataset. Raises AuditError when the logs do not reach back to its beginning."""
     word = word or FinalWord()
-    parts = Chain(history, word).parts()
+    chain = Chain(history, word)
+    parts = chain.parts()
     final, spec = parts[0], history.spec
     excused = final.missing & _excused(history, final, word, unfinished)
     final.missing -= excused
@@ -167,7 +192,7 @@ def judge(
     named = found.named(listed)
     quarantined = sum((part.quarantined - part.begun).count for part in parts)
     ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Way}
-    left_open = excused.count + ahead.count - late.count
+    left_open = excused | (ahead - late)
     doubts = [f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt]
     verdict = Verdict(
         dataset=spec.name,
@@ -182,8 +207,8 @@ def judge(
         lost=found.count("lost"),
         doubled=found.count("doubled"),
         forgotten=found.count("forgotten"),
-        open=left_open,
-        unfinished=unfinished and left_open > 0,
+        open=left_open.count,
+        unfinished=unfinished and bool(left_open),
         rests_on={way.label: count for way, count in ways.items() if count},
         repeated=found.count("repeated"),
         returned=_all(part.returned for part in parts).count,
@@ -208,7 +233,9 @@ def judge(
     )
     wrong = verdict.doubled or verdict.forgotten or verdict.contradictions
     may_go_on = late.count if word.token is not None else verdict.lost and not unfinished
-    return replace(verdict, advice=_MAY_GO_ON) if may_go_on and not wrong else verdict
+    if may_go_on and not wrong:
+        verdict = replace(verdict, advice=_MAY_GO_ON)
+    return Judgement(verdict=verdict, history=history, chain=chain, parts=parts, found=found, open=left_open)
 
 
 def _excused(history: History, final: Part, word: FinalWord, unfinished: bool) -> Intervals:

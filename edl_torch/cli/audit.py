@@ -11,12 +11,12 @@ from pathlib import Path
 
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.findings import Finding
-from edl_torch.audit.verdict import Outcome, Verdict, audit
+from edl_torch.audit.verdict import Outcome, Verdict, judge
 from edl_torch.trainer.facts import Way
 
 _WORST_FIRST = (Outcome.REFUTED, Outcome.UNFINISHED, Outcome.INEXACT, Outcome.PROVEN)
 
-_MEANING = {
+MEANING = {
     "lost": "no outcome",
     "doubled": "more than one outcome",
     "forgotten": "confirmed, and unknown to the master",
@@ -36,13 +36,18 @@ _COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgott
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the verdict on the logs, and on the journal if one is given.
+    """Print the verdict on the logs, and on the journal if one is given; write the page if one is wanted.
 
     Returns 0: proven, 1: refuted, 2: unfinished, or unusable logs, 3: proven, inexact.
     """
     words = None if options.state is None else partial(_words, options.state)
     listed = max(0, options.list)
-    verdicts = audit(options.directories, words=words, unfinished=options.unfinished, listed=listed)
+    judgements = judge(options.directories, words=words, unfinished=options.unfinished, listed=listed)
+    if options.html is not None:
+        from edl_torch.cli.drawn.page import write_page
+
+        write_page(judgements, options.html, options.directories)
+    verdicts = [judgement.verdict for judgement in judgements]
     print(write_json(verdicts) if options.json else write_table(verdicts))
     return worst(verdicts).status
 
@@ -88,21 +93,27 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     counts = [(name, getattr(verdict, name)) for name in _COUNTS]
     yield "  " + "  ".join(f"{name} {count}" for name, count in counts if count or name != "open")
     yield f"  rolled back {verdict.rolled_back}  refused as stale {verdict.refused}"
-    rests_on = [f"{count} {_WAYS[way]}" for way, count in verdict.rests_on.items()]
-    if rests_on:
-        yield f"  acknowledged: {'; '.join(rests_on)}"
-    if verdict.judged:
-        yield "  by the logs and the master's own word"
-    if verdict.unsettled:
-        counting = "the master has heard" if verdict.judged else "nobody else has, and count as acknowledged"
-        yield f"  {verdict.unsettled} were reported without an answer; {verdict.assumed} of them {counting}"
-    yield from (f"  INEXACT: {text}" for text in _inexact(verdict))
+    yield from (f"  {text}" for text in grounds(verdict))
+    yield from (f"  INEXACT: {text}" for text in inexact(verdict))
     yield from (f"  CONTRADICTION: {text}" for text in verdict.contradictions)
-    for kind in _MEANING:
+    for kind in MEANING:
         yield from _kind(verdict, kind)
 
 
-def _inexact(verdict: Verdict) -> Iterator[str]:
+def grounds(verdict: Verdict) -> Iterator[str]:
+    """Yield what the verdict rests on."""
+    rests_on = [f"{count} {_WAYS[way]}" for way, count in verdict.rests_on.items()]
+    if rests_on:
+        yield f"acknowledged: {'; '.join(rests_on)}"
+    if verdict.judged:
+        yield "by the logs and the master's own word"
+    if verdict.unsettled:
+        counting = "the master has heard" if verdict.judged else "nobody else has, and count as acknowledged"
+        yield f"{verdict.unsettled} were reported without an answer; {verdict.assumed} of them {counting}"
+
+
+def inexact(verdict: Verdict) -> Iterator[str]:
+    """Yield what keeps the proof from being exact."""
     if verdict.repeated:
         why = {
             "given back after a loop had them": verdict.returned,
@@ -135,7 +146,7 @@ def _kind(verdict: Verdict, kind: str) -> Iterator[str]:
     found = [finding for finding in verdict.findings if finding.kind == kind]
     more = verdict.unnamed.get(kind, 0)
     if found or more:
-        yield f"  {kind}: {_MEANING[kind]}"
+        yield f"  {kind}: {MEANING[kind]}"
     yield from (f"    {_finding(finding)}" for finding in found)
     if more:
         yield f"    … and {more} more record(s)"

@@ -167,6 +167,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--json", "print JSON")
     unfinished = "the job still runs or was stopped: records without an outcome are open, not lost"
     _flag(parser, "--unfinished", unfinished)
+    _path(parser, "--html", "FILE", "draw it too, as one HTML file: lineages, epochs and wrong records")
     _number(parser, "--list", 20, "ranges of each kind to name (20)")
 
 

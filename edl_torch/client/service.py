@@ -185,7 +185,7 @@ class DataShardService:
 
         Raises TooManyBadRecords when the job has failed, MasterUnavailable when the master does not answer,
         StaleLease when another trainer has taken the data back to a checkpoint: this one's model is not of
-        that history; AccountingError where three passes in a row were left before any batch counted.
+        that history; AccountingError where ten passes in a row were left before any batch counted.
         On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer. Where
         they have loaded no position, all of them call it before the first pass, or none.
         """

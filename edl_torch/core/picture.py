@@ -43,8 +43,7 @@ def draw(
     quarantined: Iterable[Slice],
 ) -> Picture:
     """Return the picture of an epoch of which `passed` records lie before the cursor."""
-    cells = min(CELLS, plan.size)
-    edges = np.array([plan.size * i // cells for i in range(cells + 1)], np.int64)
+    edges = cell_edges(plan.size)
     waiting = np.diff(np.clip(edges, passed, None))
     counts = [_by_cell(plan, epoch, edges, slices) for slices in (lent, returned, quarantined)]
     done = np.maximum(np.diff(edges) - waiting - sum(counts), 0)
@@ -53,17 +52,27 @@ def draw(
     return Picture(epoch=epoch, **{name: tuple(column.tolist()) for name, column in columns})
 
 
-def _by_cell(plan: Plan, epoch: int, edges: IndexArray, slices: Iterable[Slice]) -> IndexArray:
-    """Return how many records of the slices lie between each two edges. No two slices overlap."""
-    rows = np.array([(s.shard, s.skip, s.limit) for s in slices if s.epoch == epoch], np.int64)
-    if not len(rows):
+def cell_edges(size: int) -> IndexArray:
+    """Return where each cell of `size` records begins, and the end of the last one."""
+    cells = min(CELLS, size)
+    return np.array([size * i // cells for i in range(cells + 1)], np.int64)
+
+
+def records_by_cell(first: IndexArray, length: IndexArray, edges: IndexArray) -> IndexArray:
+    """Return how many records of some runs lie between each two edges. The runs ascend and do not overlap."""
+    if not len(first):
         return np.zeros(len(edges) - 1, np.int64)
-    first = plan.window_bounds(epoch, rows[:, 0])[0] + rows[:, 1]
-    order = np.argsort(first)
-    first, length = first[order], rows[order, 2]
-    before = np.concatenate(([0], np.cumsum(length)))  # records of the slices before each
-    place = np.searchsorted(first, edges, side="right")  # slices that begin at the edge or before it
+    before = np.concatenate(([0], np.cumsum(length)))  # records of the runs before each
+    place = np.searchsorted(first, edges, side="right")  # runs that begin at the edge or before it
     last = np.maximum(place - 1, 0)
     inside = np.clip(edges - first[last], 0, length[last])
     reached: IndexArray = np.where(place > 0, before[last] + inside, 0)
     return np.diff(reached)
+
+
+def _by_cell(plan: Plan, epoch: int, edges: IndexArray, slices: Iterable[Slice]) -> IndexArray:
+    """Return how many records of the slices lie between each two edges. No two slices overlap."""
+    rows = np.array([(s.shard, s.skip, s.limit) for s in slices if s.epoch == epoch], np.int64).reshape(-1, 3)
+    first = plan.window_bounds(epoch, rows[:, 0])[0] + rows[:, 1]
+    order = np.argsort(first)
+    return records_by_cell(first[order], rows[order, 2], edges)

@@ -38,6 +38,9 @@ _BAD = _taker(QuarantinedRecord)
 _PICTURE = _taker(Picture)
 _MEASURES = _taker(Measures, "waiting_share", without=("waited", "stepped"))
 _HISTOGRAM = _taker(Histogram)
+_AS_IT_IS = ("session", "worker_id", "slow", "trained", "leases")
+_ROW_AS_IT_IS = attrgetter(*_AS_IT_IS)
+ROW = (*_AS_IT_IS, "pace", "idle_s", "since_progress_s", "oldest_lease_s", "state", "waiting_share")
 
 
 def _take(taker: _Taker, value: object) -> Plain:
@@ -45,16 +48,25 @@ def _take(taker: _Taker, value: object) -> Plain:
     return dict(zip(names, get(value), strict=True))
 
 
-def plain(status: MasterStatus, *, most_bad: int | None = None, histograms: bool = True) -> Plain:
-    """Return the status as values that JSON has.
+def plain(status: MasterStatus) -> Plain:
+    """Return the status as values that JSON has."""
+    return _common(status, None) | {"trainers": [_trainer(trainer) for trainer in status.trainers]}
 
-    Of each quarantine it shows `most_bad` records (None: all that the status has).
+
+def plain_frame(status: MasterStatus, most_bad: int) -> Plain:
+    """Return what the page shows of a status, of each quarantine `most_bad` records.
+
+    `trainers` are rows of the columns that `trainer_columns` names: they are most of it.
     """
+    rows = [_row(trainer) for trainer in status.trainers]
+    return _common(status, most_bad) | {"trainer_columns": ROW, "trainers": rows}
+
+
+def _common(status: MasterStatus, most_bad: int | None) -> Plain:
     return _take(_MASTER, status) | {
         "suspended": dict(status.suspended),
         "event_counts": dict(status.event_counts),
         "datasets": [_dataset(dataset, most_bad) for dataset in status.datasets],
-        "trainers": [_trainer(trainer, histograms) for trainer in status.trainers],
         "events": [_take(_EVENT, event) | {"kind": event.kind.value} for event in status.events],
         "departed": [_take(_DEPARTED, gone) for gone in status.departed],
     }
@@ -68,11 +80,22 @@ def _dataset(dataset: DatasetStatus, most_bad: int | None) -> Plain:
     }
 
 
-def _trainer(trainer: TrainerStatus, histograms: bool) -> Plain:
+def _trainer(trainer: TrainerStatus) -> Plain:
     measures: Mapping[str, Any] | None = None
     if trainer.measures is not None:
-        measures = _take(_MEASURES, trainer.measures)
-        if histograms:
-            both = {name: getattr(trainer.measures, name) for name in ("waited", "stepped")}
-            measures = {**measures, **{name: _take(_HISTOGRAM, value) for name, value in both.items()}}
+        both = {name: getattr(trainer.measures, name) for name in ("waited", "stepped")}
+        measures = _take(_MEASURES, trainer.measures) | {n: _take(_HISTOGRAM, h) for n, h in both.items()}
     return _take(_TRAINER, trainer) | {"state": trainer.state.value, "measures": measures}
+
+
+def _row(trainer: TrainerStatus) -> tuple[Any, ...]:
+    share = None if trainer.measures is None else trainer.measures.waiting_share
+    return (
+        *_ROW_AS_IT_IS(trainer),
+        round(trainer.pace, 2),
+        round(trainer.idle_s, 1),
+        round(trainer.since_progress_s, 1),
+        round(trainer.oldest_lease_s, 1),
+        trainer.state.value,
+        None if share is None else round(share, 3),
+    )

@@ -20,50 +20,54 @@ class Watching:
         self, members: Iterator[Member], ledgers: Mapping[str, ShardLedger], history: History, now: float
     ) -> None:
         self._members = tuple(members)
-        self._ledgers = ledgers
-        self._history = history
+        self._shown = {name: (ledger, history.watch(ledger, now)) for name, ledger in ledgers.items()}
         self._now = now
 
     def trainers(self) -> Iterator[TrainerStatus]:
         """Return the state of each."""
-        paces = [self._pace(member) for member in self._members]
-        judged = [self._is_judged(member) for member in self._members]
-        known = [pace for pace, is_judged in zip(paces, judged, strict=True) if is_judged]
-        least = SLOW * median(known) if len(known) > 1 else 0.0
-        for member, pace, is_judged in zip(self._members, paces, judged, strict=True):
+        seen = [(member, self._pace(member), self._is_judged(member)) for member in self._members]
+        known = [pace for _, pace, is_judged in seen if is_judged]
+        least = SLOW * median(known) if known else 0.0
+        for member, pace, is_judged in seen:
             yield self._trainer(member, pace, slow=is_judged and pace < least)
 
     def _trainer(self, member: Member, pace: float, *, slow: bool) -> TrainerStatus:
-        ledgers = [self._ledgers[name] for name in member.datasets]
+        session, now = member.session, self._now
+        leased = trained = leases = 0
+        oldest_lease_s = 0.0
+        for name in member.datasets:
+            ledger, watch = self._shown[name]
+            trained += ledger.trained_by(session)
+            held = tuple(ledger.leases.of(session))
+            if held:
+                leases += len(held)
+                leased += sum([lease.open_records for lease in held])
+                oldest_lease_s = max(oldest_lease_s, watch.age(min([lease.task for lease in held]), now))
         return TrainerStatus(
-            session=member.session,
+            session=session,
             worker_id=member.worker_id,
             datasets=tuple(sorted(member.datasets)),
-            leased=sum(ledger.held_by(member.session) for ledger in ledgers),
-            idle_s=max(0.0, self._now - member.seen),
-            since_progress_s=max(0.0, self._now - member.progressed),
+            leased=leased,
+            idle_s=max(0.0, now - member.seen),
+            since_progress_s=max(0.0, now - member.progressed),
             state=_state(member),
             pace=pace,
             slow=slow,
-            trained=sum(ledger.trained_by(member.session) for ledger in ledgers),
-            leases=sum(ledger.leases.held(member.session) for ledger in ledgers),
-            oldest_lease_s=max((self._age(ledger, member) for ledger in ledgers), default=0.0),
+            trained=trained,
+            leases=leases,
+            oldest_lease_s=oldest_lease_s,
             measures=member.measures,
         )
 
     def _pace(self, member: Member) -> float:
-        now = self._now
-        watches = (self._history.watch(self._ledgers[name], now) for name in member.datasets)
-        return sum(watch.pace(member.session, member.since, now) for watch in watches)
+        watches = [self._shown[name][1] for name in member.datasets]
+        return sum([watch.pace(member.session, member.since, self._now) for watch in watches])
 
     def _is_judged(self, member: Member) -> bool:
         """Return whether its pace says something: it has had time, and holds records."""
-        held = any(self._ledgers[name].holds(member.session) for name in member.datasets)
-        return held and self._now - member.since >= WINDOW_S
-
-    def _age(self, ledger: ShardLedger, member: Member) -> float:
-        task = min((lease.task for lease in ledger.leases.of(member.session)), default=None)
-        return 0.0 if task is None else self._history.watch(ledger, self._now).age(task, self._now)
+        if self._now - member.since < WINDOW_S:
+            return False
+        return any(self._shown[name][0].holds(member.session) for name in member.datasets)
 
 
 def _state(member: Member) -> TrainerState:

@@ -75,7 +75,7 @@ class GeneratorStates:
         return (
             isinstance(other, GeneratorStates)
             and self._python == other._python
-            and _same(self._numpy, other._numpy)
+            and all(map(np.array_equal, self._numpy, other._numpy))
             and torch.equal(self._torch, other._torch)
         )
 
@@ -86,17 +86,6 @@ class GeneratorStates:
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Whether two states of numpy are equal: tuples and dicts with arrays in them."""
-    if isinstance(left, np.ndarray):
-        return np.array_equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
-    if isinstance(left, tuple):
-        return len(left) == len(right) and all(map(_same, left, right))
-    return bool(left == right)
 
 
 def _seed(seed: int) -> None:

@@ -23,11 +23,12 @@ class Stopwatch:
 
     __slots__ = ("_asked_at", "_clock", "_for_ranks_s", "_handed_at", "_measuring")
 
+    _asked_at: float
+    _for_ranks_s: float  # since then
+
     def __init__(self, measuring: Measuring, clock: Callable[[], float] = time.perf_counter) -> None:
         self._measuring = measuring
         self._clock = clock
-        self._asked_at = 0.0
-        self._for_ranks_s = 0.0
         self._handed_at: float | None = None  # None: the loop has no batch in hand
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from edl_torch.errors import AccountingError
 from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.state import State
 
-VAIN_PASSES = 3  # so many in a row that gave back all that they had
+VAIN_PASSES = 10  # in a row that gave back all that they had: a loop may try again after errors
 
 
 class LoopWarnings:

@@ -81,8 +81,11 @@ def run(master: Master, output: Path, *, quiet: bool, arguments: Sequence[str]) 
     if status:
         print(job.last_words, file=sys.stderr)
         return status
-    say("Each rank wrote down what it trained on. The audit judges that, with the master's journal:")
-    return edl_torch(["audit", str(output / "audit"), "--state", str(output / "journal")])
+    page = output / "audit.html"
+    say("Each rank wrote down what it trained on. The audit judges that, with the master's journal.")
+    say(f"What it finds is drawn in {page}, and in short:")
+    judged = ("--state", str(output / "journal"), "--html", str(page))
+    return edl_torch(["audit", str(output / "audit"), *judged])
 
 
 def kill_rank(master: Master, job: Job) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+from statuses import dataset_status, master_status, trainer_status
+
 from edl_torch.cli.figures import epoch_of
 from edl_torch.cli.status import as_json, as_table
-from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
+from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.measures import Histogram, Measures
-from edl_torch.shard import TaskType
 
 
 def bad(index: int, epoch: int, reason: str) -> QuarantinedRecord:
@@ -16,22 +17,8 @@ def bad(index: int, epoch: int, reason: str) -> QuarantinedRecord:
 
 
 def table_of(*quarantine: QuarantinedRecord) -> list[str]:
-    names = ("shards", "shards_left", "todo", "leased", "leases", "acknowledged", "dropped")
-    dataset = DatasetStatus(
-        dataset="training",
-        ledger="l",
-        lineage=1,
-        task_type=TaskType.TRAINING,
-        epoch=0,
-        num_epochs=9,
-        size=100,
-        quarantined=len(quarantine),
-        finished=False,
-        trainers=0,
-        quarantine=quarantine,
-        **dict.fromkeys(names, 0),
-    )
-    return as_table(MasterStatus(ledger="l", durable=False, datasets=(dataset,), trainers=())).splitlines()
+    dataset = dataset_status(num_epochs=9, size=100, quarantined=len(quarantine), quarantine=quarantine)
+    return as_table(master_status(datasets=(dataset,))).splitlines()
 
 
 def test_a_bad_record_has_one_line_whatever_epochs_met_it() -> None:
@@ -63,11 +50,8 @@ def test_a_long_quarantine_says_how_many_records_are_not_shown() -> None:
 
 def test_json_has_what_each_trainer_measured_and_the_share_of_waiting() -> None:
     measured = Measures(batches=2, waited=Histogram(sum_s=1.0), stepped=Histogram(sum_s=3.0))
-    trainers = tuple(
-        TrainerStatus(session="s", worker_id="w", datasets=(), leased=0, idle_s=0.0, measures=measures)
-        for measures in (measured, None)
-    )
-    status = MasterStatus(ledger="l", durable=False, datasets=(), trainers=trainers)
+    trainers = tuple(trainer_status(measures=measures) for measures in (measured, None))
+    status = master_status(trainers=trainers)
     first, second = (trainer["measures"] for trainer in json.loads(as_json(status))["trainers"])
     assert (first["batches"], first["waited"]["sum_s"], first["waiting_share"]) == (2, 1.0, 0.25)
     assert second is None

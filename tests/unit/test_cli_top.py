@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("rich")
 from rich.console import Console
+from statuses import dataset_status, master_status, trainer_status
 
 from edl_torch.cli import top
 from edl_torch.cli.figures import duration, percent, rate, share
-from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
+from edl_torch.core.calls import MasterStatus, TrainerState
 from edl_torch.core.events import Event, EventKind
 from edl_torch.core.picture import Picture
-from edl_torch.shard import TaskType
 
 
 def drawn(status: MasterStatus, width: int = 100, height: int = 40) -> str:
@@ -24,34 +24,14 @@ def drawn(status: MasterStatus, width: int = 100, height: int = 40) -> str:
 
 
 def status(**fields: object) -> MasterStatus:
-    counts = dict.fromkeys(("shards", "shards_left", "leases", "dropped"), 1)
     picture = Picture(epoch=0, waiting=(0, 5), lent=(0, 0), done=(5, 0), returned=(0, 0), quarantined=(0, 0))
-    dataset = DatasetStatus(
-        dataset="training",
-        ledger="l",
-        lineage=1,
-        task_type=TaskType.TRAINING,
-        epoch=0,
-        num_epochs=2,
-        size=10,
-        todo=5,
-        leased=0,
-        acknowledged=5,
-        quarantined=0,
-        finished=False,
-        trainers=1,
-        rate=2.5,
-        returned_records=3,
-        picture=picture,
-        **counts,
-    )
-    one = TrainerStatus(session="s", worker_id="w\x1b[31m", datasets=(), leased=0, idle_s=1.0, pace=2.5)
-    gone = TrainerStatus(
-        session="t", worker_id="v", datasets=(), leased=0, idle_s=1.0, state=TrainerState.STREAM_GONE
-    )
+    counts = {"todo": 5, "acknowledged": 5, "dropped": 1, "trainers": 1, "returned_records": 3}
+    dataset = dataset_status(rate=2.5, picture=picture, **counts)
+    one = trainer_status("w\x1b[31m", pace=2.5)
+    gone = trainer_status("v", state=TrainerState.STREAM_GONE)
     event = Event(number=1, at=0.0, kind=EventKind.DIED, worker_id="u", text="why")
     given = {"datasets": (dataset,), "trainers": (one, gone), "events": (event,), **fields}
-    return MasterStatus(ledger="l", durable=True, **given)
+    return master_status(**given)
 
 
 def test_it_shows_datasets_trainers_and_events() -> None:
@@ -81,9 +61,7 @@ def test_the_bar_is_readable_without_colour() -> None:
 
 
 def test_many_trainers_are_cut_to_the_screen() -> None:
-    many = tuple(
-        TrainerStatus(session=str(i), worker_id=str(i), datasets=(), leased=0, idle_s=0.0) for i in range(99)
-    )
+    many = tuple(trainer_status(str(i)) for i in range(99))
     text = drawn(status(trainers=many), height=30)
     assert len(text.splitlines()) <= 30
     assert "and 9" in text or "and 8" in text

@@ -7,9 +7,7 @@ nobody does.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import ipaddress
 import json
 import logging
@@ -22,9 +20,10 @@ from importlib import resources
 from aiohttp import web
 
 from edl_torch.core.calls import MasterStatus
-from edl_torch.core.plain import plain
+from edl_torch.core.plain import plain, plain_frame
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
+from edl_torch.master.web.document import hashes, with_style
 from edl_torch.master.web.metrics import CONTENT_TYPE, exposition
 from edl_torch.rpc.credentials import ServerCredentials
 from edl_torch.system.address import HostPort, is_loopback_name
@@ -33,7 +32,7 @@ log = logging.getLogger("edl_torch.master")
 
 REFRESH_S = 1.0
 LOOK_S = 0.2  # for new events
-SHARE = 0.01  # of the time that making statuses may take
+SHARE = 0.008  # of the time that making statuses may take: with sending them to ten viewers a hundredth
 MOST_VIEWERS = 200
 PATIENCE_S = 30.0  # with a viewer that does not read
 MOST_BAD = 100
@@ -46,15 +45,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @cache
 def page() -> tuple[bytes, str]:
     """Return the page, and the policy that lets it run its own script and style alone."""
-    text = resources.files("edl_torch.master.web").joinpath("page.html").read_text("utf-8")
-
-    def hashes(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.S)
-        digests = [hashlib.sha256(body.encode()).digest() for body in found]
-        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-
+    text = with_style(resources.files("edl_torch.master.web").joinpath("page.html").read_text("utf-8"))
     policy = (
-        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
+        f"default-src 'none'; script-src {hashes(text, 'script')}; style-src {hashes(text, 'style')}; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return text.encode(), policy
@@ -97,7 +90,7 @@ class Frames:
     def _make(self) -> float:
         """Make a frame. Returns how long to pause, so that the work stays within its share of the time."""
         begun = time.perf_counter()
-        value = plain(self._status(), most_bad=MOST_BAD, histograms=False)
+        value = plain_frame(self._status(), MOST_BAD)
         self._frame = b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
         self._number += 1
         return (time.perf_counter() - begun) / SHARE

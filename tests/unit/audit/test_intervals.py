@@ -67,3 +67,11 @@ def test_numbers_near_the_largest_are_exact():
     top = 2**63 - 1
     found = Intervals.run(top - 10, top) - Intervals.run(top - 5, top - 4)
     assert list(found) == [(top - 10, top - 5), (top - 4, top)]
+
+
+@given(runs, st.integers(-2, 40), st.integers(-2, 40))
+def test_what_lies_between_two_numbers(pairs, low, high):
+    records = covered(*arrays(pairs))
+    found = records.between(low, high)
+    check_form(found)
+    assert numbers(found) == {number for number in numbers(records) if low <= number < high}

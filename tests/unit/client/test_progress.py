@@ -4,30 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl_torch.client.progress import Progress
-from edl_torch.core.calls import DatasetStatus
-from edl_torch.core.measures import Histogram, Measures
-from edl_torch.shard import TaskType
+from statuses import dataset_status
 
-STATUS = DatasetStatus(
-    dataset="d",
-    ledger="l",
-    lineage=1,
-    task_type=TaskType.TRAINING,
-    epoch=0,
-    num_epochs=2,
-    size=500,
-    shards=10,
-    shards_left=10,
-    todo=500,
-    leased=0,
-    leases=0,
-    acknowledged=0,
-    quarantined=0,
-    dropped=0,
-    finished=False,
-    trainers=3,
-)
+from edl_torch.client.progress import Progress
+from edl_torch.core.measures import Histogram, Measures
+
+STATUS = dataset_status("d", size=500, shards=10, trainers=3)
 MEASURES = Measures(batches=5, waited=Histogram(sum_s=1.0), stepped=Histogram(sum_s=3.0))
 
 

@@ -10,7 +10,7 @@ from dispatcher_kit import Trainer, first_of, whole
 from edl_torch.core.calls import DatasetStatus, Failure, GiveBack, Registration, TrainerState, TrainerStatus
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.events import NAME_CHARS, EventKind
-from edl_torch.core.history import DEPARTED, EVENTS
+from edl_torch.core.history import DEPARTED, EVENTS, History
 from edl_torch.shard import Source
 
 BIG = Registration(name="training", sources=(Source(name="a", count=10_000),), records_per_shard=8)
@@ -180,6 +180,40 @@ def test_who_trains_at_less_than_half_of_the_median_is_slow() -> None:
     assert [job.seen(name).slow for name in "abc"] == [False, False, True]
 
 
+def test_who_holds_nothing_or_has_just_come_is_not_slow() -> None:
+    job = Job("a", "b", "c", "idle")
+    for second in range(30):
+        job.at(float(second))
+        for name, leases in (("a", 4), ("b", 4), ("c", 2)):
+            job.train(name, leases)
+    late = job.trainers["late"] = Trainer(job.dispatcher, "late", now=29.0)
+    late.register(BIG)
+    job.at(38.9)
+    for name in ("a", "b", "c", "late"):
+        first_of(job.trainers[name])
+    assert [job.seen(name).slow for name in ("a", "c", "idle", "late")] == [False, False, False, False]
+    job.at(39.0)
+    assert job.seen("late").slow
+
+
+def test_one_alone_is_not_slow() -> None:
+    job = Job("a")
+    first_of(job.trainers["a"])
+    job.at(20.0)
+    assert (job.seen("a").pace, job.seen("a").slow) == (0.0, False)
+
+
+def test_a_trainer_is_seen_with_what_it_does() -> None:
+    job = Job("a")
+    job.at(3.0)
+    job.train("a", 2)
+    first_of(job.trainers["a"])
+    job.at(8.0)
+    seen = job.seen("a")
+    assert (seen.datasets, seen.leased, seen.leases, seen.trained) == (("training",), 8, 1, 16)
+    assert (seen.idle_s, seen.since_progress_s) == (5.0, 5.0)
+
+
 def test_a_lease_has_an_age_to_a_second() -> None:
     job = Job("a", "b")
     for second in range(30):
@@ -226,6 +260,57 @@ def test_bad_records_and_checkpoints_that_repeat_are_one_event() -> None:
     assert job.dataset.checkpoints == 3
 
 
+def test_what_repeats_late_or_elsewhere_is_an_event_of_its_own() -> None:
+    history = History()
+    for now, dataset in ((0.0, "a"), (59.9, "a"), (119.8, "a"), (179.8, "a"), (180.0, "b"), (181.0, "a")):
+        history.add(EventKind.CHECKPOINT, now, dataset=dataset)
+    history.add(EventKind.JOINED, 181.0, dataset="a")
+    history.add(EventKind.JOINED, 181.0, dataset="a")
+    assert [event.count for event in history.events] == [3, 1, 1, 1, 1, 1]
+    assert history.latest == 8
+
+
+def test_an_endless_job_counts_its_epochs() -> None:
+    registration = Registration(name="training", sources=(Source(name="a", count=8),), num_epochs=0)
+    job = Job("a", registration=registration)
+    while job.dataset.acknowledged < 20:
+        job.train("a")
+    assert job.lines[-2:] == ["training: epoch 1 over", "training: epoch 2 over"]
+
+
+def test_a_look_tells_whether_any_dataset_is_elsewhere() -> None:
+    registration = Registration(name="training", sources=(Source(name="a", count=8),), num_epochs=2)
+    job = Job("a", registration=registration)
+    looks = [job.dispatcher.look(0.0), job.dispatcher.look(0.0)]
+    while job.dispatcher.dataset_status("training").acknowledged < 8:
+        job.train("a")
+        looks.append(job.dispatcher.look(0.0))
+    job.dispatcher.go_back("training", None)
+    looks += [job.dispatcher.look(0.0), job.dispatcher.look(0.0)]
+    assert looks == [True, False, False, True, True, False]
+
+
+def test_the_master_starts_once_whatever_its_clock_is_set_to() -> None:
+    job = Job()
+    job.dispatcher.history.set_wall(10.0, 2000.0)
+    status = job.dispatcher.status(11.0)
+    assert (status.started_at, status.time) == (1000.0, 2001.0)
+    assert job.lines == ["the master started"]
+
+
+def test_a_picture_of_much_is_drawn_anew_when_that_has_paid_for_itself() -> None:
+    job = Job("a")
+    ledger = job.dispatcher.find_ledger("training")
+    assert ledger is not None
+    watch = job.dispatcher.history.watch(ledger, 0.0)
+    assert watch.picture(1.0) is not watch.picture(1.0)
+    assert len(job.trainers["a"].lease(count=1200).grants) == 1200
+    drawn = watch.picture(1.0)  # 200 slices more than are drawn at once, of 2,000 a second
+    assert watch.picture(1.09) is drawn
+    assert watch.picture(1.11) is not drawn
+    assert watch.picture(0.5) is not watch.picture(0.4)
+
+
 def test_a_restore_is_an_event_and_begins_the_rates_anew() -> None:
     job = Job("a")
     job.at(1.0)
@@ -243,6 +328,13 @@ def test_a_suspension_is_an_event() -> None:
     job.dispatcher.rollback.suspend("the disk lies")
     job.dispatcher.look(1.0)
     assert any(line.startswith("training suspended: ") for line in job.lines)
+    job.dispatcher.look(2.0)
+    assert job.dispatcher.history.counts[EventKind.SUSPENDED] == 1
+    job.dispatcher.go_back("training", None)
+    job.dispatcher.look(3.0)
+    job.dispatcher.rollback.suspend("again")
+    job.dispatcher.look(4.0)
+    assert job.dispatcher.history.counts[EventKind.SUSPENDED] == 2
 
 
 def test_all_of_it_is_bounded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -260,6 +261,23 @@ def test_a_superseded_trainer_leaves_no_checkpoint(tmp_path: Path, new_job: NewJ
                 job.save(tmp_path)
             break
     assert [name for name in os.listdir(tmp_path) if not name.endswith(".partial")] == ["00000001"]
+
+
+def test_files_that_somebody_removes_meanwhile_are_no_other_incarnations(
+    tmp_path: Path, new_job: NewJob
+) -> None:
+    job = new_job()
+    job.save(tmp_path)
+
+    def remove() -> None:
+        for half in tmp_path.glob("*.partial"):
+            shutil.rmtree(half)
+
+    job.model = SavesItself(1, 1)
+    job.optimizer = torch.optim.Adam(job.model.parameters(), lr=0.01)
+    job.model.act = remove
+    with pytest.raises(CheckpointError, match=r"00000002\..*cannot be written: "):
+        job.save(tmp_path)
 
 
 def test_a_trainer_that_is_superseded_while_it_saves_leaves_no_checkpoint(

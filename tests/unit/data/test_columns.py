@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -66,10 +67,12 @@ class Texts(Columns):
         return [str(number) for number in numbers.tolist()]
 
 
-def planned(*, shuffle: bool = False, in_shard: bool = False, window: int = 1) -> Plan:
+def planned(
+    *, shuffle: bool = False, in_shard: bool = False, window: int = 1, counts: Mapping[str, int] = COUNTS
+) -> Plan:
     spec = DatasetSpec(
         name="d",
-        sources=tuple(Source(name=name, count=count) for name, count in COUNTS.items()),
+        sources=tuple(Source(name=name, count=count) for name, count in counts.items()),
         records_per_shard=6,
         seed=3,
         shuffle=shuffle,
@@ -160,13 +163,17 @@ def test_scattered_records_of_several_batches_are_read_at_once() -> None:
     assert len(sizes) <= 4
 
 
-def test_no_more_is_read_at_once_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("batches_that_fit", "read_at_once"),
+    [(0, [1] * 40), (1, [1] * 40), (3, [1] + [3] * 13), (99, [1, 16, 16, 7])],
+)
+def test_no_more_is_read_at_once_than_fits(
+    batches_that_fit: int, read_at_once: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = Columns()
-    monkeypatch.setattr(columns, "_MOST_BYTES", 2 * SIZE * 8)
-    read(reader, PLANS["windows"])
-    read_at_once = [len(asked) for asked in reader.asked]
-    assert max(read_at_once) <= 2 * SIZE
-    assert len(read_at_once) > 4
+    monkeypatch.setattr(columns, "_MOST_BYTES", batches_that_fit * 8)
+    read(reader, planned(in_shard=True, window=8, counts={"a": 40}), size=1)
+    assert [len(asked) for asked in reader.asked] == read_at_once
 
 
 def test_records_that_lie_together_are_read_a_batch_at_a_time() -> None:

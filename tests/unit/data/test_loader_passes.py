@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
+import time
 import warnings
+from typing import Any
 
 import pytest
 from loader_kit import all_records, elastic, flat, take, trainer
 
-from edl_torch.errors import ConcurrentIteration, ServiceClosed
-from edl_torch.testing import FakeMaster
+from edl_torch.data.loader_pass import in_own_words
+from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, ServiceClosed
+from edl_torch.testing import FakeMaster, wait_until
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -124,3 +129,93 @@ def test_more_workers_than_shards() -> None:
         with trainer(FakeMaster(), {"a": 3}) as (service, dataset):
             assert flat(take(iter(elastic(dataset, num_workers=3)), 10)) == [0, 1, 2]
             assert service.finished
+
+
+def test_a_loop_whose_service_is_closed_is_told_once() -> None:
+    with trainer(FakeMaster()) as (service, dataset):
+        batches = iter(elastic(dataset))
+        next(batches)
+        service.close()
+        with pytest.raises(ServiceClosed, match="was closed while its loader was being iterated"):
+            next(batches)
+        assert list(batches) == []
+
+
+def test_an_iterator_is_none_of_a_forked_childs() -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        batches = iter(elastic(dataset))
+        next(batches)
+        batches._pid -= 1  # as a child finds it
+        with pytest.raises(ServiceClosed, match="belongs to the process that this one was forked from"):
+            next(batches)
+        batches._pid += 1
+        assert len(next(batches)) == 4
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_threads_that_read_change_nothing_that_a_loop_sees(threads: int | None) -> None:
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=2) as (_, dataset):
+        loader = elastic(dataset, num_threads=threads)
+        runs = [take(iter(loader), 100) for _ in range(2)]
+        left = iter(loader)
+        assert list(left) == []
+    assert [flat(run) for run in runs] == [all_records()] * 2
+    fake.outcomes["training"].check_complete(2)
+
+
+def test_a_loop_that_is_left_ends_the_threads_that_read() -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = elastic(dataset, num_threads=2)
+        batches = iter(loader)
+        next(batches)
+        assert any(thread.name.startswith("edl-read") for thread in threading.enumerate())
+        loader.close()
+        assert not any(thread.name.startswith("edl-read") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("arguments", "ahead"), [({}, 2), ({"prefetch_factor": 3}, 3)])
+def test_threads_are_two_batches_ahead_unless_told_otherwise(arguments: Any, ahead: int) -> None:
+    read: list[int] = []
+
+    def transform(number: int) -> int:
+        read.append(number)
+        return number
+
+    with trainer(FakeMaster(), dataset={"transform": transform}) as (_, dataset):
+        batches = iter(elastic(dataset, num_threads=2, **arguments))
+        next(batches)
+        wait_until(lambda: len(read) >= 4 * (1 + ahead), timeout_s=10)
+        time.sleep(0.02)
+        assert len(read) == 4 * (1 + ahead)
+
+
+class Own(EdlError):
+    """An error of ours."""
+
+
+def test_an_error_that_a_worker_raised_is_said_in_its_own_words() -> None:
+    text = f"Caught Own in DataLoader worker process 0.\nTraceback:\n  …\n{__name__}.Own: no such  \n"
+    own = in_own_words(Own(text))
+    assert type(own) is Own
+    assert str(own) == "no such"
+    for other in (Own("no such"), Own(f"\n{__name__}.Own: no such"), Own("Caught it"), ValueError(text)):
+        assert in_own_words(other) is None
+
+
+def end_at_seven(number: int) -> int:
+    if number == 7:
+        os._exit(3)
+    return number
+
+
+def test_a_worker_that_dies_names_its_records_and_they_are_read_again() -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 12}, dataset={"transform": end_at_seven}) as (service, dataset):
+        loader = elastic(dataset, num_workers=1)
+        with pytest.raises(LoaderWorkerDied, match=r"worker 0 was at .*a.*Nothing was put in quarantine"):
+            list(loader)
+        dataset.transform = None
+        assert {7} < set(flat(take(iter(loader), 100)))
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch.distributed as dist
 
+from edl_torch.data import gloo
 from edl_torch.data.gloo import _own_address
 
 
@@ -30,6 +31,14 @@ def test_it_leads_to_the_store(
         monkeypatch.setenv(name, value)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert _own_address(dist.PrefixStore("a", dist.PrefixStore("b", store))) == host
+
+
+def test_a_store_to_which_there_is_no_way_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(host: str, port: int) -> str:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(gloo, "address_towards", unreachable)
+    assert _own_address(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)) is None
 
 
 def test_a_store_that_is_no_place_leads_nowhere() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from edl_torch.data.seeding import Generators, record_seeds
+from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.shard import Indices
 
 GOLDEN = [16728935973979473641, 13270957580276315052, 18376105204524043862]
@@ -83,3 +85,24 @@ def test_generators_are_put_back_when_a_transform_raises() -> None:
     with pytest.raises(ValueError, match="x"):
         Generators(after_each=True).seeded(fail)("x", 1)
     assert state() == before
+
+
+@pytest.mark.parametrize("after_each", [True, False])
+def test_a_worker_puts_back_generators_when_its_trainer_would(after_each: bool) -> None:
+    before = state()
+    generators = pickle.loads(pickle.dumps(Generators(after_each=after_each)))
+    generators.seeded(draw)("x", 1)
+    assert (state() == before) is after_each
+    generators.put_back()
+    assert state() == before
+
+
+@pytest.mark.parametrize("draw_one", [random.random, np.random.rand, np.random.randn, lambda: torch.rand(1)])
+def test_states_are_equal_until_somebody_draws(draw_one: Callable[[], object]) -> None:
+    states = GeneratorStates()
+    assert states == GeneratorStates()
+    assert states != state()
+    draw_one()
+    assert states != GeneratorStates()
+    states.restore()
+    assert states == GeneratorStates()

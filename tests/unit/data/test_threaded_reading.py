@@ -213,6 +213,11 @@ PLANS = {
 }
 
 
+def reciprocal(number: int) -> float:
+    """There is none of 0, nor of 1000 here."""
+    return 1 / (number % 1000)
+
+
 @settings(max_examples=60)
 @given(
     order=st.sampled_from(list(PLANS)),
@@ -223,7 +228,7 @@ PLANS = {
     threads=st.integers(1, 4),
     ahead=st.integers(1, 3),
     collates=st.booleans(),
-    transforms=st.sampled_from([None, float]),
+    transforms=st.sampled_from([None, float, reciprocal]),
 )
 def test_batches_tickets_and_quarantine_are_those_of_one_thread(
     order: str, kind: Any, bad: set[int], slow: set[int], transforms: Any, **options: Any
@@ -255,6 +260,32 @@ def test_an_error_is_raised_in_its_turn_and_names_the_record(kind: Any, bad: int
     assert bad in before[len(seen)] or bad == 1008
     assert none_is_left()
     assert list(reading) == []
+
+
+@pytest.mark.parametrize("where", ["read", "transform"])
+def test_ctrl_c_in_a_thread_reaches_the_loop(where: str) -> None:
+    def interrupt(number: int) -> int:
+        if number == 5 and where == "transform":
+            raise KeyboardInterrupt
+        return number
+
+    class Interrupted(Safe):
+        def read_record(self, name: str, index: int) -> int:
+            if index == 5 and where == "read":
+                raise KeyboardInterrupt
+            return super().read_record(name, index)
+
+    reading = in_threads(Interrupted(), planned(), 3, Book(quarantines=True), interrupt)
+    assert next(reading) == [0, 1, 2]
+    with pytest.raises(KeyboardInterrupt):
+        next(reading)
+    assert none_is_left()
+
+
+def test_without_leases_there_is_nothing_to_seed() -> None:
+    generators = Generators(after_each=False)
+    book = Book(quarantines=False)
+    assert list(in_threads(Safe(), planned(), 3, book, float, generators, grants=iter(()))) == []
 
 
 def test_a_reader_that_ends_early_is_named_as_by_one_thread() -> None:

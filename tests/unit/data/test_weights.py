@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from edl_torch.data import windows
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed
 from edl_torch.testing import ThreadPeers
@@ -184,6 +185,15 @@ def test_a_batch_that_was_taken_out_does_not_count() -> None:
     assert weights.own == 8
     weights.scale(optimizer)
     assert p.grad == 1.0
+
+
+def test_a_long_window_counts_all_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_REMEMBERED", 2)
+    weights, p = Weights(), parameter()
+    for own in (2, 4, 6, 8, 10):
+        train(weights, own, 3.0, p)
+    weights.scale(sgd(p))
+    assert p.grad == 3.0
 
 
 def test_gradients_that_were_thrown_away_do_not_count() -> None:

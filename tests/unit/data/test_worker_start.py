@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import get_context, get_start_method, resource_tracker
 from types import SimpleNamespace
@@ -75,20 +80,44 @@ def test_a_program_that_holds_the_signal_back_goes_on_to_do_so() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="signals")
-def test_a_worker_is_deaf_once_it_has_started() -> None:
+@pytest.fixture
+def started() -> Iterator[list[int]]:
+    """What the user's function was called with, in a worker that has started with the signal held back."""
     handler = signal.getsignal(signal.SIGTERM)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     numbers: list[int] = []
-    try:
-        WorkerStart(numbers.append)(3)
-        assert not is_blocked()
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        atexit.unregister(_ignore)
-    assert numbers == [3]
+    WorkerStart(numbers.append)(3)
+    yield numbers
+    signal.signal(signal.SIGTERM, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    atexit.unregister(_ignore)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals")
+def test_a_worker_is_deaf_once_it_has_started(started: list[int]) -> None:
+    assert started == [3]
+    assert not is_blocked()
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals")
+def test_the_signal_interrupts_no_system_call_of_a_workers_libraries(started: list[int]) -> None:
+    ours, theirs = os.pipe()
+    main = threading.get_ident()
+
+    def disturb() -> None:
+        time.sleep(0.05)
+        signal.pthread_kill(main, signal.SIGTERM)
+        time.sleep(0.02)
+        os.write(theirs, b"x")
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    found = ctypes.create_string_buffer(1)
+    assert ctypes.CDLL(None).read(ours, found, 1) == 1  # Python's own `read` would begin anew
+    thread.join()
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_torchs_last_resort_for_workers_is_to_kill_them() -> None:

@@ -45,10 +45,12 @@ def test_a_rank_and_the_master_are_killed_and_the_result_is_proven(tmp_path: Pat
         r"edl-torch master --addr \S+ --state \S+",
         f"delivered {RECORDS} of {RECORDS} annotations, each once",
         "captions.png",
+        r"drawn in \S+audit.html",
         "PROVEN",
     ]
     assert re.search(".*".join(story), done.stdout, re.S), done.stdout
     assert f"acknowledged {RECORDS} " in done.stdout
+    assert "✓ PROVEN" in (tmp_path / "audit.html").read_text("utf-8")
     assert (tmp_path / "captions.png").stat().st_size > 1000
     assert json.loads((tmp_path / "metrics.json").read_text())["deliveries"]["repeated"] == 0
 

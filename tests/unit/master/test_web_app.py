@@ -155,6 +155,22 @@ async def test_a_death_is_in_the_stream_at_once(calls, monkeypatch) -> None:
 
 
 @on_loop
+async def test_a_frame_has_a_short_row_for_each_trainer_that_says_what_the_status_says(calls) -> None:
+    async with Site() as site, site.stream() as content:
+        await frame(content)
+        site.host.register(calls.register("a"))
+        value = await frame(content)
+        status = json.loads((await site.get("/api/status"))[2])
+    (row,) = value["trainers"]
+    found, (said,) = dict(zip(value["trainer_columns"], row, strict=True)), status["trainers"]
+    assert found.pop("waiting_share") is None  # nothing was measured yet
+    assert set(found) == set(said) - {"datasets", "leased", "measures"}
+    for name in ("session", "worker_id", "state", "slow", "trained", "leases"):
+        assert found[name] == said[name]
+    assert len(json.dumps(row)) < 120 + len(found["session"]) + len(found["worker_id"])
+
+
+@on_loop
 async def test_all_viewers_share_one_status(monkeypatch) -> None:
     monkeypatch.setattr(app, "REFRESH_S", 0.05)
     async with Site() as site:

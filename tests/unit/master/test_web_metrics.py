@@ -11,34 +11,25 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
+from statuses import dataset_status, master_status, trainer_status
 
-from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
+from edl_torch.core.calls import DatasetStatus, TrainerState
 from edl_torch.core.measures import BUCKETS, Histogram, Measures
 from edl_torch.master.web import dashboard
 from edl_torch.master.web.metrics import LABEL_CHARS, MOST, MOST_DATASETS, OTHERS, exposition
 from edl_torch.master.web.names import METRICS, Kind
-from edl_torch.shard import TaskType
 
 ROOT = Path(__file__).parents[3]
 NASTY = 'a"b\\c\nd\x1b[31m<script>'
 
 
 def dataset(name: str = "training", **fields: Any) -> DatasetStatus:
-    counts = dict.fromkeys(("shards", "shards_left", "todo", "leased", "leases", "quarantined", "dropped"), 0)
-    given = {"epoch": 0, "num_epochs": 2, "size": 10, "acknowledged": 5, "finished": False, "trainers": 1}
-    return DatasetStatus(
-        dataset=name, ledger="l", lineage=1, task_type=TaskType.TRAINING, **(counts | given | fields)
-    )
-
-
-def trainer(name: str = "w", **fields: Any) -> TrainerStatus:
-    return TrainerStatus(session=f"s-{name}", worker_id=name, datasets=(), leased=0, idle_s=1.0, **fields)
+    return dataset_status(name, **({"acknowledged": 5, "trainers": 1} | fields))
 
 
 def samples(**fields: Any) -> dict[tuple[str, ...], float]:
     """What Prometheus reads: by name and values of labels."""
-    status = MasterStatus(**({"ledger": "l", "durable": True, "datasets": (), "trainers": ()} | fields))
-    families = text_string_to_metric_families(exposition(status).decode())
+    families = text_string_to_metric_families(exposition(master_status(**fields)).decode())
     order = {label: place for metric in METRICS for place, label in enumerate((*metric.labels, "le"))}
     return {
         (s.name, *(s.labels[label] for label in sorted(s.labels, key=order.__getitem__))): s.value
@@ -49,11 +40,9 @@ def samples(**fields: Any) -> dict[tuple[str, ...], float]:
 
 def test_each_metric_is_of_its_kind_and_described() -> None:
     waited = Histogram(counts=(1,) * BUCKETS, sum_s=3.0)
-    status = MasterStatus(
-        ledger="l",
-        durable=True,
+    status = master_status(
         datasets=(dataset(rate=1.0),),
-        trainers=(trainer(measures=Measures(waited=waited, stepped=waited)),),
+        trainers=(trainer_status(measures=Measures(waited=waited, stepped=waited)),),
         event_counts={"died": 1},
     )
     families = {f.name: f for f in text_string_to_metric_families(exposition(status).decode())}
@@ -86,7 +75,9 @@ def test_outcomes_are_those_of_the_status() -> None:
 def test_a_histogram_counts_what_is_below_each_bound() -> None:
     counts = [0] * BUCKETS
     counts[0], counts[10], counts[-1] = 3, 2, 1
-    found = samples(trainers=(trainer(measures=Measures(waited=Histogram(counts=tuple(counts), sum_s=9.0))),))
+    found = samples(
+        trainers=(trainer_status(measures=Measures(waited=Histogram(counts=tuple(counts), sum_s=9.0))),)
+    )
     below = {k[-1]: v for k, v in found.items() if k[0] == "edl_trainer_batch_wait_seconds_bucket"}
     assert list(below.values()) == sorted(below.values())
     assert (below["+Inf"], below["512"]) == (6, 5)
@@ -96,21 +87,21 @@ def test_a_histogram_counts_what_is_below_each_bound() -> None:
 
 
 def test_what_is_not_known_is_absent() -> None:
-    found = samples(datasets=(dataset(),), trainers=(trainer(),))
+    found = samples(datasets=(dataset(),), trainers=(trainer_status(),))
     names = {key[0] for key in found}
     assert "edl_dataset_eta_seconds" not in names
     assert "edl_trainer_batch_wait_seconds_sum" not in names
 
 
 def test_hostile_names_stay_labels() -> None:
-    found = samples(datasets=(dataset(NASTY),), trainers=(trainer(NASTY), trainer("x" * 5_000)))
+    found = samples(datasets=(dataset(NASTY),), trainers=(trainer_status(NASTY), trainer_status("x" * 5_000)))
     name = 'a"b\\c\\nd\\x1b[31m<script>'
     assert ("edl_records_rate", name) in found
     assert max(len(value) for key in found for value in key) <= LABEL_CHARS + 1
 
 
 def test_labels_are_bounded() -> None:
-    many = tuple(trainer(str(i), pace=1.0, leases=2) for i in range(MOST + 10))
+    many = tuple(trainer_status(str(i), pace=1.0, leases=2) for i in range(MOST + 10))
     sets = tuple(dataset(str(i)) for i in range(MOST_DATASETS + 10))
     found = samples(trainers=many, datasets=sets)
     assert sum(key[0] == "edl_trainer_pace_records" for key in found) == MOST + 1
@@ -121,7 +112,7 @@ def test_labels_are_bounded() -> None:
 
 
 def test_two_sessions_of_one_name_are_two() -> None:
-    one, two = trainer("w"), TrainerStatus(session="t", worker_id="w", datasets=(), leased=0, idle_s=2.0)
+    one, two = trainer_status("w"), trainer_status("w", session="t", idle_s=2.0)
     assert samples(trainers=(one, two))["edl_trainer_heard_seconds", "w", "t"] == 2.0
 
 
