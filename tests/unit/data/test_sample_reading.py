@@ -42,8 +42,7 @@ class Stored(AbstractDataReader):
 
     def read_records(self, task: Any) -> Iterator[int]:
         self.ranges.append((task.shard_name, task.start, task.end))
-        for index in range(task.start, min(task.end, self.ends)):
-            yield self.number(task.shard_name, index)
+        return (self.number(task.shard_name, n) for n in range(task.start, min(task.end, self.ends)))
 
 
 class Picking(Stored):
