@@ -159,6 +159,12 @@ def test_nothing_is_asked_for_after_the_last_record(skip: int, bad: int) -> None
         assert reader.ranges == [("a", skip, 6)]
 
 
+def test_nor_after_the_last_record_of_a_shard_that_is_kept() -> None:
+    reader = Stored(frozenset([5]))
+    assert len(Reading(reader)(PLANS["in shard"], part(PLANS["in shard"]))) == 5
+    assert reader.ranges == [("a", 0, 6)]
+
+
 @pytest.mark.parametrize(("order", "kind"), KINDS)
 def test_a_lease_may_be_a_part_of_its_shard(order: str, kind: Any) -> None:
     plan = PLANS[order]
