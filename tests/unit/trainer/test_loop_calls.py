@@ -8,7 +8,6 @@ from trainer_kit import Master, Shell, back, reports_of, whole
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, InvalidArgument, MasterUnavailable
 from edl_torch.trainer.facts import Reporting
-from edl_torch.trainer.loop_warnings import VAIN_PASSES
 from edl_torch.trainer.phases import Loop
 
 
@@ -272,42 +271,6 @@ def test_a_loop_that_is_left_with_a_batch_is_warned_once(shell: Shell) -> None:
         shell.run(shell.elastic.warnings.of_what_went_back())
     (warning,) = shell.warnings
     assert warning.startswith("the loop was left with the batch in hand of 'training', which goes back")
-
-
-def leave_with_a_batch(shell: Shell, passes: int = 1) -> None:
-    """The loop is left with a batch in hand, and asks whether all is done."""
-    for _ in range(passes):
-        number = shell.begin_elastic()
-        hand_next(shell)
-        shell.run(shell.elastic.close(number))
-        shell.elastic.warnings.check_gets_on()
-
-
-def test_a_loop_that_asks_and_never_keeps_a_batch_is_an_error(shell: Shell) -> None:
-    for _ in range(2):
-        leave_with_a_batch(shell, 2)
-        with pytest.raises(AccountingError, match="3 passes in a row over 'training' were left"):
-            leave_with_a_batch(shell)
-
-
-@pytest.mark.parametrize("between", ["a batch that counts", "a restore"])
-def test_a_loop_that_gets_on_now_and_then_is_none(shell: Shell, between: str) -> None:
-    for _ in range(3):
-        leave_with_a_batch(shell, VAIN_PASSES - 1)
-        if between == "a restore":
-            shell.run(shell.trainer.position.restore(None))
-        else:
-            number = shell.begin_elastic()
-            hand_next(shell)
-            hand_next(shell)
-            shell.run(shell.elastic.close(number))
-            shell.elastic.warnings.check_gets_on()
-
-
-def test_a_loop_that_asks_without_reading_gives_nothing_back(shell: Shell) -> None:
-    leave_with_a_batch(shell, VAIN_PASSES - 1)
-    for _ in range(VAIN_PASSES):
-        shell.elastic.warnings.check_gets_on()
 
 
 def test_a_restore_in_the_midst_of_a_loop_is_no_matter(shell: Shell) -> None:
