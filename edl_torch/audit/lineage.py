@@ -170,7 +170,7 @@ def _history(chapters: list[_Placed], logs: int) -> History:
 
 
 def _most_epochs(chapters: list[_Placed], ledger: str) -> int:
-    """Return the epochs of a ledger's job, 0 for endless; a later trainer may have asked for another number."""
+    """Return the epochs of a ledger's job, 0 for endless; a later trainer may have given another."""
     said = {chapter.dataset.num_epochs for _, _, chapter in chapters if chapter.ledger == ledger}
     return 0 if 0 in said else max(said)
 
