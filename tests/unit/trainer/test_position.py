@@ -157,6 +157,25 @@ def test_going_back_registers_at_first_use(master: Master, shell: Shell) -> None
     assert [method for method, _ in master.calls] == ["register", "restore"]
 
 
+@pytest.mark.parametrize(
+    ("lookahead", "is_left", "holds"),
+    [(1, False, True), (None, False, True), (0, False, False), (1, True, False)],
+)
+def test_a_restore_notes_the_pass_that_a_wrapper_holds_batches_of(
+    master: Master, lookahead: int | None, is_left: bool, holds: bool
+) -> None:
+    shell = Shell(master, lookahead=lookahead, attended=False)
+    shell.begin_elastic()
+    number = shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    if is_left:
+        shell.run(shell.elastic.close(number))
+    restore(shell, None)
+    assert shell.elastic.read_ahead == (number if holds else 0)
+    restore(shell, None)
+    assert shell.elastic.read_ahead == 0
+
+
 def test_restores_are_numbered(master: Master, shell: Shell) -> None:
     restore(shell, None)
     restore(shell, None)

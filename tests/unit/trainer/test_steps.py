@@ -264,6 +264,16 @@ def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
     assert steps.all_step
 
 
+def test_an_optimizer_that_steps_first_after_the_last_batch_has_stepped() -> None:
+    steps = Steps(lookahead=1)
+    number = steps.attach()
+    steps.begin_pass()
+    steps.handed()
+    assert not steps.all_step
+    steps.stepped_after_the_end(number)
+    assert steps.all_step
+
+
 def test_padding_batches_are_no_reading_ahead() -> None:
     """Five batches and three padding batches make two windows of four; a third ends after the last batch."""
     steps = Steps()
