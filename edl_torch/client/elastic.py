@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.errors import ConcurrentIteration
+from edl_torch.errors import AccountingError, ConcurrentIteration
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.tickets import Ticket
 
@@ -45,11 +45,20 @@ class ElasticSession:
         return self._passes.is_open(number)
 
     def check_newest(self, number: int) -> None:
-        """Raise ConcurrentIteration where a later iteration has ended pass `number`."""
+        """Raise ConcurrentIteration where a later iteration has ended pass `number`.
+
+        Raise AccountingError where the data went back while a wrapper held batches of it.
+        """
         if self._passes.superseded >= number:
             raise ConcurrentIteration(
                 f"dataset {self._session.description.name!r} was iterated anew, which has ended this older "
                 f"iterator: what it had not handed out went back. Use the newest one"
+            )
+        if self._passes.read_ahead == number:
+            raise AccountingError(
+                f"the data of {self._session.description.name!r} went back to a checkpoint while what lies "
+                f"between the loop and its loader held batches that it had read ahead: they come again, and "
+                f"would be trained on twice. Leave the loop after load_state_dict(), and begin a new one"
             )
 
     def close(self, number: int) -> None:

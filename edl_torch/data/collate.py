@@ -17,7 +17,7 @@ from edl_torch.errors import AccountingError
 from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Envelope:
     """A user's batch, the positions that it holds, and how many these are."""
 
@@ -38,7 +38,7 @@ def _opened(message: bytes, ticket: Ticket, size: int) -> Envelope:
     return Envelope(unpacked(message), ticket, size)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Collated:
     """A batch of `size` samples that was collated where they were read."""
 

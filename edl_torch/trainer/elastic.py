@@ -35,6 +35,7 @@ class ElasticPasses:
         self.warnings = LoopWarnings(state)
         self.phase = Loop.IDLE
         self.superseded = 0  # the last pass that a later iteration ended
+        self.read_ahead = 0  # the last pass of which a wrapper held batches when the data went back
         self.discarded = 0  # how often a batch in hand failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
@@ -68,6 +69,12 @@ class ElasticPasses:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
         if self.end(number):
             yield from self._reporter.send()
+
+    @property
+    def held_by_wrapper(self) -> int:
+        """The pass that is open, where a wrapper may hold batches of it; 0 without."""
+        number = self._state.supply.current.number
+        return number if self._state.steps.ahead and self.is_open(number) else 0
 
     def supersede(self) -> Procedure[None]:
         """End the pass that is open, as another iteration begins: its iterator raises from now on."""

@@ -27,6 +27,7 @@ class Position:
         self._registrar = registrar
         self._reporter = reporter
         self._elastic = elastic
+        self._held = 0  # the pass that a wrapper held batches of when a restore began
         self._seen: tuple[str, int] | None = None  # ledger ('' for any) and lineage of before it registered
         self._restores = 0
 
@@ -120,6 +121,7 @@ class Position:
 
     def prepare_restore(self) -> Procedure[None]:
         """Tell the master what there is to tell. A restore that is refused then leaves all as it was."""
+        self._held = self._elastic.held_by_wrapper
         yield from self._registrar.plan()
         with suppress(StaleLease):  # of before: all that is void after this
             yield from self._reporter.flush()
@@ -136,6 +138,7 @@ class Position:
         """End the pass without finishing it: the model and the data are at a token now."""
         self._state.close_pass()
         self._state.plain.begun.clear()
+        self._elastic.read_ahead, self._held = self._held, 0
         self._elastic.warnings.restored()
         self._state.restored()
 

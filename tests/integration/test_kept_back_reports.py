@@ -146,6 +146,7 @@ def told(delay_s: float, steps: list[bool], program: list[tuple[int, str]]) -> l
     return [*seen, status.acknowledged, status.given_back, status.returned_records]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of loops that never step, and the like
 @given(
     steps=st.lists(st.booleans(), min_size=2, max_size=2),
     program=st.lists(

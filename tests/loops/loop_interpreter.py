@@ -393,8 +393,8 @@ class Interpreter:
         if self.saved is None:
             return False
         self._restore()
-        if self.program.loader.plain:
-            raise Broken  # what its queue holds cannot be taken back
+        if self.program.loader.plain or self.program.lookahead:
+            raise Broken  # what its queue holds, or a wrapper, cannot be taken back
         return True
 
     def _restore(self) -> None:

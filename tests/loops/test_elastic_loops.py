@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from loop_data import reading_ahead
 from loop_interpreter import Interpreter
 from loop_program import Data, Flush, Incident, Kind, Loader, Optimizer, Place, Program
 from loop_promises import BrokenPromise
 from loop_runs import run
 
+from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.errors import AccountingError
 from edl_torch.testing import FakeMaster
 
@@ -134,6 +137,27 @@ def test_a_job_goes_back_to_its_token_in_mid_loop(attached: bool) -> None:
     incidents = (Incident(at=1, kind=Kind.SAVE), Incident(at=3, kind=Kind.RESTORE))
     job = run(Program(optimizers=(Optimizer(attached=attached),), incidents=incidents))
     assert job.finished
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_a_wrapper_held_is_not_trained_on_after_the_data_went_back(told: bool) -> None:
+    """The loop goes on with batches of before, though model and data are at the token."""
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    numbers = [float(number) for number in range(8)]
+    lookahead = "told" if told else 1
+    with ElasticDataLoader(numbers, 1, lookahead=lookahead, master_client=LocalMaster()) as loader:
+        loader.attach(optimizer)
+        beginning = loader.state_dict()
+        batches = reading_ahead(iter(loader), 1, *([loader.passed_on] if told else []))
+        for number in range(3):
+            assert next(batches).tolist() == [number]
+            weight.grad = torch.zeros(1)
+            optimizer.step()
+        loader.load_state_dict(beginning)
+        with pytest.raises(AccountingError, match=r"read ahead.*Leave the loop after load_state_dict"):
+            next(batches)
+        assert [number for batch in loader for number in batch.tolist()] == [*range(8)]
 
 
 def test_unreadable_records_are_in_nobodys_way() -> None:

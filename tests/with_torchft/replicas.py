@@ -55,7 +55,8 @@ class Replica:
         self._after = after
         self.attempts = 0
         self.begin: Callable[[], object] = lambda: None  # waits, before the first step, for the others
-        self.failed = 0
+        self.failures: list[float] = []  # when a commit failed
+        self.ended = float("inf")
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.manager = Manager(
             pg=ProcessGroupGloo(timeout=TIMEOUT),
@@ -95,7 +96,8 @@ class Replica:
 
         def counted() -> bool:
             committed = commit()
-            self.failed += not committed
+            if not committed:
+                self.failures.append(time.monotonic())
             return committed
 
         self.manager.should_commit = counted
@@ -113,6 +115,12 @@ class Replica:
             if gathered:
                 self.step(optimizer)
                 gathered = 0
+        self.ended = time.monotonic()
+
+    @property
+    def failed(self) -> int:
+        """How many commits failed."""
+        return len(self.failures)
 
     def backward(self, batch: torch.Tensor) -> None:
         """Each record of the batch counts one."""

@@ -237,6 +237,17 @@ def test_a_restore_makes_every_lease_void_and_opens_a_lineage() -> None:
     assert grant.task not in {g.task for g in lease_all(ledger, "s")}, "task ids are never used again"
 
 
+def test_leases_of_before_a_restore_keep_no_epoch_open() -> None:
+    ledger = ledger_of(16, 8, num_epochs=2)
+    ledger.join("s", 8)
+    assert len(lease_all(ledger, "s")) == 2
+    ledger.restore(None)
+    acknowledge(ledger, "s", *lease_all(ledger, "s"))
+    assert ledger.epoch == 1
+    acknowledge(ledger, "s", *lease_all(ledger, "s"))
+    assert ledger.finished
+
+
 def test_a_restore_of_nothing_is_the_beginning_of_the_data() -> None:
     ledger = ledger_of()
     ledger.join("s", 8)

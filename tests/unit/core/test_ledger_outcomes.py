@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from ledger_kit import acknowledge, lease_all, ledger_of
 
+from edl_torch.core.changes import Version
+from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.errors import InvalidArgument, StaleLease, TooManyBadRecords
 
@@ -204,3 +206,30 @@ def test_a_failure_repeated_after_the_record_was_given_back_changes_nothing() ->
     before = ledger.snapshot()
     ledger.fail("s", grant.task, grant.attempt, 6, "bad")
     assert ledger.snapshot() == before
+
+
+def test_lent_records_are_those_without_any_outcome() -> None:
+    ledger = ledger_of(8, 8, num_epochs=2, max_bad_records=1)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    ledger.fail("s", grant.task, grant.attempt, 0, "torn")
+    ledger.acknowledge("s", grant.task, grant.attempt, 5)
+    assert ledger.leased_records == 3
+    ledger.give_back("s", grant.task, grant.attempt, 5, remainder=True)
+    assert (ledger.acknowledged, len(ledger.quarantine), ledger.dropped) == (4, 1, 3)
+    assert (ledger.leased_records, ledger.shown_epoch) == (0, 1)
+    (grant,) = lease_all(ledger, "s")
+    assert ledger.leased_records == 8
+    acknowledge(ledger, "s", grant)
+    assert (ledger.leased_records, ledger.finished) == (0, True)
+    assert ledger.shown_epoch == 1  # there is no third epoch
+
+
+def test_giving_back_nothing_wakes_nobody() -> None:
+    version = Version()
+    ledger = ShardLedger(ledger_of(8, 8).spec, version=version)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    before = version.count
+    ledger.give_back("s", grant.task, grant.attempt, grant.slice.stop)
+    assert (version.count, ledger.leased_records) == (before, 8)

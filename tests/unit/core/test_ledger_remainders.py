@@ -129,3 +129,15 @@ def test_a_restore_keeps_remainders_apart() -> None:
     fresh.restore(ledger.snapshot())
     assert fresh.snapshot().remainders == ledger.snapshot().remainders
     assert fresh.todo == 8
+
+
+def test_remainders_that_only_one_who_left_could_use_are_dropped() -> None:
+    ledger = ledger_of(8, 8)
+    ledger.join("large", 8)
+    (grant,) = lease_all(ledger, "large")
+    ledger.join("small", 2)
+    ledger.acknowledge("large", grant.task, grant.attempt, 5)
+    ledger.give_back("large", grant.task, grant.attempt, 5, remainder=True)
+    assert (ledger.dropped, ledger.finished) == (0, False)
+    ledger.release("small")
+    assert (ledger.dropped, ledger.finished) == (3, True)

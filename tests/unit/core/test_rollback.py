@@ -503,16 +503,22 @@ def test_an_older_state_that_is_accepted_is_another_ledger_and_lineage(job: Job)
     assert new.held
 
 
-def test_another_ledger_keeps_nothing_of_members_given_up_before(job: Job) -> None:
+def test_a_suspension_ends_all_members_and_forgets_those_given_up_before(job: Job) -> None:
     master = job.master
-    job.trainers[0].lease()
     master.restart()
     master.now += 2 * TIMEOUT_S
     master.dispatcher.expire(master.now)
+    job.join().lease()
     assert [key for key in dump(master.dispatcher) if key[0] == "unheard"]
-    master.dispatcher.rollback.accept_older()
-    assert [key for key in dump(master.dispatcher) if key[0] == "unheard"] == []
+    assert master.dispatcher.dataset_status(DATASET).leased
+    master.dispatcher.rollback.suspend("a newer one is known")
+    assert {key[0] for key in dump(master.dispatcher)}.isdisjoint({"unheard", "session", "leases"})
+    assert list(master.dispatcher.members) == []
     master.commit()
+
+
+def test_a_new_state_has_no_rows() -> None:
+    assert dump(Dispatcher(ledger_id="L")) == {}
 
 
 def test_lineages_of_two_futures_are_never_taken_for_each_other(job: Job) -> None:

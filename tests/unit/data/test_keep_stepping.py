@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from edl_torch import ElasticDataLoader
+from edl_torch.data.padded_pass import FIRST_WAIT_S, PaddedPass
 from edl_torch.testing import FakeMaster
 
 
@@ -65,3 +69,25 @@ def test_alone_it_reads_like_any_other() -> None:
         for _ in loader.epochs():
             assert sorted(n for batch in loader for n in batch.tolist()) == list(range(10))
     fake.outcomes["training"].check_complete(2)
+
+
+@pytest.mark.parametrize("padding", [True, False])
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("is_over", [True, False])
+@pytest.mark.parametrize("more", [True, False])
+def test_a_pass_without_a_step_settles_what_earlier_ones_left_unstepped(
+    more: bool, is_over: bool, steps: int, padding: bool
+) -> None:
+    settled: list[bool] = []
+    waits: list[float] = []
+    looking = PaddedPass.__new__(PaddedPass)
+    looking._padding = SimpleNamespace(made=padding)  # type: ignore[assignment]
+    looking._steps = steps
+    looking._passes = SimpleNamespace(  # type: ignore[assignment]
+        look_for_more=lambda wait_s: waits.append(wait_s) or more,
+        is_over=is_over,
+        settle_stuck=lambda: settled.append(True),
+    )
+    assert looking._look() is more
+    assert bool(settled) == (is_over and not more and not steps)
+    assert waits == [0.0 if padding else FIRST_WAIT_S], "without a batch to pad with it can only wait"

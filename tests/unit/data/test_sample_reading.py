@@ -42,8 +42,7 @@ class Stored(AbstractDataReader):
 
     def read_records(self, task: Any) -> Iterator[int]:
         self.ranges.append((task.shard_name, task.start, task.end))
-        for index in range(task.start, min(task.end, self.ends)):
-            yield self.number(task.shard_name, index)
+        return (self.number(task.shard_name, n) for n in range(task.start, min(task.end, self.ends)))
 
 
 class Picking(Stored):
@@ -158,6 +157,12 @@ def test_nothing_is_asked_for_after_the_last_record(skip: int, bad: int) -> None
         found = Reading(reader).lists(plan, grant) if by_list else list(Reading(reader)(plan, grant).values())
         assert found == [number for number in in_order(plan, grant) if number != bad]
         assert reader.ranges == [("a", skip, 6)]
+
+
+def test_nor_after_the_last_record_of_a_shard_that_is_kept() -> None:
+    reader = Stored(frozenset([5]))
+    assert len(Reading(reader)(PLANS["in shard"], part(PLANS["in shard"]))) == 5
+    assert reader.ranges == [("a", 0, 6)]
 
 
 @pytest.mark.parametrize(("order", "kind"), KINDS)

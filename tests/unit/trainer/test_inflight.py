@@ -198,7 +198,7 @@ def test_batches_of_another_trainer_are_held_as_they_come() -> None:
     assert inflight.slices(second) == parts[:1]
     assert len({task for task, _, _ in first + second}) == 3  # the same records may come again
     assert inflight.hand(first) == [(parts[0], 4, 8), (parts[1], 0, 2)]
-    assert [done.upto for done in inflight.settle(0)] == [8, 2]
+    assert [(done.attempt, done.upto) for done in inflight.settle(0)] == [(0, 8), (0, 2)]
     assert inflight.records == 4
 
 

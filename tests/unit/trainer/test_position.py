@@ -103,6 +103,8 @@ def test_a_model_that_has_learnt_what_comes_again_gets_no_token(shell: Shell) ->
     shell.state.lose("2 batch(es)")
     with pytest.raises(StaleLease, match=r"^1 batch\(es\) of dataset 'training'"):
         snapshot(shell)
+    with pytest.raises(StaleLease):
+        shell.run(shell.trainer.position.settle())  # on a rank that takes no token itself
 
 
 def test_a_session_that_is_given_up_while_it_takes_the_token_gets_none(master: Master, shell: Shell) -> None:
@@ -153,6 +155,25 @@ def test_going_back_makes_model_and_count_one_again(shell: Shell) -> None:
 def test_going_back_registers_at_first_use(master: Master, shell: Shell) -> None:
     restore(shell, None)
     assert [method for method, _ in master.calls] == ["register", "restore"]
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "is_left", "holds"),
+    [(1, False, True), (None, False, True), (0, False, False), (1, True, False)],
+)
+def test_a_restore_notes_the_pass_that_a_wrapper_holds_batches_of(
+    master: Master, lookahead: int | None, is_left: bool, holds: bool
+) -> None:
+    shell = Shell(master, lookahead=lookahead, attended=False)
+    shell.begin_elastic()
+    number = shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    if is_left:
+        shell.run(shell.elastic.close(number))
+    restore(shell, None)
+    assert shell.elastic.read_ahead == (number if holds else 0)
+    restore(shell, None)
+    assert shell.elastic.read_ahead == 0
 
 
 def test_restores_are_numbered(master: Master, shell: Shell) -> None:

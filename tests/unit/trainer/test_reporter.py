@@ -10,7 +10,7 @@ from trainer_kit import Running, ScriptedMaster, Shell, ack, back, reports_of
 
 from edl_torch.core.calls import Acknowledgement, Failure, ReportAnswer
 from edl_torch.errors import AccountingError, EdlError, MasterUnavailable, SessionLost, StaleLease
-from edl_torch.trainer.actions import Call, Wait
+from edl_torch.trainer.actions import Call, Register, Wait
 from edl_torch.trainer.facts import Answered, Dropped, Refused, Reporting, Unanswered, Way
 from edl_torch.trainer.outbox import Outbox, Report
 from edl_torch.trainer.phases import Telling
@@ -206,6 +206,22 @@ def test_a_lost_session_is_told_with_the_fence_that_was_lost(case: Case) -> None
     assert case.state.fence == replace(lost, member=2)
     assert case.reports == []
     assert "batches of 1 lease(s)" in case.lost
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "unanswered"),
+    [(MasterUnavailable("away"), Telling.STALLED, 1), (StaleLease("another master"), Telling.IDLE, 0)],
+)
+def test_a_report_waits_for_a_master_that_is_away_as_its_trainer_registers_anew(
+    remote: Case, error: EdlError, phase: Telling, unanswered: int
+) -> None:
+    remote.outbox.note(acknowledgements=[ack(1, 4)])
+    sending = remote.sending()
+    remote.master.give_up_all()
+    sending.fail(SessionLost("who?"))
+    sending.to(Register).fail(error)
+    assert sending.is_done
+    assert (remote.outbox.phase, remote.outbox.unanswered, remote.outbox.error) == (phase, unanswered, error)
 
 
 def test_a_closed_trainer_takes_no_part_again(case: Case) -> None:

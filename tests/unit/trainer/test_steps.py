@@ -196,6 +196,20 @@ def test_the_last_one_decides_on_when_it_is_gone() -> None:
     steps.handed()
     steps.gone(first)
     assert (steps.attached, steps.keep) == (True, 1)
+    steps.withdrawn(1)
+    assert steps.attached
+    steps.handed()
+    assert steps.keep == 1
+
+
+def test_one_that_never_steps_is_told_of_once_and_where_batches_wait_for_it() -> None:
+    steps = Steps()
+    steps.attach("idle")
+    steps.begin_pass()
+    assert steps.take_never() == []
+    steps.handed()
+    assert steps.take_never() == ["idle"]
+    assert steps.take_never() == []
 
 
 def test_one_of_several_that_is_gone_decides_no_more() -> None:
@@ -247,6 +261,16 @@ def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
     steps.take_idle()
     assert not steps.all_step
     steps.detach(idle)
+    assert steps.all_step
+
+
+def test_an_optimizer_that_steps_first_after_the_last_batch_has_stepped() -> None:
+    steps = Steps(lookahead=1)
+    number = steps.attach()
+    steps.begin_pass()
+    steps.handed()
+    assert not steps.all_step
+    steps.stepped_after_the_end(number)
     assert steps.all_step
 
 

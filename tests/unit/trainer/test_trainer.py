@@ -191,13 +191,17 @@ def test_reports_go_to_the_pass_that_is_open(master: Master, shell: Shell) -> No
 # Trainers that follow another -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def follower() -> Shell:
+def following(**options: int) -> Shell:
     """A trainer that follows another, whose master answers it at once and knows none of its leases."""
-    shell = Shell(ScriptedMaster(), in_process=False)
+    shell = Shell(ScriptedMaster(), in_process=False, **options)  # type: ignore[arg-type]
     shell.run(shell.trainer.begin_stream())
     shell.trainer.follow()
     return shell
+
+
+@pytest.fixture
+def follower() -> Shell:
+    return following()
 
 
 def follow(shell: Shell, *slices: Slice) -> None:
@@ -225,10 +229,13 @@ def test_a_follower_writes_nothing_down_and_is_never_in_doubt(follower: Shell) -
     assert follower.state.liveness is None
 
 
-def test_a_follower_is_at_the_end_where_the_other_is(follower: Shell) -> None:
-    number = follower.run(follower.trainer.open())
+def test_a_follower_is_at_the_end_where_the_other_is() -> None:
+    """From then on each step passes on one more of what a wrapper has read ahead."""
+    follower = following(lookahead=1)
+    optimizer = follower.state.steps.attach()
+    follower.run(follower.trainer.open())
     follow(follower, Slice(epoch=0, shard=3, skip=0, limit=4))
     follower.elastic.follow_to_the_end()
     follower.request()
-    follower.run(follower.elastic.close(number))
-    assert [call.give_backs for call in reports_of(follower.master)] == [()]
+    follower.run(follower.elastic.stepped(optimizer))
+    assert [done.upto for call in reports_of(follower.master) for done in call.acknowledgements] == [4]
