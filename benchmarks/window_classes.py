@@ -140,6 +140,7 @@ def _axes(place: Callable[[float, float], str]) -> Iterator[str]:
     yield f'<text x="{LEFT + 6}" y="{int(y) + 16}">{GOAL_ENTROPY}</text>'
     middle = (LEFT + RIGHT) // 2
     yield f'<text x="{middle}" y="{BOTTOM + 40}" text-anchor="middle">shards in a window</text>'
+    yield f'<text x="{LEFT}" y="{TOP - 10}">label entropy of a batch over that of the global shuffle</text>'
 
 
 def _curve(number: int, name: str, points: list[str]) -> Iterator[str]:

@@ -40,6 +40,11 @@ class Coordinates:
         """Epochs whose records still have a number of 64 bits."""
         return int(_LARGEST // self.size)
 
+    @property
+    def epochs(self) -> int:
+        """Epochs of the job, or those that can be numbered."""
+        return min(self.plan.spec.num_epochs or self.most_epochs, self.most_epochs)
+
     def check_epochs(self, epochs: int) -> None:
         """Raise AuditError when the records of so many epochs cannot be numbered."""
         if epochs > self.most_epochs:
@@ -88,8 +93,8 @@ class Coordinates:
     def unsound(
         self, epochs: IndexArray, shards: IndexArray, starts: IndexArray, stops: IndexArray
     ) -> IndexArray:
-        """Return the places of those runs that are not a part of a window."""
-        known = (epochs < self.most_epochs) & (shards < self.plan.num_shards)
+        """Return the places of those runs that are not a part of a window of the job's epochs."""
+        known = (epochs < self.epochs) & (shards < self.plan.num_shards)
         _, lengths = self.windows(np.where(known, epochs, 0), np.where(known, shards, 0))
         return np.flatnonzero(~(known & (starts < stops) & (stops <= lengths)))
 

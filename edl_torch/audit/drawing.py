@@ -56,6 +56,7 @@ class Drawing:
     roots: tuple[Branch, ...]
     several_ledgers: bool
     more_lineages: int
+    empty_lineages: int
 
 
 def draw(judgement: Judgement) -> Drawing:
@@ -70,7 +71,7 @@ def draw(judgement: Judgement) -> Drawing:
         for drawn in one.outcomes:
             others[drawn.name] -= drawn.records
     end = max(total * size, 1)
-    roots, more_lineages = tree(judgement, end)
+    roots, more_lineages, empty_lineages = tree(judgement, end)
     return Drawing(
         end=end,
         epochs=maps,
@@ -79,6 +80,7 @@ def draw(judgement: Judgement) -> Drawing:
         roots=roots,
         several_ledgers=len({ledger for ledger, _ in judgement.history.lineages}) > 1,
         more_lineages=more_lineages,
+        empty_lineages=empty_lineages,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -155,17 +155,24 @@ def _history(chapters: list[_Placed], logs: int) -> History:
     for place, _, chapter in same:
         for snapshot in chapter.snapshots:
             taken[snapshot.digest].append(Taken(place=place, snapshot=snapshot))
+    lines = {name: Coordinates(replace(spec, num_epochs=_most_epochs(same, name))) for name, _ in lineages}
     trainers = [""] * logs
     for place, log, _ in same:
         trainers[place] = log.worker_id or log.session
     return History(
         spec=spec,
         coordinates=coordinates,
-        lineages={key: _lineage(key, parts, coordinates) for key, parts in lineages.items()},
+        lineages={key: _lineage(key, parts, lines[key[0]]) for key, parts in lineages.items()},
         final=(ledger, newest.lineage),
         taken=taken,
         trainers=trainers,
     )
+
+
+def _most_epochs(chapters: list[_Placed], ledger: str) -> int:
+    """Return the epochs of a ledger's job, 0 for endless; a later trainer may have given another."""
+    said = {chapter.dataset.num_epochs for _, _, chapter in chapters if chapter.ledger == ledger}
+    return 0 if 0 in said else max(said)
 
 
 def _agrees(placed: _Placed, spec: DatasetSpec, ledger: str) -> bool:
@@ -245,10 +252,11 @@ def _numbered(
     place, log, _ = placed
     wrong = line.unsound(epochs, shards, starts, stops)
     if len(wrong):
-        at = wrong[0]
+        at, num_epochs = wrong[0], line.plan.spec.num_epochs
+        of_epochs = f", which has {num_epochs} epoch(s)" if epochs[at] >= num_epochs > 0 else ""
         raise AuditError(
             f"{str(log.path)!r}, line {lines[at] + 1}, is damaged: positions {starts[at]} to {stops[at]} of "
-            f"shard {shards[at]}, epoch {epochs[at]}, are not in dataset {line.plan.spec.name!r}"
+            f"shard {shards[at]}, epoch {epochs[at]}, are not in dataset {line.plan.spec.name!r}{of_epochs}"
         )
     base, _ = line.windows(epochs, shards)
     return base + starts, base + stops, np.full(len(lines), place, dtype=np.int64)

@@ -46,10 +46,11 @@ class Branch:
     children: list[Branch] = field(default_factory=list)
 
 
-def tree(judgement: Judgement, end: int) -> tuple[tuple[Branch, ...], int]:
+def tree(judgement: Judgement, end: int) -> tuple[tuple[Branch, ...], int, int]:
     """Return the lineages that began from no other, oldest first, and how many lineages are left out.
 
-    `end` is the end of the line that the cells divide. Lineages of the final model are kept, then the latest.
+    Those are counted as too many, and as empty: a job that restores first leaves one behind. `end` is the end
+    of the line that the cells divide. Lineages of the final model are kept, then the latest.
     """
     history, edges = judgement.history, cell_edges(end)
     latest = sorted(history.lineages.values(), key=_age, reverse=True)
@@ -58,7 +59,7 @@ def tree(judgement: Judgement, end: int) -> tuple[tuple[Branch, ...], int]:
     origins = _origins(history, judgement.parts, keys)
     told = {*origins.values(), *(key for key in keys if len(all_reports(history.lineages[key])))}
     told |= {part.lineage.key for part in judgement.parts}
-    shown = [key for key in keys if key in told]  # a job that restores first leaves an empty lineage behind
+    shown = [key for key in keys if key in told]
     branches = {key: _branch(judgement, key, edges) for key in shown[:MOST_LINEAGES]}
     roots: list[Branch] = []
     for key in sorted(branches, key=lambda key: _age(history.lineages[key])):
@@ -66,7 +67,7 @@ def tree(judgement: Judgement, end: int) -> tuple[tuple[Branch, ...], int]:
         origin = next(drawn, None)
         siblings = roots if origin is None else branches[origin].children
         siblings.append(branches[key])
-    return tuple(roots), len(keys) - len(branches)
+    return tuple(roots), len(shown) - len(branches), len(keys) - len(shown)
 
 
 def _age(lineage: Lineage) -> tuple[float, Key]:

@@ -26,6 +26,7 @@ from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
+from edl_torch.system.interrupts import hold_interrupts, release_interrupts
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.actions import Action, Attend, Call, Describe, LookAround, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
@@ -115,15 +116,20 @@ class Session:
             raise
 
     def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Let the trainer decide something at once. Returns, or raises, what `decide` does."""
+        """Let the trainer decide something at once, Ctrl-C or not. Returns, or raises, what `decide` does."""
         state = self.trainer.state
         with self._lock:
-            state.now = self._clock()
+            held = hold_interrupts()
             try:
-                return decide(*arguments)
+                state.now = self._clock()
+                try:
+                    return decide(*arguments)
+                finally:
+                    if state.facts or self._waiting or self._may_need_worker:
+                        self._decided()
             finally:
-                if state.facts or self._waiting or self._may_need_worker:
-                    self._decided()
+                if held is not None:
+                    release_interrupts(held)
 
     def _decided(self) -> None:
         """Write down what has happened, and wake whoever waits for it. The lock is held."""

@@ -178,10 +178,6 @@ class ShardLedger:
         """Return how many records `session` has trained on since it joined, or the master started."""
         return self.participants.throughput.shown(session)
 
-    def held_by(self, session: str) -> int:
-        """Return how many records without outcome `session` holds."""
-        return sum(lease.open_records for lease in self.leases.of(session))
-
     def __repr__(self) -> str:
         return (
             f"<ShardLedger {self.spec.name!r} epoch={self.epoch} todo={self.todo} "

@@ -64,6 +64,8 @@ class InnerLoader:
             return ReadingHere(loader)
         if not loader.num_workers:
             return iter(loader)
+        if not self.persistent_workers:
+            self.end_workers()  # of an iterator that somebody keeps: its pass is over
         with starting_workers(loader.multiprocessing_context):
             iterator = iter(loader)
         end_by_kill(iterator)

@@ -60,6 +60,8 @@ class ThreadedReading(Iterator[Any]):
     record: then threads transform as long as nobody draws from the global generators.
     """
 
+    _closed = True  # until there is something to close: Ctrl-C may come before
+
     def __init__(
         self,
         reader: AbstractDataReader,

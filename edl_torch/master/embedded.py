@@ -18,6 +18,7 @@ from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.measures import Measures
 from edl_torch.errors import ServiceClosed
+from edl_torch.system.interrupts import hold_interrupts, release_interrupts
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -89,18 +90,26 @@ class LocalMaster:
             listener.tell()
 
     def _decide(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
-        """Let the dispatcher act at the present time, and wake the calls that wait."""
+        """Let the dispatcher act at the present time, Ctrl-C or not, and wake the calls that wait."""
         with self._changed:
             if self._closed:
                 raise ServiceClosed("the embedded master was closed: make another LocalMaster")
+            held = hold_interrupts()
             try:
-                return action(self._dispatcher, *arguments, self._clock())
+                return self._act(action, *arguments)
             finally:
-                version = self._dispatcher.version
-                if version != self._version:
-                    self._version = version
-                    self._changed.notify_all()
-                    self._dispatcher.look(self._clock())
+                if held is not None:
+                    release_interrupts(held)
+
+    def _act(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
+        try:
+            return action(self._dispatcher, *arguments, self._clock())
+        finally:
+            version = self._dispatcher.version
+            if version != self._version:
+                self._version = version
+                self._changed.notify_all()
+                self._dispatcher.look(self._clock())
 
     def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
         return self.apply(Dispatcher.register, call)

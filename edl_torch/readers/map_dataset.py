@@ -66,7 +66,7 @@ class MapDatasetReader(IndexedReader):
         for first in range(0, len(indices), _READ_AHEAD):
             numbers = list(indices[first : first + _READ_AHEAD])
             try:
-                records = self.dataset.__getitems__(numbers)
+                records = self.dataset.__getitems__(numbers.copy())  # it may do with its list what it likes
             except Exception:  # noqa: BLE001  # it does not say which record is bad: reading one by one does
                 yield map(self.load, numbers)
                 continue

@@ -21,7 +21,7 @@ class LineageTree:
     def __init__(self, drawing: Drawing) -> None:
         self._sizes = np.diff(cell_edges(drawing.end)).tolist()
         self._roots = sorted(drawing.roots, key=lambda branch: not branch.counts)
-        self._more = drawing.more_lineages
+        self._more, self._empty = drawing.more_lineages, drawing.empty_lineages
         self._several_ledgers = drawing.several_ledgers
 
     def markup(self) -> Markup:
@@ -31,15 +31,21 @@ class LineageTree:
             "continues the one above it; others that left it are set in. The bars are all epochs together."
         )
         keys = {"before": "done when it began", "counted": "counted", "beyond": "rolled back"}
-        left = f"… and {count(self._more, 'lineage')} more, not drawn." if self._more else ""
         return tag(
             "div",
             tag("p", text(about), _class="soft"),
             tag("ul", *(_key(look, what) for look, what in keys.items()), _class="legend"),
             tag("ol", *items, _class="tree"),
-            tag("p", text(left)),
+            *self._left_out(),
             _class="card",
         )
+
+    def _left_out(self) -> Iterator[Markup]:
+        if self._more:
+            yield tag("p", text(f"… and {count(self._more, 'lineage')} more, not drawn."))
+        if self._empty:
+            which = f"{count(self._empty, 'lineage')} without a record"
+            yield tag("p", text(f"Not drawn: {which}. A job that restores as it begins leaves one behind."))
 
     def _items(self, branch: Branch | None, origin: Branch | None) -> Iterator[Markup]:
         while branch is not None:

@@ -202,3 +202,33 @@ def test_a_position_outside_of_the_dataset_is_a_damaged_line(tmp_path):
         path.write_text(text.replace("0 0 0 8", wrong))
         with pytest.raises(AuditError, match="line 4, is damaged"):
             audit([tmp_path])
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_an_acknowledgement_beyond_the_last_epoch_is_a_damaged_line(tmp_path, unfinished):
+    writer = Writer(tmp_path)
+    writer.whole(1, 0)
+    writer.whole(2, 1)
+    assert one(tmp_path, unfinished=unfinished).proven
+    writer.whole(3, 1, epoch=1)
+    told = "line 8, is damaged: .*, epoch 1, are not in dataset 'training', which has 1 epoch"
+    with pytest.raises(AuditError, match=told):
+        audit([tmp_path], unfinished=unfinished)
+
+
+def test_epochs_that_an_earlier_trainer_of_the_ledger_asked_for_are_no_damage(tmp_path):
+    first = Writer(tmp_path, "one", spec=replace(SMALL, num_epochs=2))
+    for task in range(4):
+        first.whole(task, task % 2, epoch=task // 2)
+    Writer(tmp_path, "two", spec=replace(SMALL, num_epochs=1), member=2)
+    verdict = one(tmp_path)
+    assert (verdict.proven, verdict.num_epochs) == (True, 1)
+
+
+def test_epochs_that_an_earlier_run_had_beyond_those_of_the_last_are_rolled_back(tmp_path):
+    Writer(tmp_path, "one", spec=replace(SMALL, num_epochs=3), ledger="old").whole(1, 0, epoch=2)
+    last = Writer(tmp_path, "two", spec=replace(SMALL, num_epochs=1))
+    last.whole(1, 0)
+    last.whole(2, 1)
+    verdict = one(tmp_path)
+    assert (verdict.proven, verdict.rolled_back) == (True, 8)

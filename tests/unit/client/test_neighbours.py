@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 from edl_torch import ElasticDataLoader
@@ -65,8 +66,13 @@ def test_who_reads_other_data_or_of_another_master_is_no_neighbour() -> None:
 
 
 def test_sessions_that_are_gone_are_forgotten() -> None:
+    made = loader(FakeMaster())
+    session = made.service._live_session
+    noted = weakref.ref(session, sessions._alive.discard)
+    assert noted in sessions._alive
+    alive = [reference for reference in sessions._alive if reference() is session]
+    made.close()
+    del made, session
     gc.collect()
-    before = repr(sessions)
-    loader(FakeMaster()).close()
-    gc.collect()
-    assert repr(sessions) == before
+    assert noted() is None
+    assert not sessions._alive & set(alive)

@@ -319,7 +319,8 @@ class LedgerMachine(LedgerBesideModel):
         assert set(quarantined) == self._in(BAD)
         for name in NAMES:
             held = [lease for lease in self.live.values() if lease.session == name]
-            assert ledger.held_by(name) == sum(len(lease.positions) for lease in held)
+            open_records = sum(lease.open_records for lease in ledger.leases.of(name))
+            assert open_records == sum(len(lease.positions) for lease in held)
 
     @invariant()
     def finished_means_that_every_record_has_an_outcome(self) -> None:

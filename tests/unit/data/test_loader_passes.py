@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import threading
 import time
@@ -34,6 +35,22 @@ def test_iterating_again_ends_the_older_iterator_and_takes_over_what_it_had_not_
             next(first)
         assert take(first, 1) == []
         assert service.finished
+
+
+def test_iterating_again_ends_the_loader_workers_of_an_older_iterator_that_is_kept() -> None:
+    """As the program exits they would be killed, and torch would raise that in the trainer."""
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = elastic(dataset, num_workers=1)
+        older = iter(loader)
+        take(older, 1)
+        before = set(multiprocessing.active_children())
+        newer = iter(loader)
+        take(newer, 1)
+        assert before
+        assert not before & set(multiprocessing.active_children())
+        with pytest.raises(ConcurrentIteration):
+            next(older)
+        take(newer, 100)
 
 
 def test_an_older_iterator_that_is_dropped_later_takes_nothing_from_the_newer_one() -> None:

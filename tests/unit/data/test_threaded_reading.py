@@ -29,6 +29,7 @@ from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetSpec, Slice, Source
+from edl_torch.testing import wait_until
 from edl_torch.trainer.tickets import Tally
 
 Batches = list[tuple[Any, Any]]  # (ticket, samples)
@@ -660,6 +661,7 @@ def test_a_reading_that_another_thread_closes_waits_no_longer(drawn: bool) -> No
     assert len(found) == 2
     start.restore()
     let_go.set()
+    wait_until(none_is_left, timeout_s=5)  # the next test counts threads
 
 
 def test_an_interrupt_while_threads_start_leaves_none_and_torch_as_it_was(

@@ -99,6 +99,22 @@ def test_getitems_of_another_length_is_refused():
         list(MapDatasetReader(dataset).read_records(task("Short", 0, 40)))
 
 
+@pytest.mark.parametrize("bad", [None, 40])
+def test_getitems_may_change_the_list_that_it_is_given(bad: int | None):
+    class Pops(Batched):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            indices.sort()  # then one cannot be read, and all are asked for again, one by one
+            return [self[indices.pop(0)] for _ in range(len(indices))]
+
+    records = MapDatasetReader(Pops(bad=bad)).read_each("Pops", np.array([3, 40, 2] if bad else [2, 3, 40]))
+    if bad is None:
+        assert list(records) == [4, 9, 1600]
+        return
+    assert next(records) == 9
+    with pytest.raises(OSError, match="record 40 is bad"):
+        next(records)
+
+
 def test_picked_records_come_by_getitems_in_the_order_asked_for():
     dataset = Batched()
     reader = MapDatasetReader(dataset)
