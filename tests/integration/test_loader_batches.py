@@ -300,4 +300,4 @@ def test_a_record_costs_no_python_beside_reading_it(shuffle: bool, reader_of: Re
 
 def test_a_batch_and_its_share_of_a_lease_cost_few_calls() -> None:
     """Beside reading: its way to the loop, its acknowledgement, and that of an embedded master."""
-    assert calls_of_an_epoch(40, shuffle=False, folder=os.path.dirname(edl_torch.__file__)) / 16 <= 131
+    assert calls_of_an_epoch(40, shuffle=False, folder=os.path.dirname(edl_torch.__file__)) / 16 <= 143
