@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 FUZZ_S := 60
-WORKERS := 2
+WORKERS := 3
 FRAMEWORKS := ray tensorflow lightning accelerate transformers deepspeed torchtitan torchft
 
 .DEFAULT_GOAL := help
@@ -25,7 +25,7 @@ demo: $(STAMP)  ## train on two ranks, kill one and the master, and prove that e
 	$(BIN)/python examples/coco/demo.py --output $(DEMO) $(ARGS)
 
 # A file's tests stay together, in the order of their folders: those of many processes first, small ones at the end.
-test: $(STAMP)  ## every promise once; the slowest tests are named at the end; WORKERS=2 at a time
+test: $(STAMP)  ## every promise once; the slowest tests are named at the end; WORKERS=3 at a time
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
 
 test-all: $(STAMP)  ## further cases too (marked `long`): more start methods, seeds, ways to die
