@@ -36,6 +36,7 @@ def hold_interrupts() -> Handler | None:
     before = getsignal(_NUMBER)
     if before is _note or not callable(before):
         return None
+    _noted.clear()  # of a release that another Ctrl-C cut short: that one was heard
     signal(_NUMBER, _note)
     handler: Handler = before
     return handler

@@ -86,3 +86,15 @@ def test_other_threads_hold_nothing() -> None:
     thread.start()
     thread.join()
     assert held == [None]
+
+
+def test_an_interrupt_that_a_later_one_overtook_is_not_raised_again() -> None:
+    held = hold_interrupts()
+    assert held is not None
+    signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, held)  # as a release begins, which the next one cuts short
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    held = hold_interrupts()
+    assert held is not None
+    release_interrupts(held)
