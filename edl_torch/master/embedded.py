@@ -84,9 +84,8 @@ class LocalMaster:
             )
 
     def _ask_all(self) -> None:
-        for listener in list(
-            self._listeners.values()
-        ):  # outside the lock: it will call back into this master
+        """Let sessions report what they have kept back. Without the lock: they call back into this master."""
+        for listener in list(self._listeners.values()):
             listener.tell()
 
     def _decide(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+from plan_kit import COUNTS, PLANS, planned
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -15,9 +15,8 @@ from edl_torch.data import columns
 from edl_torch.data.columns import read_columns
 from edl_torch.errors import BadRecord, ReaderError, SourceUnavailable
 from edl_torch.readers.base import AbstractDataReader, Range
-from edl_torch.shard import DatasetSpec, IndexArray, Slice, Source
+from edl_torch.shard import IndexArray, Slice
 
-COUNTS = {"a": 23, "b": 9}
 SIZE = 4
 
 
@@ -65,29 +64,6 @@ class Texts(Columns):
 
     def made(self, numbers: IndexArray) -> Any:
         return [str(number) for number in numbers.tolist()]
-
-
-def planned(
-    *, shuffle: bool = False, in_shard: bool = False, window: int = 1, counts: Mapping[str, int] = COUNTS
-) -> Plan:
-    spec = DatasetSpec(
-        name="d",
-        sources=tuple(Source(name=name, count=count) for name, count in counts.items()),
-        records_per_shard=6,
-        seed=3,
-        shuffle=shuffle,
-        shuffle_in_shard=in_shard,
-        shuffle_window=window,
-    )
-    return Plan(spec)
-
-
-PLANS = {
-    "stored": planned(),
-    "in shard": planned(in_shard=True),
-    "windows": planned(in_shard=True, window=8),
-    "global": planned(shuffle=True),
-}
 
 
 def grant_of(plan: Plan, shard: int = 0, skip: int = 0) -> Grant:

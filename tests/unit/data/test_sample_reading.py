@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from plan_kit import COUNTS, planned
+from plan_kit import PLANS as MADE
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading import SampleList, SampleReader
 from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceUnavailable
 from edl_torch.readers.base import AbstractDataReader, Range
-from edl_torch.shard import DatasetSpec, Slice, Source
+from edl_torch.shard import Slice
 
-COUNTS = {"a": 23, "b": 9}
 ALL_SHARDS = [("a", 0, 6), ("a", 6, 12), ("a", 12, 18), ("a", 18, 23), ("b", 0, 6), ("b", 6, 9)]
 
 
@@ -57,27 +58,7 @@ class Picking(Stored):
             raise ReaderError("the disk is gone")
 
 
-def planned(*, shuffle: bool = False, shards: bool = False, in_shard: bool = False, window: int = 1) -> Plan:
-    spec = DatasetSpec(
-        name="d",
-        sources=tuple(Source(name=name, count=count) for name, count in COUNTS.items()),
-        records_per_shard=6,
-        seed=3,
-        shuffle=shuffle,
-        shuffle_shards=shards,
-        shuffle_in_shard=in_shard,
-        shuffle_window=window,
-    )
-    return Plan(spec)
-
-
-PLANS = {
-    "stored": planned(),
-    "in shard": planned(in_shard=True),
-    "windows": planned(in_shard=True, window=8),
-    "shuffled windows": planned(shards=True, in_shard=True, window=8),
-    "global": planned(shuffle=True),
-}
+PLANS = MADE | {"shuffled windows": planned(shards=True, in_shard=True, window=8)}
 KINDS = [
     (order, kind) for order in PLANS for kind in (Stored, Picking) if (order, kind) != ("global", Stored)
 ]
