@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import atexit
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_start_method, resource_tracker
 from types import FrameType
 from typing import Any
+
+QUEUE_PATIENCE_S = 0.5  # for what a worker has read and nobody takes any more
 
 
 class WorkerStart:
@@ -27,6 +30,7 @@ class WorkerStart:
         signal.siginterrupt(signal.SIGTERM, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         atexit.register(_ignore)
+        atexit.register(_end_queue_threads)
         if self._user_init is not None:
             self._user_init(worker_id)
 
@@ -39,6 +43,18 @@ def _ignore() -> None:
     """Stay deaf while the interpreter ends: a spawned worker's puts handlers back before it is gone."""
     if signal.getsignal(signal.SIGTERM) == _do_nothing:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _end_queue_threads() -> None:
+    """Wait for the threads that write to queues: the end of a spawned worker's interpreter would abort it.
+
+    torch lets them run on, for nobody may read any more what they write. One that the interpreter stops in
+    torch's code, where a tensor moves to shared memory, takes the process with it (SIGABRT); one that a full
+    pipe holds does not.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(QUEUE_PATIENCE_S)
 
 
 @contextmanager

@@ -125,3 +125,33 @@ def test_torchs_last_resort_for_workers_is_to_kill_them() -> None:
     end_by_kill(SimpleNamespace(_workers=[SimpleNamespace(_popen=process)]))
     assert process.terminate() == "killed"
     end_by_kill(object())
+
+
+WRITING = """
+import multiprocessing, os, sys, threading, time
+from edl_torch.data import worker_start
+
+class Slow:
+    def __init__(self, begun):
+        self.begun = begun
+
+    def __reduce__(self):
+        self.begun.set()
+        time.sleep(0.3)
+        os.write(1, b"whole")
+        return bytes, (1_000_000,)  # more than a pipe holds
+
+worker_start.WorkerStart(None)(0)
+queue, begun = multiprocessing.Queue(), threading.Event()
+queue.put(Slow(begun))
+begun.wait()
+queue.cancel_join_thread()  # as a worker of torch does that is to end
+queue.close()
+"""
+
+
+def test_what_a_worker_writes_as_it_ends_is_not_cut_short_in_the_middle_of_a_tensor() -> None:
+    worker = subprocess.run([sys.executable, "-c", WRITING], timeout=60, check=True, stdout=subprocess.PIPE)
+    assert worker.stdout == b"whole", (
+        "the interpreter ended the thread, which aborts where that is inside of torch"
+    )
