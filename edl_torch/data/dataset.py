@@ -20,11 +20,13 @@ from edl_torch.client.service import DataShardService
 from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data.collate import Collated
 from edl_torch.data.columns import read_columns
 from edl_torch.data.frameworks import check_asked_by, check_no_trainer
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.seeding import Generators, record_seeds
+from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
@@ -143,7 +145,7 @@ class ShardedDataset(IterableDataset[Any]):
         if feed.threading is not None:
             return self._in_threads(link, plan, feed, feed.threading)
         if feed.list_size:
-            return self._lists(link, plan, feed.tally, feed.list_size)
+            return self._lists(link, plan, feed)
         return self._samples(link, plan, feed.tally)
 
     def _deliveries(self, link: Link, drawn: DrawnSamples) -> Deliveries | None:
@@ -171,10 +173,14 @@ class ShardedDataset(IterableDataset[Any]):
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
         return self._read(link, tally, partial(SampleReader(self.reader, self._to_samples).samples, plan))
 
-    def _lists(self, link: Link, plan: Plan, tally: Tally, size: int) -> Iterator[list[Any]]:
-        samples = SampleList(size)
-        read = partial(SampleReader(self.reader, self._to_samples).lists, samples, plan)
-        return chain(self._read(link, tally, read), samples.rest())
+    def _lists(self, link: Link, plan: Plan, feed: Feed) -> Iterator[list[Any] | Collated]:
+        """Lists of samples; batches, where these are made of the numbers of rows."""
+        rows = tensor_rows(self.reader) if feed.collates and self._record_transform is None else None
+        reader = self.reader if rows is None else rows.numbers
+        samples = SampleList(feed.list_size)
+        read = partial(SampleReader(reader, self._to_samples).lists, samples, plan)
+        lists = chain(self._read(link, feed.tally, read), samples.rest())
+        return lists if rows is None else map(rows.batch, lists)
 
     def _read(
         self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBadInRun], Iterator[Any]]
@@ -270,14 +276,17 @@ class Feed:
     """What an `ElasticDataLoader` binds to its dataset for a pass; pickled with it to loader workers.
 
     The iteration yields lists of `list_size` samples, by several threads where `threading` says so; samples
-    one by one where `list_size` is 0.
+    one by one where `list_size` is 0. Where it `collates`, it may yield what `to_batch` makes of a list.
     """
 
-    __slots__ = ("columnar", "generators", "list_size", "tally", "threading")
+    __slots__ = ("collates", "columnar", "generators", "list_size", "tally", "threading")
 
-    def __init__(self, *, columnar: bool, list_size: int, threading: Threading | None = None) -> None:
+    def __init__(
+        self, *, columnar: bool, list_size: int, collates: bool = False, threading: Threading | None = None
+    ) -> None:
         self.columnar = columnar
         self.list_size = list_size
+        self.collates = collates
         self.threading = threading
         self.generators = Generators(after_each=False)
         self.tally = Tally()

@@ -75,7 +75,12 @@ class InnerLoader:
     def _make(self) -> DataLoader[Any]:
         size = self._batch_size
         list_size = 0 if size is None or not self._dataset._makes_lists else size
-        self._feed = Feed(columnar=self.columnar, list_size=list_size, threading=self._threading(list_size))
+        self._feed = Feed(
+            columnar=self.columnar,
+            list_size=list_size,
+            collates=self._arguments.get("collate_fn") is None,
+            threading=self._threading(list_size),
+        )
         collate = TicketedCollate(
             self._user_collate(), self._feed.tally, self._feed.generators, batched=size is not None
         )
