@@ -172,12 +172,12 @@ class InFlight:
         positions = ((task, position) for task, first, after in ticket for position in range(first, after))
         return [failure for task, position in positions for failure in self.fail(task, position, reason)]
 
-    def shares_lease(self, ticket: Ticket, batches: int = 1) -> bool:
+    def shares_lease(self, ticket: Ticket, batches: int) -> bool:
         """Whether a batch is of a lease of which one of the newest handed out is, too."""
         newest = {task for handed in list(self._batches)[-batches:] for task, _, _ in handed}
         return any(task in newest for task, _, _ in ticket)
 
-    def take_back(self, batches: int = 1) -> list[GiveBack]:
+    def take_back(self, batches: int) -> list[GiveBack]:
         """Give back the newest batches that were handed out, and what follows them in their leases."""
         starts: dict[int, int] = {}
         for _ in range(batches):
@@ -240,7 +240,6 @@ class InFlight:
         if start >= held.stop:
             return None
         held.cut(start)
-        held.handed = min(held.handed, start)
         self._close_if_done(task, held)
         return GiveBack(task=task, attempt=held.attempt, start=start, remainder=remainder)
 

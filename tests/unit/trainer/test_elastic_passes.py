@@ -670,6 +670,7 @@ def test_an_acknowledgement_that_was_refused_parts_the_model_from_the_count(
 
 
 def test_repr_shows_state(shell: Shell) -> None:
+    assert repr(shell.elastic) == "<ElasticPasses IDLE exhausted=False <Supply pass=0 closed ready=0>>"
     shell.begin_elastic()
     assert (
         repr(shell.elastic) == "<ElasticPasses ASKING exhausted=False <Supply pass=1 open epoch=0 ready=1>>"

@@ -168,6 +168,15 @@ def test_a_report_acknowledges_a_batch_and_says_how_many_leases_that_completed(
     assert shell.state.exact
 
 
+def test_reported_batches_and_their_records_are_measured(shell: Shell) -> None:
+    shell.begin_plain()
+    shell.draw()
+    shell.report()
+    shell.report(3)
+    measures = shell.state.measuring.measures()
+    assert (measures.batches, measures.records) == (2, 7)
+
+
 def test_one_report_may_complete_several_leases(master: Master, shell: Shell) -> None:
     shell.begin_plain()
     shell.draw()

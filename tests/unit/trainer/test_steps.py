@@ -264,6 +264,16 @@ def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
     assert steps.all_step
 
 
+def test_one_that_never_stepped_and_was_detached_does_not_count_among_all() -> None:
+    steps = Steps()
+    stepping, never = steps.attach(), steps.attach()
+    steps.handed()
+    steps.stepped(stepping)
+    assert not steps.all_step
+    steps.detach(never)
+    assert steps.all_step
+
+
 def test_an_optimizer_that_steps_first_after_the_last_batch_has_stepped() -> None:
     steps = Steps(lookahead=1)
     number = steps.attach()
