@@ -125,6 +125,24 @@ def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Ma
     assert master.status.acknowledged == 8
 
 
+def test_padding_batches_fill_the_last_window_of_a_loop_that_gathers_gradients(master: Master) -> None:
+    shell = Shell(Master(records=40), batch_size=8, attended=False)
+    optimizer = shell.state.steps.attach()
+    shell.begin_elastic()
+    for _ in range(4):
+        hand_next(shell)
+    shell.run(shell.elastic.stepped(optimizer))
+    hand_next(shell)
+    for _ in range(3):
+        shell.request()
+        shell.elastic.pad()
+    shell.run(shell.elastic.stepped(optimizer))
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.stepped(optimizer))
+    assert shell.master.status.acknowledged == 40
+
+
 def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(master: Master) -> None:
     shell = Shell(master, attended=False)
     shell.state.steps.__init__(None)  # type: ignore[misc]
@@ -279,6 +297,15 @@ def test_a_restore_in_the_midst_of_a_loop_is_no_matter(shell: Shell) -> None:
     hand_next(shell)
     shell.run(shell.trainer.position.restore(None))
     shell.run(shell.trainer.open())
+    assert shell.warnings == []
+
+
+def test_what_went_back_before_a_restore_is_no_matter(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.elastic.close(number))
+    shell.run(shell.trainer.position.restore(None))
+    shell.run(shell.elastic.warnings.of_what_went_back())
     assert shell.warnings == []
 
 
