@@ -257,6 +257,15 @@ def test_a_loop_that_is_left_between_batches_gives_back_what_was_drawn(
     assert given_back(master) == [(1, 0)]
 
 
+def test_a_pass_that_is_left_before_the_loop_asks_gives_back_what_was_drawn() -> None:
+    shell = Shell(Master(num_epochs=2), attended=False)
+    shell.train_through()
+    number = shell.run(shell.trainer.open())
+    shell.draw()
+    shell.run(shell.elastic.close(number))
+    assert shell.master.status.leased == 0
+
+
 def test_with_an_optimizer_only_the_batch_without_a_step_goes_back(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
     optimizer = shell.state.steps.attach()
