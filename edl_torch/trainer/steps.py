@@ -179,11 +179,11 @@ class Steps:
         self._ahead = max(0, self._ahead - 1)
 
     @property
-    def told_in_hand(self) -> int:
-        """Newest batches that a wrapper that tells has not passed on, or whose loop did not ask for more."""
+    def told_in_hand(self) -> bool:
+        """Whether a wrapper that tells has batches to pass on, or its loop has one and asked for no more."""
         if not self.is_told or self._asked_for_more:
-            return 0
-        return self.in_hand if self.attached else self._ahead + 1
+            return False
+        return bool(self.in_hand) if self.attached else True
 
     def withdrawn(self, batches: int) -> None:
         """Note that the newest batches were given back."""

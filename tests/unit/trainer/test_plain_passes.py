@@ -137,6 +137,14 @@ def test_a_worker_whose_iteration_was_given_up_while_it_waited_gets_nothing(shel
     assert second.finish()[0] == NO_PASS
 
 
+def test_a_pass_begins_with_none_of_the_leases_of_the_one_before(shell: Shell) -> None:
+    """The one before may have been opened while this one waited to begin."""
+    shell.begin_elastic()
+    assert shell.state.supply.ready == 1
+    shell.run(shell.trainer.plain.begin(Reading(stream=OWN_STREAM)))
+    assert shell.state.supply.ready == 0
+
+
 def test_reading_registers_at_first_use(shell: Shell) -> None:
     beginning = shell.start(shell.trainer.begin_plain(Reading(stream=OWN_STREAM)))
     assert isinstance(beginning.action, Register)
@@ -374,10 +382,14 @@ def test_an_elastic_pass_finishes_the_plain_one(master: Master, shell: Shell) ->
 
 
 def test_finishing_twice_finishes_once(shell: Shell) -> None:
+    for passes in (1, 2):
+        read_all(shell)
+        for _ in range(2):
+            shell.run(shell.trainer.plain.finish())
+        assert len(shell.warnings) == passes
     read_all(shell)
-    for _ in range(2):
+    with pytest.raises(AccountingError, match="3 passes"):  # in a row, with nothing between
         shell.run(shell.trainer.plain.finish())
-    assert len(shell.warnings) == 1
 
 
 def test_a_pass_of_an_older_kind_is_not_finished_as_a_plain_one(master: Master, shell: Shell) -> None:

@@ -355,6 +355,7 @@ def test_another_rank_that_went_back_moves_this_one(master: Master, shell: Shell
     assert not shell.state.inflight
     shell.run(shell.elastic.close(1))
     shell.trainer.position.restored()
+    assert shell.elastic.read_ahead == 0
     shell.train_through()
     assert master.status.finished
 

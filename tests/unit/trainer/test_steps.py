@@ -296,6 +296,18 @@ def test_padding_batches_are_no_reading_ahead() -> None:
     assert steps.keep == 0
 
 
+def test_padding_batches_are_among_those_that_were_read_ahead() -> None:
+    """A wrapper reads one ahead: the loop steps on the first of four when it has the second."""
+    steps = Steps()
+    number = steps.attach()
+    steps.handed()
+    for batch in ("real", "real", "padding"):
+        steps.handed() if batch == "real" else steps.padded()
+        steps.stepped(number)
+    with pytest.raises(AccountingError, match="reads 1 ahead, and lookahead is 0"):
+        steps.stepped_after_the_end(number)
+
+
 def test_batches_that_went_back_before_the_first_step_are_no_reading_ahead() -> None:
     steps = Steps()
     number = steps.attach()
