@@ -82,6 +82,14 @@ def test_a_wrapper_that_reads_further_ahead_than_it_said_is_an_error(lookahead: 
             loop_behind(steps, number, 8, behind)
 
 
+def test_two_steps_show_that_a_wrapper_reads_ahead_and_one_does_not() -> None:
+    """The one may be on both batches: the loop gathers gradients."""
+    once, twice = Steps(), Steps()
+    loop_behind(once, once.attach(), 2, 1)
+    with pytest.raises(AccountingError, match="reads 1 ahead"):
+        loop_behind(twice, twice.attach(), 3, 1)
+
+
 @pytest.mark.parametrize("batches", [4, 6, 7, 8])
 @pytest.mark.parametrize("accumulates", [2, 3])
 def test_a_loop_that_gathers_gradients_and_steps_on_the_rest_is_none(batches: int, accumulates: int) -> None:
