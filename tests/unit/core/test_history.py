@@ -10,7 +10,7 @@ from dispatcher_kit import Trainer, first_of, whole
 from edl_torch.core.calls import DatasetStatus, Failure, GiveBack, Registration, TrainerState, TrainerStatus
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.events import NAME_CHARS, EventKind
-from edl_torch.core.history import DEPARTED, EVENTS, History
+from edl_torch.core.history import DEPARTED, EVENTS, MARKS, History
 from edl_torch.shard import Source
 
 BIG = Registration(name="training", sources=(Source(name="a", count=10_000),), records_per_shard=8)
@@ -225,6 +225,16 @@ def test_a_lease_has_an_age_to_a_second() -> None:
     assert job.seen("a").oldest_lease_s == pytest.approx(20.0, abs=1.0)
     assert job.seen("a").leases == 1
     assert job.seen("b").oldest_lease_s == 0.0
+
+
+def test_a_lease_from_before_the_first_mark_is_as_old_as_that_at_least() -> None:
+    job = Job("a", "b")
+    first_of(job.trainers["a"])
+    for second in range(1, MARKS + 10):
+        job.at(float(second))
+        job.train("b")
+    job.at(MARKS + 10.0)
+    assert job.seen("a").oldest_lease_s == MARKS - 1
 
 
 def test_epochs_and_the_end_are_events() -> None:
