@@ -286,6 +286,20 @@ def test_all_are_looked_at_once_a_second() -> None:
     assert (history.now, history.next_tick) == (5.0, 6.0)
 
 
+def test_calls_of_a_new_second_look_at_all() -> None:
+    job = Job("a")
+    ticks = []
+    for now, act in ((0.0, job.train), (0.9, job.train), (1.0, job.train), (1.9, job.train)):
+        job.at(now)
+        act("a")
+        ticks.append(job.dispatcher.history.next_tick)
+    grant = first_of(job.trainers["a"])
+    job.at(2.0)
+    job.trainers["a"].report(whole(grant))
+    ticks.append(job.dispatcher.history.next_tick)
+    assert ticks == [1.0, 1.0, 2.0, 2.0, 3.0]
+
+
 def test_an_endless_job_counts_its_epochs() -> None:
     registration = Registration(name="training", sources=(Source(name="a", count=8),), num_epochs=0)
     job = Job("a", registration=registration)
