@@ -395,9 +395,11 @@ def test_nothing_is_fetched_before_the_first_lease_and_after_the_end(remote: She
     assert not supply.wants_ahead
     remote.draw("worker 0", number)
     assert supply.wants_ahead
+    answers = supply.answers
     supply.begin_asking()
     assert not supply.wants_ahead
     supply.end_asking()
+    assert supply.answers == answers + 1
     supply.current.state = PassState.EPOCH_OVER
     assert not supply.wants_ahead
     supply.current.state = PassState.OPEN

@@ -264,6 +264,16 @@ def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
     assert steps.all_step
 
 
+def test_one_that_never_stepped_and_was_detached_does_not_count_among_all() -> None:
+    steps = Steps()
+    stepping, never = steps.attach(), steps.attach()
+    steps.handed()
+    steps.stepped(stepping)
+    assert not steps.all_step
+    steps.detach(never)
+    assert steps.all_step
+
+
 def test_an_optimizer_that_steps_first_after_the_last_batch_has_stepped() -> None:
     steps = Steps(lookahead=1)
     number = steps.attach()
@@ -284,6 +294,18 @@ def test_padding_batches_are_no_reading_ahead() -> None:
         steps.stepped(number)
     steps.stepped_after_the_end(number)
     assert steps.keep == 0
+
+
+def test_padding_batches_are_among_those_that_were_read_ahead() -> None:
+    """A wrapper reads one ahead: the loop steps on the first of four when it has the second."""
+    steps = Steps()
+    number = steps.attach()
+    steps.handed()
+    for batch in ("real", "real", "padding"):
+        steps.handed() if batch == "real" else steps.padded()
+        steps.stepped(number)
+    with pytest.raises(AccountingError, match="reads 1 ahead, and lookahead is 0"):
+        steps.stepped_after_the_end(number)
 
 
 def test_batches_that_went_back_before_the_first_step_are_no_reading_ahead() -> None:
