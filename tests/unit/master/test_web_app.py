@@ -163,7 +163,8 @@ async def test_a_frame_has_a_short_row_for_each_trainer_that_says_what_the_statu
         status = json.loads((await site.get("/api/status"))[2])
     (row,) = value["trainers"]
     found, (said,) = dict(zip(value["trainer_columns"], row, strict=True)), status["trainers"]
-    assert found.pop("waiting_share") is None  # nothing was measured yet
+    for name in ("waiting_share", "mean_read_s", "mean_transform_s"):
+        assert found.pop(name) is None  # nothing was measured yet
     assert set(found) == set(said) - {"datasets", "leased", "measures"}
     for name in ("session", "worker_id", "state", "slow", "trained", "leases"):
         assert found[name] == said[name]
