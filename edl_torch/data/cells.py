@@ -58,9 +58,8 @@ class StreamedRecords:
 
     def read(self, position: int) -> Any:
         """The record at a position of the lease's shard; from the same stream where it is the next one."""
-        if position != self._next:
+        if position != self._next:  # also after an error: its record is skipped
             self._records = self._from(position)
-        self._next = -1  # after an error another stream goes on
         record = next(self._records)
         self._next = position + 1
         return record
@@ -114,13 +113,14 @@ class Cell:
         *("block", "error", "is_raw", "lease", "position", "read_s", "row", "steps", "transform_s", "value"),
     )
 
+    row: int  # its place in the block
+
     def __init__(self, lease: Lease, position: int, steps: Steps) -> None:
         self.lease = lease
         self.position = position
         self.steps = steps
         self.is_raw = steps.only_read  # its value is the record, which the thread that iterates transforms
         self.block: Block | None = None
-        self.row = 0  # its place in the block
         self.value: Any = None
         self.error: BaseException | None = None
         self.read_s = self.transform_s = 0.0
@@ -157,7 +157,7 @@ class Cell:
                     self.value = block.rows.place(self.value, self.row)
             block.one_done()
 
-    def transform_here(self, transform: Seeded, *, again: bool = False) -> bool:
+    def transform_here(self, transform: Seeded, *, again: bool) -> bool:
         """Make a sample in this thread, by the record's seed; `again` reads the record anew.
 
         Returns whether there was a record to transform.

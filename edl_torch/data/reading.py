@@ -77,7 +77,7 @@ class SampleReader:
         self._reader = reader
         self._to_samples = to_samples
         self._random = has_random_access(reader)
-        self._window = _KeptWindow()
+        self._window: _KeptWindow | None = None
 
     def samples(self, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun) -> Iterator[Any]:
         """Yield a sample for every readable record of the lease, in order, and keep `run` at the next one."""
@@ -168,11 +168,12 @@ class SampleReader:
                 f"{type(self._reader).__name__} has no read_record(name, index), which a global shuffle "
                 f"needs: use shuffle_shards=True at the service and shuffle=True at the dataset"
             )
-        if not self._window.covers(plan, grant.slice):
-            self._window = _KeptWindow()  # before the next one is read: two would be in memory
-            self._window = self._read_window(plan, grant)
-        self._window.begin = grant.slice.stop
-        kept = self._window.records
+        window = self._window
+        if window is None or not window.covers(plan, grant.slice):
+            window = self._window = None  # before the next one is read: two would be in memory
+            window = self._window = self._read_window(plan, grant)
+        window.begin = grant.slice.stop
+        kept = window.records
 
         def pick(name: str, index: int) -> Any:
             found = kept[name].pop(index)
@@ -244,7 +245,7 @@ class _KeptWindow:
 
     begin: int
 
-    def __init__(self, plan: Plan | None = None, epoch: int = 0, number: int = 0) -> None:
+    def __init__(self, plan: Plan, epoch: int, number: int) -> None:
         self._of = plan, epoch, number
         self.records: dict[str, dict[int, Any]] = {}
         self.error: _Unreadable | None = None

@@ -62,7 +62,7 @@ class ThreadedReading(Iterator[Any]):
     record: then threads transform as long as nobody draws from the global generators.
     """
 
-    _closed = True  # until there is something to close: Ctrl-C may come before
+    _closed = True
 
     def __init__(
         self,
@@ -99,8 +99,9 @@ class ThreadedReading(Iterator[Any]):
         self._waited: list[Block] = []  # which the thread that iterates waits for
         self._cells: deque[Cell] = deque()  # of the block that batches are being made of
         self._whole: Block | None = None  # that block, while nothing of it is taken
-        self._began = self._closed = False
+        self._began = False
         self._pool = ReaderThreads(threading.threads, one_reads=not picks)
+        self._closed = False  # last: without threads there is nothing to close
 
     def __repr__(self) -> str:
         where = "one thread" if self._steps.only_read else "all"
@@ -123,7 +124,7 @@ class ThreadedReading(Iterator[Any]):
             self._let_go()
 
     def __del__(self) -> None:
-        if not self._closed and hasattr(self, "_pool"):
+        if not self._closed:
             self._pool.stop()
             self._let_go()
 
@@ -221,7 +222,7 @@ class ThreadedReading(Iterator[Any]):
     def _is_sample(self, cell: Cell) -> bool:
         """Whether a record has become a sample. Raises, or has it put in quarantine, where it has not."""
         if cell.is_raw and self._seeded is not None:
-            cell.transform_here(self._seeded)
+            cell.transform_here(self._seeded, again=False)
         error = cell.error
         if error is None:
             return True
@@ -250,7 +251,7 @@ class ThreadedReading(Iterator[Any]):
                 break
         if not first:
             return
-        drew = self._transform_and_look(first[-1], self._seeded, self._generators)
+        drew = self._transform_and_look(first[-1], self._seeded, self._generators, again=False)
         self._generators.put_back()
         done = len(first)
         if drew:
@@ -284,9 +285,7 @@ class ThreadedReading(Iterator[Any]):
             self._quiet.restore()  # the loop's numbers go on as if no transform had drawn
         self._quiet = None
 
-    def _transform_and_look(
-        self, cell: Cell, seeded: Seeded, generators: Generators, *, again: bool = False
-    ) -> bool:
+    def _transform_and_look(self, cell: Cell, seeded: Seeded, generators: Generators, *, again: bool) -> bool:
         """Transform a record by its seed. Returns whether that drew random numbers."""
         return cell.transform_here(seeded, again=again) and generators.drew_since(cell.seed)
 

@@ -270,6 +270,12 @@ def test_what_repeats_late_or_elsewhere_is_an_event_of_its_own() -> None:
     assert history.latest == 8
 
 
+def test_all_are_looked_at_once_a_second() -> None:
+    history = History()
+    history.tick((), 5.0)
+    assert (history.now, history.next_tick) == (5.0, 6.0)
+
+
 def test_an_endless_job_counts_its_epochs() -> None:
     registration = Registration(name="training", sources=(Source(name="a", count=8),), num_epochs=0)
     job = Job("a", registration=registration)
