@@ -61,7 +61,7 @@ class Iteration(DeliveredBatches):
 
     def _forget(self, _: object) -> None:
         """The iterator is gone: let go of what it had in its queues."""
-        self._state = {"_num_yielded": self._state.get("_num_yielded", 0)}
+        self._state = {"_num_yielded": self.batches}
 
     def renew_workers(self) -> None:
         """Let the loader start new workers the next time: torch would wait for the dead one each time."""

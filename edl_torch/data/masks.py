@@ -26,9 +26,10 @@ class Masks:
     is infinite, and a parameter that took no part would leave other ranks waiting for its gradient.
     """
 
+    _open: int  # batch whose losses are masked
+
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._open = 0  # batch whose losses are masked
         self._active = False
         self._backward = -1  # the last one of a loss that is not masked
 

@@ -87,6 +87,5 @@ class Rows:
             if whole.data_ptr() == first and len(tensors) == self._size and tensors[0].dtype == whole.dtype:
                 step = whole.stride(0) * whole.element_size()
                 places = range(first, first + step * self._size, step)
-                same = all(tensor.data_ptr() == at for tensor, at in zip(tensors, places, strict=True))
-                return whole if same else None
+                return whole if [tensor.data_ptr() for tensor in tensors] == list(places) else None
         return None

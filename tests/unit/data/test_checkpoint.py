@@ -114,6 +114,14 @@ def test_the_newest_are_kept(tmp_path: Path, new_job: NewJob) -> None:
     assert sorted(os.listdir(folder)) == ["00000005", "00000006"]
 
 
+@pytest.mark.parametrize(("keep", "kept"), [({}, 2), ({"keep": 3}, 3), ({"keep": 1}, 1), ({"keep": 0}, 1)])
+def test_so_many_are_kept(keep: dict[str, int], kept: int, tmp_path: Path, new_job: NewJob) -> None:
+    job = new_job()
+    for _ in range(4):
+        job.save(tmp_path, **keep)
+    assert len(os.listdir(tmp_path)) == kept
+
+
 def test_what_was_half_written_is_ignored_and_removed(tmp_path: Path, new_job: NewJob) -> None:
     job = new_job()
     next(job.steps())

@@ -158,6 +158,13 @@ def test_records_that_lie_together_are_read_a_batch_at_a_time() -> None:
     assert reader.asked == [[0, 1, 2, 3], [4, 5]]
 
 
+def test_records_of_one_shard_are_read_a_batch_at_a_time() -> None:
+    """They may be mixed, but lie together."""
+    reader = Columns()
+    read(reader, planned(in_shard=True, counts={"a": 6}), size=1)
+    assert [len(asked) for asked in reader.asked] == [1] * 6
+
+
 @pytest.mark.parametrize(("order", "expected"), [("stored", [([("a", 0, 6)], True)]), ("global", [])])
 def test_the_reader_hears_what_comes_next(order: str, expected: Any) -> None:
     reader = Columns()

@@ -77,6 +77,24 @@ def test_it_counts_the_batches_that_were_handed_out() -> None:
     assert repr(iteration) == f"<Iteration {os.getpid()}:1 batches=1 going on>"
 
 
+def test_an_iterator_that_is_being_made_has_delivered_nothing() -> None:
+    """torch begins to count last."""
+    table = Iterations()
+    begun: list[Iteration | None] = []
+
+    class Asking:
+        def __iter__(self) -> Iterator[list[int]]:
+            begun.append(table.beginning())
+            assert begun[0] is not None
+            assert begun[0].batches == 0
+            return iter([[0], [1]])
+
+    iterator = iter(DataLoader(["a", "b"], batch_sampler=Asking()))  # type: ignore[arg-type]
+    next(iterator)
+    assert begun[0] is not None
+    assert begun[0].batches == 1
+
+
 def test_an_iterator_that_is_gone_is_over_and_its_count_is_remembered() -> None:
     table = Iterations()
     iterator, iteration = begun(table)
@@ -190,7 +208,10 @@ class Looks(DataLoader[int]):
     found: Any = None
 
     def _get_iterator(self) -> Any:
-        self.found = _persistent_loader(sys._getframe())
+        def starts_a_worker() -> Any:
+            return _persistent_loader(sys._getframe())
+
+        self.found = starts_a_worker()
         return iter(())
 
 

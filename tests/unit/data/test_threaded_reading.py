@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -20,10 +21,12 @@ from hypothesis import strategies as st
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data.cells import Block, Cell
 from edl_torch.data.collate import Collated
 from edl_torch.data.convert import to_batch
 from edl_torch.data.reader_threads import ReaderThreads, thread_count
 from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
@@ -131,7 +134,7 @@ def by_one(
         seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part))
         return map(generators.seeded(transform), records, seeds)
 
-    samples = SampleList(size)
+    samples = SampleList(size, ReadingTimes())
     lists = partial(SampleReader(reader, to_samples).lists, samples, plan)
 
     def read(grant: Grant) -> Iterator[Any]:
@@ -169,6 +172,7 @@ def in_threads(
         plan,
         iter(granted(plan)) if grants is None else grants,
         Tally() if tally is None else tally,
+        ReadingTimes(),
         book,
         transform=transform,
         generators=generators,
@@ -345,6 +349,35 @@ def test_threads_are_a_bounded_number_of_batches_ahead() -> None:
     reading.close()
 
 
+def test_a_reading_whose_threads_cannot_start_raises_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        in_threads(Safe(), planned(), 4, Book(quarantines=False))
+    gc.collect()  # nor does its finaliser fail
+
+
+def test_a_reading_that_was_closed_keeps_no_sample() -> None:
+    made: list[weakref.ref[Sample]] = []
+    reading = in_threads(Safe(), planned(), 2, Book(quarantines=True), lambda _: noted(made), collate=as_list)
+    batch = next(reading)
+    assert repr(reading).startswith("<ThreadedReading <ReaderThreads alive=2 of=2 waiting=")
+    assert repr(reading).endswith("> blocks=2 transforms_in='all'>")
+    reading.close()
+    assert repr(reading) == (
+        "<ThreadedReading <ReaderThreads alive=0 of=2 waiting=0> blocks=0 transforms_in='all'>"
+    )
+    assert list(reading) == []
+    del batch
+    gc.collect()
+    assert len(made) >= 2
+    assert not any(ref() is not None for ref in made)
+
+
 @pytest.mark.parametrize("how", ["closed", "dropped", "to the end"])
 def test_no_thread_is_left(how: str) -> None:
     reading = in_threads(Safe(), planned(), 4, Book(quarantines=False), threads=3)
@@ -361,28 +394,47 @@ def test_no_thread_is_left(how: str) -> None:
     assert none_is_left()
 
 
+class Sample:
+    """What a transform makes of a record."""
+
+
+def noted(made: list[weakref.ref[Sample]]) -> Sample:
+    sample = Sample()
+    made.append(weakref.ref(sample))
+    return sample
+
+
 def test_samples_live_no_longer_than_their_batch() -> None:
-    import weakref
-
-    class Sample:
-        pass
-
     made: list[weakref.ref[Sample]] = []
-
-    def transform(record: int) -> Sample:
-        sample = Sample()
-        made.append(weakref.ref(sample))
-        return sample
-
     gc.disable()
     try:
-        for batch in in_threads(Safe(), planned(), 4, Book(quarantines=False), transform, ahead=1):
+        book = Book(quarantines=False)
+        for batch in in_threads(Safe(), planned(), 4, book, lambda _: noted(made), ahead=1):
             del batch
         deadline = time.monotonic() + 5
         while any(ref() is not None for ref in made) and time.monotonic() < deadline:
             time.sleep(0.001)
         assert len(made) == 29
         assert not any(ref() is not None for ref in made)
+    finally:
+        gc.enable()
+
+
+def test_blocks_that_were_handed_over_need_no_garbage_collector() -> None:
+    """A block and its cells know each other."""
+
+    def alive() -> int:
+        return sum(type(each) in (Block, Cell) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        reading = in_threads(Safe(), planned(), 4, Book(quarantines=False), collate=as_list, ahead=1)
+        for _ in reading:
+            pass
+        del reading
+        assert alive() <= before
     finally:
         gc.enable()
 
