@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 from edl_torch.core.calls import Grant
@@ -108,7 +109,9 @@ class Steps:
 class Cell:
     """One record on its way: a job for a thread, and what has come of it."""
 
-    __slots__ = ("block", "error", "is_raw", "lease", "position", "row", "steps", "value")
+    __slots__ = (
+        *("block", "error", "is_raw", "lease", "position", "read_s", "row", "steps", "transform_s", "value"),
+    )
 
     row: int  # its place in the block
 
@@ -120,24 +123,29 @@ class Cell:
         self.block: Block | None = None
         self.value: Any = None
         self.error: BaseException | None = None
+        self.read_s = self.transform_s = 0.0
 
     def read(self) -> None:
         """Read the record."""
         if not self.steps.skip_all:
+            begun = perf_counter()
             try:
                 self.value = self.lease.records.read(self.position)
             except BaseException as exc:  # noqa: BLE001  the thread that iterates raises it, in its turn
                 self.error = exc
+            self.read_s = perf_counter() - begun
 
     def finish(self) -> None:
         """Make a sample of the record."""
         steps = self.steps
         transform = None if self.is_raw else steps.transform
         if transform is not None and self.error is None and not steps.skip_all:
+            begun = perf_counter()
             try:
                 self.value = transform(self.value)
             except BaseException as exc:  # noqa: BLE001  as above
                 self.error = exc
+            self.transform_s = perf_counter() - begun
         self.settle()
 
     def settle(self) -> None:
@@ -160,8 +168,9 @@ class Cell:
         if self.error is None:
             try:
                 record = self.lease.records.again(self.position) if again else self.value
-                transforms = True
+                transforms, begun = True, perf_counter()
                 self.value = transform(record, self.seed)
+                self.transform_s = perf_counter() - begun
             except Exception as exc:  # noqa: BLE001  as a reader, a transform is the user's code
                 self.error = exc
         return transforms

@@ -14,6 +14,7 @@ from plan_kit import PLANS as MADE
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceUnavailable
 from edl_torch.readers.base import AbstractDataReader, Range
 from edl_torch.shard import Slice
@@ -106,7 +107,7 @@ class Reading:
     def lists(self, plan: Plan, grant: Grant) -> list[int]:
         """The samples, by the list."""
         run = [grant.task, grant.slice.skip, grant.slice.skip]
-        samples = SampleList(4)
+        samples = SampleList(4, ReadingTimes())
 
         def on_bad(position: int, error: ReaderError) -> list[int]:
             return [grant.task, position + 1, position + 1]

@@ -27,6 +27,7 @@ from edl_torch.data.collate import Collated
 from edl_torch.data.convert import to_batch
 from edl_torch.data.reader_threads import ReaderThreads, thread_count
 from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
@@ -134,7 +135,7 @@ def by_one(
         seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part))
         return map(generators.seeded(transform), records, seeds)
 
-    samples = SampleList(size)
+    samples = SampleList(size, ReadingTimes())
     lists = partial(SampleReader(reader, to_samples).lists, samples, plan)
 
     def read(grant: Grant) -> Iterator[Any]:
@@ -172,6 +173,7 @@ def in_threads(
         plan,
         iter(granted(plan)) if grants is None else grants,
         Tally() if tally is None else tally,
+        ReadingTimes(),
         book,
         transform=transform,
         generators=generators,
