@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Iterator
 
-from edl_torch.cli.figures import duration, epoch_of, percent, rate, share
+from edl_torch.cli.figures import duration, epoch_of, of_data, percent, rate, share, short
 from edl_torch.cli.status import client_of, trainer_state
 from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
 from edl_torch.core.events import Event, EventKind
@@ -58,9 +58,7 @@ def view(status: MasterStatus, width: int, height: int) -> Group:
 def _head(status: MasterStatus) -> Iterator[RenderableType]:
     kept = "in a journal" if status.durable else "in memory only"
     line = f"edl-torch  kept {kept}, up {duration(max(0.0, status.time - status.started_at))}"
-    if status.waiting_share is not None:
-        line += f", waited for data {share(status.waiting_share)} of the time"
-    yield Text(line, "bold")
+    yield Text(", ".join(filter(None, (line, of_data(status)))), "bold")
 
 
 def _dataset(item: DatasetStatus, status: MasterStatus, width: int) -> Iterator[RenderableType]:
@@ -96,7 +94,7 @@ def _trainers(status: MasterStatus, rows: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
     for heading in ("TRAINER", "STATE"):
         table.add_column(heading, overflow="ellipsis", no_wrap=True)
-    for heading in ("PACE", "WAITS", "LEASES", "OLDEST", "HEARD", "MOVED ON"):
+    for heading in ("PACE", "WAITS", "READ", "TRANSFORM", "LEASES", "OLDEST", "HEARD", "MOVED ON"):
         table.add_column(heading, justify="right", no_wrap=True)
     order = sorted(status.trainers, key=lambda one: (_rank(one), one.worker_id))
     for one in order[:rows]:
@@ -105,6 +103,8 @@ def _trainers(status: MasterStatus, rows: int) -> Table:
             Text(trainer_state(one), ("red", "yellow", "green")[_rank(one)]),
             rate(one.pace),
             share(one.waiting_share),
+            short(one.mean_read_s),
+            short(one.mean_transform_s),
             str(one.leases),
             duration(one.oldest_lease_s) if one.leases else "-",
             duration(one.idle_s),

@@ -181,7 +181,7 @@ def test_peers_need_a_process_group(job: Job, monkeypatch: pytest.MonkeyPatch, n
     with pytest.raises(InvalidArgument, match=r"synchronous=True needs torch\.distributed"):
         ProcessGroupPeers()
     with pytest.raises(InvalidArgument, match=r"mesh=… needs torch\.distributed"):
-        peers_over(None, "dp")  # type: ignore[arg-type]
+        peers_over(None, "dp", pin_memory=False)  # type: ignore[arg-type]
 
 
 # The parts of one model ---------------------------------------------------------------------------------
