@@ -329,6 +329,22 @@ def test_one_thread_at_a_time_reads_unless_the_reader_says_otherwise() -> None:
     assert reader.most > 1
 
 
+@pytest.mark.parametrize("kind", [Safe, Picking])
+def test_a_reader_hears_which_records_are_picked_next(kind: Any) -> None:
+    expected: list[Any] = []
+
+    class Told(kind):  # type: ignore[misc]
+        def expect(self, ranges: Any, *, in_order: bool = False) -> None:
+            expected.append((list(ranges), in_order))
+
+    plan, book = PLANS["in shard"], Book(quarantines=False)
+    by_several(Told(), plan, 4, book)
+    found, expected = expected, []
+    by_one(Told(), plan, 4, book)
+    assert found == expected
+    assert len(found) == len(granted(plan))
+
+
 def test_a_lease_is_read_as_one_stream() -> None:
     streams: list[tuple[int, int]] = []
 
