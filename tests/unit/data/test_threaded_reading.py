@@ -456,6 +456,20 @@ def test_samples_live_no_longer_than_their_batch() -> None:
         gc.enable()
 
 
+def test_batches_made_in_threads_are_kept_nowhere_else() -> None:
+    made: list[weakref.ref[Sample]] = []
+    reading = in_threads(
+        Safe(), planned(), 4, Book(quarantines=True), collate=lambda samples, rows: noted(made)
+    )
+    gc.disable()
+    try:
+        handed = [weakref.ref(next(reading).batch) for _ in range(5)]
+        assert not any(batch() is not None for batch in handed)
+        reading.close()
+    finally:
+        gc.enable()
+
+
 def test_blocks_that_were_handed_over_need_no_garbage_collector() -> None:
     """A block and its cells know each other."""
 
