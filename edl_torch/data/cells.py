@@ -54,7 +54,7 @@ class StreamedRecords:
         self._grant = grant
         self._source: Source | None = None
         self._records: Iterator[Any] = iter(())
-        self._next = -1  # the position of the next of `_records`
+        self._next: int | None = None  # the position of the next of `_records`
 
     def read(self, position: int) -> Any:
         """The record at a position of the lease's shard; from the same stream where it is the next one."""

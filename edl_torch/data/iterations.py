@@ -132,7 +132,7 @@ class Iterations:
 
     def beginning(self) -> Iteration | None:
         """The iteration that is beginning further up the stack: it starts a worker, or reads by itself."""
-        frame = sys._getframe(1)
+        frame = sys._getframe()
         while (above := frame.f_back) is not None:
             # Of other frames the locals are not looked at: Python would keep what is in them alive.
             if frame.f_code.co_name == "__init__":

@@ -158,6 +158,16 @@ def test_a_frame_of_the_page_leaves_out_what_is_much() -> None:
     assert (named["session"], named["state"], named["waiting_share"]) == ("slow", "live", 0.75)
 
 
+def test_a_frame_of_the_page_has_no_more_digits_than_it_shows() -> None:
+    times = {"idle_s": 1.26, "since_progress_s": 2.26, "oldest_lease_s": 3.26}
+    one = replace(trainer("one", 1.0, 2.0), pace=4.126, **times)  # type: ignore[arg-type]
+    shown = plain_frame(master(one, trainer("untimed")), 0)
+    assert [row[-6:] for row in shown["trainers"]] == [
+        (4.13, 1.3, 2.3, 3.3, "live", 0.333),
+        (0.0, 1.0, 0.0, 0.0, "live", None),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [("größe 1", "größe 1"), ("a\nb", "a\\nb"), ("\x1b[31mred", "\\x1b[31mred"), ("\u202e", "\\u202e")],

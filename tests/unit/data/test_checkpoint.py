@@ -182,6 +182,17 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, new_job: NewJob) 
         new_job(25).load(tmp_path)
 
 
+def test_an_incarnation_that_has_only_loaded_follows_on_that(tmp_path: Path, new_job: NewJob) -> None:
+    new_job().save(tmp_path)
+    old, new = new_job(), new_job()
+    old.load(tmp_path)
+    new.load(tmp_path)
+    new.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"00000002.*another incarnation"):
+        old.save(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["00000001", "00000002"]
+
+
 def test_of_two_incarnations_that_are_alive_one_goes_on(tmp_path: Path, new_job: NewJob) -> None:
     old, new = new_job(), new_job()
     old.load(tmp_path)

@@ -43,6 +43,14 @@ def test_the_length_of_columnar_loaders_is_in_batches() -> None:
         assert len(elastic(dataset, batch_size=None)) == 6
 
 
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
+@pytest.mark.parametrize("value", [None, False])
+def test_an_order_that_is_left_open_is_none(name: str, value: object) -> None:
+    """As those pass it on that take a DataLoader's arguments."""
+    with ElasticDataLoader(range(8), 4, **{name: value}) as loader:
+        assert sum(map(len, loader)) == 8
+
+
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [

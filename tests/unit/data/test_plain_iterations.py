@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from edl_torch.data.iterations import Iteration, Iterations, _asked_by, _persistent_loader
 from edl_torch.errors import ForeignLoop
@@ -122,6 +123,26 @@ def test_without_batches_each_sample_is_one() -> None:
     _, iteration = begun(table, batch_size=None)
     assert iteration.batch_size == 1
     assert table.deliveries(iteration.run) is iteration
+
+
+class OwnIterator(_SingleProcessDataLoaderIter):
+    """Makes batches in a way of its own."""
+
+
+class OwnLoader(DataLoader[int]):
+    def _get_iterator(self) -> Any:
+        return OwnIterator(self)
+
+
+def test_what_an_iterator_of_another_make_delivers_cannot_be_seen() -> None:
+    table = Iterations()
+    dataset = Numbers(table)
+    iterator = iter(OwnLoader(dataset, batch_size=4))
+    (iteration,) = dataset.begun
+    assert iteration is not None
+    assert (iteration.batch_size, iteration.counts_records) == (0, False)
+    assert table.deliveries(iteration.run) is None
+    del iterator
 
 
 def test_samples_of_a_dataset_between_are_no_records() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -147,6 +148,20 @@ def test_nor_after_the_last_record_of_a_shard_that_is_kept() -> None:
     assert reader.ranges == [("a", 0, 6)]
 
 
+def test_a_reader_that_has_more_than_was_asked_for_is_read_no_further() -> None:
+    drawn: list[int] = []
+
+    class Endless(Stored):
+        def read_records(self, task: Any) -> Iterator[int]:
+            for number in count(task.start):
+                drawn.append(number)
+                yield number
+
+    plan = PLANS["in shard"]
+    assert list(Reading(Endless())(plan, part(plan)).values()) == in_order(plan, part(plan))
+    assert drawn == list(range(6))
+
+
 @pytest.mark.parametrize(("order", "kind"), KINDS)
 def test_a_lease_may_be_a_part_of_its_shard(order: str, kind: Any) -> None:
     plan = PLANS[order]
@@ -170,6 +185,8 @@ def test_what_a_reader_promised_and_does_not_have_is_bad(order: str) -> None:
         assert "ended 1 record(s) early" in reading.said[5]
     else:
         assert reading(plan, grant) == there
+        assert "ended 2 record(s) early" in reading.said[numbers.index(4)]
+        assert "ended 1 record(s) early" in reading.said[numbers.index(5)]
     assert set(reading.said) == set(range(len(numbers))) - set(there)
 
 

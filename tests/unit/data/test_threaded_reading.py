@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data import reader_threads
 from edl_torch.data.cells import Block, Cell
 from edl_torch.data.collate import Collated
 from edl_torch.data.convert import to_batch
@@ -328,6 +329,25 @@ def test_one_thread_at_a_time_reads_unless_the_reader_says_otherwise() -> None:
     assert reader.most > 1
 
 
+def test_a_lease_is_read_as_one_stream() -> None:
+    streams: list[tuple[int, int]] = []
+
+    class Streams(Numbers):
+        def read_records(self, task: Any) -> Iterator[int]:
+            streams.append((task.start, task.end))
+            return super().read_records(task)
+
+    by_several(Streams(), PLANS["stored"], 4, Book(quarantines=False))
+    assert streams == [(0, 6), (7, 12), (12, 18), (19, 23), (0, 6), (7, 9)]
+
+
+def test_batches_after_a_bad_record_are_made_in_threads_again() -> None:
+    book = Book(quarantines=True)
+    found = list(in_threads(Safe({1}), PLANS["one shard"], 4, book, collate=as_list))
+    assert [isinstance(batch, Collated) for batch in found] == [False] * 3 + [True] * 4 + [False]
+    assert len(book.said) == 1
+
+
 def test_threads_are_a_bounded_number_of_batches_ahead() -> None:
     read: list[int] = []
     lock = threading.Lock()
@@ -459,6 +479,17 @@ def test_batches_made_in_threads_are_those_of_the_loader(kind: str) -> None:
     found = list(in_threads(Safe(), plan, 4, book, make, collate=to_batch))
     assert all(isinstance(batch, Collated) for batch in found[:-1])
     assert [repr(made(batch)) for batch in found] == [repr(batch) for batch in expected]
+
+
+def test_large_samples_are_copied_to_their_rows_as_they_are_made() -> None:
+    found: list[bool] = []
+
+    def collate(samples: list[Any], rows: Any) -> Any:
+        found.append(rows.whole(samples) is not None)
+        return samples
+
+    list(in_threads(Safe(), PLANS["global"], 4, Book(quarantines=False), SAMPLES["large"], collate=collate))
+    assert found == [True] * 7
 
 
 def made(batch: Any) -> Any:
@@ -630,11 +661,16 @@ def test_a_transform_that_fails_by_chance_fails_as_in_one_thread() -> None:
 
 
 def test_transforms_that_draw_nothing_run_in_several_threads() -> None:
-    names = set()
+    names: set[str] = set()
+    both = threading.Event()
 
     def transform(number: int) -> int:
-        names.add(threading.current_thread().name)
-        time.sleep(0.001)
+        name = threading.current_thread().name
+        if name.startswith("edl-read-"):  # the first is transformed in the loop's thread
+            names.add(name)
+            if len(names) > 1:
+                both.set()
+            assert both.wait(10)
         return number
 
     by_several(Safe(), PLANS["global"], 3, Book(quarantines=False), transform, Generators(after_each=False))
@@ -754,6 +790,37 @@ class Held:
         pass
 
 
+def test_no_job_begins_while_a_process_is_forked() -> None:
+    pool, job = ReaderThreads(1, one_reads=False), Held()
+    reader_threads._pause_all()
+    pool.add([job])
+    assert not job.begun.wait(0.05)
+    reader_threads._all_go_on()
+    assert job.begun.wait(10)
+    job.let_go.set()
+    pool.close()
+
+
+def test_a_pool_that_is_told_to_stop_begins_no_job_any_more() -> None:
+    pool, held, waiting = ReaderThreads(1, one_reads=False), Held(), Held()
+    pool.add([held, waiting])
+    assert held.begun.wait(10)
+    pool.stop()
+    assert repr(pool) == "<ReaderThreads alive=1 of=1 waiting=1>"
+    held.let_go.set()
+    wait_until(none_is_left, timeout_s=10)
+    assert not waiting.begun.is_set()
+
+
+def test_threads_end_before_the_interpreter_does() -> None:
+    """It does not wait for those that it does not end itself."""
+    pool = ReaderThreads(2, one_reads=False)
+    own = [thread for thread in threading.enumerate() if thread.name.startswith("edl-read")]
+    assert [thread.daemon for thread in own] == [True, True]
+    reader_threads._close_all()
+    assert repr(pool) == "<ReaderThreads alive=0 of=2 waiting=0>"
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_waits_for_no_thread_of_its_parent_when_it_forks() -> None:
     pool, job = ReaderThreads(1, one_reads=False), Held()
@@ -761,18 +828,20 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent_when_it_forks() -> Non
     assert job.begun.wait(10)
     child = os.fork()
     if not child:
+        reader_threads._FORK_S = 20.0
         began = time.monotonic()
         grandchild = os.fork()
         if grandchild:
             os.waitpid(grandchild, 0)
-        os._exit(time.monotonic() - began > 0.4)
+        os._exit(time.monotonic() - began > 10)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     job.let_go.set()
     pool.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_transform_that_forks_does_not_wait_for_itself() -> None:
+def test_a_transform_that_forks_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_threads, "_FORK_S", 20.0)
     took: list[float] = []
 
     def forking(number: int) -> int:
@@ -786,18 +855,27 @@ def test_a_transform_that_forks_does_not_wait_for_itself() -> None:
         return number
 
     assert by_several(Safe(), planned(), 4, Book(quarantines=False), forking)
-    assert took[0] < 0.4
+    assert took[0] < 10
 
 
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)), raising=False)
+    own = {0: set(range(12))}
+    monkeypatch.setattr("os.sched_getaffinity", own.__getitem__, raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert [thread_count(given, 0) for given in (None, 0, 3, "auto")] == [0, 0, 3, 8]
     assert [thread_count("auto", workers) for workers in (1, 2, 4, 20)] == [8, 6, 3, 1]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert thread_count("auto", 0) == 3
-    for cores, count in ((5, 1), (None, 1), (64, 8)):
-        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    for trainers, cores, count in (
+        ("4", 5, 1),
+        ("4", None, 1),
+        ("4", 64, 8),
+        ("1", None, 1),
+        ("0", 3, 3),
+        ("?", 3, 3),
+    ):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", trainers)
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         assert thread_count("auto", 0) == count
     for wrong in (-1, True, 1.5, "many"):

@@ -247,6 +247,7 @@ def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
     first = shell.start(shell.trainer.leasing.next("worker 0", number))
     second = shell.start(shell.trainer.leasing.next("worker 1", number))
     third = shell.start(shell.trainer.leasing.wait_for_more())
+    shell.neighbours = (Neighbour(session="other", records=8, same_thread=True),)  # no call has said "wait"
     shell.state.close_pass()
     assert second.finish() is None
     assert third.finish() is False

@@ -157,6 +157,20 @@ def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(ma
     assert master.status.leased == 0
 
 
+def test_a_loop_that_is_left_with_one_that_stands_in_is_not_at_the_end() -> None:
+    """All is read, and a wrapper holds the last batch when the padding comes."""
+    shell = Shell(Master(records=8), batch_size=8, attended=False)
+    shell.state.steps.__init__(None)  # type: ignore[misc]
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.elastic.pad()
+    assert shell.elastic.phase is Loop.TRAINING
+    shell.run(shell.elastic.close(number))
+    assert shell.master.status.leased == 0
+
+
 def read_to_the_end(shell: Shell) -> None:
     """A wrapper that tells reads both batches and the end, and has passed none of them on."""
     shell.state.steps.__init__(None)  # type: ignore[misc]
