@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
+from time import perf_counter
 from typing import Any, Literal, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -25,6 +26,7 @@ from edl_torch.data.columns import read_columns
 from edl_torch.data.frameworks import check_asked_by, check_no_trainer
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
@@ -140,8 +142,9 @@ class ShardedDataset(IterableDataset[Any]):
             return self._samples(link, link.begin(Mode.PLAIN, self._deliveries(link, drawn)), drawn)
         plan = link.begin(Mode.ELASTIC)
         feed.tally.clear()
+        feed.times.clear()
         if feed.columnar:
-            return self._batches(link, plan, feed.tally)
+            return self._batches(link, plan, feed.tally, feed.times)
         if feed.threading is not None:
             return self._in_threads(link, plan, feed, feed.threading)
         if feed.list_size:
@@ -177,7 +180,7 @@ class ShardedDataset(IterableDataset[Any]):
         """Lists of samples; batches, where these are made of the numbers of rows."""
         rows = tensor_rows(self.reader) if feed.collates and self._record_transform is None else None
         reader = self.reader if rows is None else rows.numbers
-        samples = SampleList(feed.list_size)
+        samples = SampleList(feed.list_size, feed.times)
         read = partial(SampleReader(reader, self._to_samples).lists, samples, plan)
         lists = chain(self._read(link, feed.tally, read), samples.rest())
         return lists if rows is None else map(rows.batch, lists)
@@ -201,6 +204,7 @@ class ShardedDataset(IterableDataset[Any]):
             plan,
             iter(link.next, None),
             feed.tally,
+            feed.times,
             partial(self._bad, link),
             transform=self._record_transform,
             generators=self._generators,
@@ -217,19 +221,27 @@ class ShardedDataset(IterableDataset[Any]):
         if reading is not None:
             reading.close()
 
-    def _batches(self, link: Link, plan: Plan, tally: Tally) -> Iterator[Any]:
+    def _batches(self, link: Link, plan: Plan, tally: Tally, times: ReadingTimes) -> Iterator[Any]:
         for grant in iter(link.next, None):
 
             def on_bad(position: int, error: ReaderError, grant: Grant = grant) -> None:
                 self._bad(link, grant, position, error)
 
             run = tally.start(grant.task, grant.slice.skip)
+            asked_at = perf_counter()
             for positions, batch in read_columns(self.reader, plan, grant, self._batch_size, on_bad):
+                read_at = perf_counter()
                 for first, after in positions:
                     if first != run[2]:  # those before it are bad
                         run = tally.start(grant.task, first)
                     run[2] = after
-                yield batch if self.transform is None else self.transform(batch)
+                if self.transform is not None:
+                    batch = self.transform(batch)
+                if read_at >= times.due_at:
+                    times.begin()
+                    times.add(read_at - asked_at, perf_counter() - read_at)
+                yield batch
+                asked_at = perf_counter()
 
     def _bad(self, link: Link, grant: Grant, position: int, error: ReaderError) -> None:
         if self._generators is not None:
@@ -279,7 +291,7 @@ class Feed:
     one by one where `list_size` is 0. Where it `collates`, it may yield what `to_batch` makes of a list.
     """
 
-    __slots__ = ("collates", "columnar", "generators", "list_size", "tally", "threading")
+    __slots__ = ("collates", "columnar", "generators", "list_size", "tally", "threading", "times")
 
     def __init__(
         self, *, columnar: bool, list_size: int, collates: bool = False, threading: Threading | None = None
@@ -290,6 +302,7 @@ class Feed:
         self.threading = threading
         self.generators = Generators(after_each=False)
         self.tally = Tally()
+        self.times = ReadingTimes()
 
 
 class ImageDataset(ShardedDataset):

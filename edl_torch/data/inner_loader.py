@@ -85,8 +85,9 @@ class InnerLoader:
             collates=self._arguments.get("collate_fn") is None,
             threading=self._threading(list_size),
         )
+        feed = self._feed
         collate = TicketedCollate(
-            self._user_collate(), self._feed.tally, self._feed.generators, batched=size is not None
+            self._user_collate(), feed.tally, feed.times, feed.generators, batched=size is not None
         )
         arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
         if self._arguments.get("num_workers"):

@@ -17,7 +17,7 @@ Pair = namedtuple("Pair", "x y")
 
 def travelled(value: Any) -> Any:
     packed = Packed(value)
-    unpacking = Unpacking(packed.structure)
+    unpacking = Unpacking(packed.structure, pin_memory=False)
     assert [content.shape for content in unpacking.contents] == [content.shape for content in packed.contents]
     for mine, theirs in zip(unpacking.contents, packed.contents, strict=True):
         mine.copy_(theirs)
@@ -47,10 +47,15 @@ def test_tensors_arrive_as_they_were(tensor: torch.Tensor) -> None:
 
 
 def test_large_tensors_travel_apart() -> None:
-    small, large = torch.zeros(IN_STRUCTURE_BYTES // 8), torch.ones(IN_STRUCTURE_BYTES)
+    small = torch.arange(IN_STRUCTURE_BYTES // 4)[: IN_STRUCTURE_BYTES // 8]
+    large = torch.ones(IN_STRUCTURE_BYTES + 1, dtype=torch.uint8)
     packed = Packed([small, large])
+    assert small.nbytes == IN_STRUCTURE_BYTES
     assert [content.nbytes for content in packed.contents] == [large.nbytes]
     assert packed.contents[0].data_ptr() == large.data_ptr()
+    found = travelled([small, large])
+    assert torch.equal(found[0], small)
+    assert torch.equal(found[1], large)
 
 
 def test_everything_else_arrives_too() -> None:
