@@ -14,6 +14,7 @@ from edl_torch.cli import top
 from edl_torch.cli.figures import duration, percent, rate, share
 from edl_torch.core.calls import MasterStatus, TrainerState
 from edl_torch.core.events import Event, EventKind
+from edl_torch.core.measures import Measures
 from edl_torch.core.picture import Picture
 
 
@@ -65,6 +66,20 @@ def test_many_trainers_are_cut_to_the_screen() -> None:
     text = drawn(status(trainers=many), height=30)
     assert len(text.splitlines()) <= 30
     assert "and 9" in text or "and 8" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_states_and_figures_are_whole_on_a_narrow_screen(width: int) -> None:
+    measures = Measures(timed=1, read_s=0.312, transform_s=0.045)
+    fields = {"pace": 12345.0, "leases": 3, "oldest_lease_s": 5000.0, "measures": measures}
+    ill = trainer_status("resnet-worker-17.default", state=TrainerState.STREAM_GONE, **fields)
+    lines = drawn(status(trainers=(ill,), events=()), width=width).splitlines()
+    row = next(line for line in lines if line.startswith("resnet"))
+    assert "…" not in next(line for line in lines if line.startswith("TRAINER"))
+    assert "…" not in row.partition("  ")[2]  # the name alone may be cut
+    assert "connection lost" in row
+    assert "12,345/s" in row
+    assert ("312 ms" in row, "83 min" in row) == (width >= 70, width >= 110)
 
 
 @pytest.mark.parametrize(
