@@ -76,8 +76,9 @@ class InnerLoader:
         size = self._batch_size
         list_size = 0 if size is None or not self._dataset._makes_lists else size
         self._feed = Feed(columnar=self.columnar, list_size=list_size, threading=self._threading(list_size))
+        feed = self._feed
         collate = TicketedCollate(
-            self._user_collate(), self._feed.tally, self._feed.generators, batched=size is not None
+            self._user_collate(), feed.tally, feed.times, feed.generators, batched=size is not None
         )
         arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
         if self._arguments.get("num_workers"):

@@ -157,6 +157,20 @@ def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(ma
     assert master.status.leased == 0
 
 
+def test_a_loop_that_is_left_with_one_that_stands_in_is_not_at_the_end() -> None:
+    """All is read, and a wrapper holds the last batch when the padding comes."""
+    shell = Shell(Master(records=8), batch_size=8, attended=False)
+    shell.state.steps.__init__(None)  # type: ignore[misc]
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.elastic.pad()
+    assert shell.elastic.phase is Loop.TRAINING
+    shell.run(shell.elastic.close(number))
+    assert shell.master.status.leased == 0
+
+
 def read_to_the_end(shell: Shell) -> None:
     """A wrapper that tells reads both batches and the end, and has passed none of them on."""
     shell.state.steps.__init__(None)  # type: ignore[misc]
@@ -364,10 +378,12 @@ def leave_with_a_batch(shell: Shell) -> None:
     shell.run(shell.elastic.close(number))
 
 
+@pytest.mark.parametrize("asks_before", [True, False])
 def test_the_tenth_pass_in_a_row_that_keeps_nothing_is_an_error_to_who_asks(
-    master: Master, shell: Shell
+    master: Master, shell: Shell, asks_before: bool
 ) -> None:
-    shell.elastic.warnings.check_gets_on()  # no pass came before
+    if asks_before:
+        shell.elastic.warnings.check_gets_on()  # no pass came before
     for _ in range(2):  # said once; then ten more
         for _ in range(9):
             leave_with_a_batch(shell)

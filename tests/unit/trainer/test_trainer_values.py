@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import edl_torch.trainer
-from edl_torch.core.calls import NEW_PASS
+from edl_torch.core.calls import NEW_PASS, Fence
 from edl_torch.trainer import actions, counting, inflight, outbox, plain, state, steps, supply
 from edl_torch.trainer.facts import Way
 
@@ -69,3 +69,16 @@ def test_ways_are_in_the_order_of_what_they_prove() -> None:
         (7, "unknown"),
     ]
     assert [way.exact for way in Way] == [True, True, True, True, False, False, False]
+
+
+def test_to_a_member_that_is_not_remembered_nothing_was_answered() -> None:
+    registered = state.Registered()
+    registered.answered(Fence(ledger="another"), asked=3, reported=4)
+    assert registered.known(Fence(ledger="another")) == (0, 0)
+    registered.answered(registered.fence, asked=3)
+    registered.answered(registered.fence, reported=4)
+    assert registered.known(registered.fence) == (3, 4)
+
+
+def test_before_the_shell_tells_the_time_it_is_zero() -> None:
+    assert state.State(state.Config(session="s", dataset="d", batch_size=1)).now == 0.0
