@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader
 
 import edl_torch
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
+from edl_torch.data import reading_times
 from edl_torch.readers import MapDatasetReader
 from edl_torch.testing import FakeMaster
 
@@ -271,7 +272,7 @@ def calls_of_an_epoch(
         nonlocal calls
         calls += event == "call" and frame.f_code.co_filename.startswith(folder)
 
-    master = LocalMaster()
+    master = LocalMaster(clock=lambda: 0.0)  # else its history notes how far an epoch is, each second
     master.report_delay_s = math.inf  # else more reports leave where the machine is slow
     with DataShardService(
         batch_size, master, reader, records_per_shard=4 * batch_size, num_epochs=0
@@ -291,6 +292,13 @@ def calls_of_an_epoch(
     return calls
 
 
+@pytest.fixture
+def times_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch alone is timed, however slow the machine is."""
+    monkeypatch.setattr(reading_times, "EACH_S", math.inf)
+
+
+@pytest.mark.usefixtures("times_no_more")
 @pytest.mark.parametrize("reader_of", [comparing_reader, map_dataset_reader])
 @pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
 def test_a_record_costs_no_python_beside_reading_it(shuffle: bool, reader_of: ReaderOf) -> None:
@@ -298,6 +306,7 @@ def test_a_record_costs_no_python_beside_reading_it(shuffle: bool, reader_of: Re
     assert few == many
 
 
+@pytest.mark.usefixtures("times_no_more")
 def test_a_batch_and_its_share_of_a_lease_cost_few_calls() -> None:
     """Beside reading: its way to the loop, its acknowledgement, and that of an embedded master."""
     assert calls_of_an_epoch(40, shuffle=False, folder=os.path.dirname(edl_torch.__file__)) / 16 <= 143
