@@ -23,6 +23,7 @@ except ModuleNotFoundError as exc:
     raise InvalidArgument("edl-torch top needs rich: pip install 'edl-torch[top]'") from exc
 
 EVENTS = 10
+WIDE = 100  # columns of a terminal, of which trainers' times of reading want some
 _BAD = {EventKind.DIED, EventKind.STALLED, EventKind.QUARANTINED, EventKind.SUSPENDED}
 _SIGNS = {  # of a cell, by the state that most of its records are in; the letters work without colour
     "done": ("█", "green"),
@@ -52,7 +53,7 @@ def view(status: MasterStatus, width: int, height: int) -> Group:
     """Return the screen for a status."""
     parts = [*_head(status), *(part for item in status.datasets for part in _dataset(item, status, width))]
     rows = max(4, height - EVENTS - 4 * max(1, len(status.datasets)) - 6)
-    return Group(*parts, _trainers(status, rows), *_events(status))
+    return Group(*parts, _trainers(status, rows, is_wide=width >= WIDE), *_events(status))
 
 
 def _head(status: MasterStatus) -> Iterator[RenderableType]:
@@ -90,11 +91,12 @@ def bar(picture: Picture, width: int) -> Text:
     return made
 
 
-def _trainers(status: MasterStatus, rows: int) -> Table:
+def _trainers(status: MasterStatus, rows: int, *, is_wide: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
     for heading in ("TRAINER", "STATE"):
         table.add_column(heading, overflow="ellipsis", no_wrap=True)
-    for heading in ("PACE", "WAITS", "READ", "TRANSFORM", "LEASES", "OLDEST", "HEARD", "MOVED ON"):
+    reading = ("READ", "TRANSFORM") if is_wide else ()
+    for heading in ("PACE", "WAITS", *reading, "LEASES", "OLDEST", "HEARD", "MOVED ON"):
         table.add_column(heading, justify="right", no_wrap=True)
     order = sorted(status.trainers, key=lambda one: (_rank(one), one.worker_id))
     for one in order[:rows]:
@@ -103,8 +105,7 @@ def _trainers(status: MasterStatus, rows: int) -> Table:
             Text(trainer_state(one), ("red", "yellow", "green")[_rank(one)]),
             rate(one.pace),
             share(one.waiting_share),
-            short(one.mean_read_s),
-            short(one.mean_transform_s),
+            *((short(one.mean_read_s), short(one.mean_transform_s)) if is_wide else ()),
             str(one.leases),
             duration(one.oldest_lease_s) if one.leases else "-",
             duration(one.idle_s),
