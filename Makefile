@@ -49,29 +49,30 @@ coverage: $(STAMP)  ## the tests, and which lines of the package they ran in the
 		pytest pytest-timeout
 	@touch $@
 
+# ARGS="-m ''" runs their further cases too: jobs that are killed ten times.
 test-ray: .venv-ray/.installed  ## jobs on a local Ray cluster whose workers and master are killed
-	.venv-ray/bin/python -m pytest -q tests/on_ray
+	.venv-ray/bin/python -m pytest -q tests/on_ray $(ARGS)
 
 test-tensorflow: .venv-tensorflow/.installed  ## TensorFlow's corner
-	.venv-tensorflow/bin/python -m pytest -q tests/with_tensorflow
+	.venv-tensorflow/bin/python -m pytest -q tests/with_tensorflow $(ARGS)
 
 test-lightning: .venv-lightning/.installed  ## jobs of Lightning's Trainer, killed and resumed
-	.venv-lightning/bin/python -m pytest -q tests/with_lightning
+	.venv-lightning/bin/python -m pytest -q tests/with_lightning $(ARGS)
 
 test-accelerate: .venv-accelerate/.installed  ## jobs with Accelerate, killed and resumed
-	.venv-accelerate/bin/python -m pytest -q tests/with_accelerate
+	.venv-accelerate/bin/python -m pytest -q tests/with_accelerate $(ARGS)
 
 test-transformers: .venv-transformers/.installed  ## jobs of a Transformers Trainer, killed and resumed
-	.venv-transformers/bin/python -m pytest -q tests/with_transformers
+	.venv-transformers/bin/python -m pytest -q tests/with_transformers $(ARGS)
 
 test-deepspeed: .venv-deepspeed/.installed  ## jobs with a DeepSpeed engine, killed and resumed
-	.venv-deepspeed/bin/python -m pytest -q tests/with_deepspeed
+	.venv-deepspeed/bin/python -m pytest -q tests/with_deepspeed $(ARGS)
 
 test-torchtitan: .venv-torchtitan/.installed  ## torchtitan's trainer on the CPU, killed and resumed
-	.venv-torchtitan/bin/python -m pytest -q tests/with_torchtitan
+	.venv-torchtitan/bin/python -m pytest -q tests/with_torchtitan $(ARGS)
 
 test-torchft: .venv-torchft/.installed  ## replicas under torchft, whose commits fail and that are killed
-	.venv-torchft/bin/python -m pytest -q tests/with_torchft
+	.venv-torchft/bin/python -m pytest -q tests/with_torchft $(ARGS)
 
 chaos: $(STAMP)  ## real jobs under fire: 200 kills of trainers, 50 of the master; 200 notices; jobs that restore
 	$(BIN)/python tests/chaos/chaos_run.py --keep runs/chaos

@@ -72,14 +72,15 @@ def contest(contenders: Mapping[str, tuple[Server, Load]], rounds: int, seconds:
     """One short round that is not counted, then `rounds` that are."""
     measured: dict[str, list[Round]] = {name: [] for name in contenders}
     for server, load in contenders.values():
-        _run(server, load, seconds / 5)
+        one_round(server, load, seconds / 5)
     for number in range(rounds):
         for name in contenders if number % 2 else reversed(list(contenders)):
-            measured[name].append(_run(*contenders[name], seconds))
+            measured[name].append(one_round(*contenders[name], seconds))
     return Rounds(measured)
 
 
-def _run(server: Server, load: Load, seconds: float) -> Round:
+def one_round(server: Server, load: Load, seconds: float) -> Round:
+    """Put the load on the server for so long."""
     numbers = (seconds, load.sessions, load.count, load.rate)
     before = server.cpu_s()
     done = subprocess.run(

@@ -31,23 +31,29 @@ TOLD = 128 + signal.SIGTERM  # the exit status of a program that was told to end
 
 @dataclass
 class Death:
-    """Kills its process at the `count`-th time that it comes to `place`; never without one.
+    """Kills its process when it comes to `place` for the `count`-th time; never without one.
 
-    By the clock it is after so many milliseconds, wherever that is.
+    With `later_s` it is so much later, wherever that is. Of all ranks the last one dies, or `rank`.
     """
 
     place: str = ""
     count: int = -1
+    later_s: float = 0.0
+    rank: int = -1
 
-    def start(self) -> None:
-        if self.place == "clock":
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # nothing of Python's runs when it comes
-            signal.setitimer(signal.ITIMER_REAL, self.count / 1000)
+    def of(self, rank: int, ranks: int) -> Death:
+        """What this is for one of the ranks."""
+        return self if rank == self.rank % ranks else Death()
 
     def at(self, place: str) -> None:
+        """Say where the process is."""
         self.count -= place == self.place
-        if not self.count:
+        if place != self.place or self.count:
+            return
+        if not self.later_s:
             os.kill(os.getpid(), signal.SIGKILL)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # nothing of Python's runs when it comes
+        signal.setitimer(signal.ITIMER_REAL, self.later_s)
 
 
 class Job:
@@ -102,15 +108,16 @@ class Job:
         _kill(processes)
 
     def run_to_death(self, ranks: int, settings: Any) -> None:
-        """Run until the last rank has killed itself, as `settings` say, and kill the others soon after.
+        """Run until a rank has killed itself, as `settings` say, and kill the others soon after.
 
         It may come to its end before.
         """
         processes = self._start(ranks, settings)
         _end(processes, lambda: any(process.exitcode for process in processes) or not _alive(processes))
         if any(process.exitcode for process in processes):
-            processes[-1].join(5)
-            assert processes[-1].exitcode < 0, "an attempt failed by itself"
+            dying = processes[settings.death.rank]
+            dying.join(5)
+            assert dying.exitcode < 0, "an attempt failed by itself"
             self.kills += 1
         _kill(processes)
 
@@ -138,11 +145,20 @@ class Job:
     def _steps(self) -> int:
         return len(self.steps())
 
+    def acknowledged(self) -> int:
+        """Records that have counted by now, of all epochs, as the master has it."""
+        return acknowledged_by(self.folder / "state")
+
     def prove(self) -> int:
         """Prove from the trainers' logs that each record had one outcome. Returns their number."""
         verdict = audit_of(self.folder, words=final_words(view(self.folder / "state")))
         assert verdict.proven, verdict
         return verdict.acknowledged
+
+
+def acknowledged_by(state: Path) -> int:
+    """Records that have counted, of all epochs, by the journal of a job's master."""
+    return sum(ledger.acknowledged for ledger in view(state).ledgers)
 
 
 def audit_of(folder: Path, words: Any = None) -> Any:

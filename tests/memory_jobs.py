@@ -9,13 +9,15 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kill_matrix
 import pytest
 from framework_jobs import Death, Job, audit_of
+from kill_matrix import kill_ten_times
 from memory_model import BATCH, EPOCHS, RECORDS
 
 Start = Callable[[Any], Job]
@@ -37,24 +39,41 @@ KILLED = [
 TOLD_TO_END = [(1, 0, 1), (1, 2, 4), (2, 0, 4), (2, 2, 1)]
 
 
-def check(found: dict[str, Any]) -> None:
+def check(found: dict[str, Any], records: int = RECORDS) -> None:
     """The model has learnt all that there was, once an epoch."""
     assert found["finished"]
-    assert found["learnt"] == [EPOCHS] * RECORDS
+    assert found["learnt"] == [EPOCHS] * records
+
+
+def death(chance: random.Random, often: int, most: dict[str, int]) -> Death:
+    """Choose where the last rank dies: a job comes to most places `often`, to some as `most` says."""
+    place = chance.choice(["batch", "backward", "step", "batch over", "clock", "clock", *most])
+    count = chance.randint(1, {"clock": 1500, **most}.get(place, often))
+    return Death("start", 1, later_s=count / 1000) if place == "clock" else Death(place, count)
 
 
 def kill_and_check(start_job: Start, settings: Any, seed: int, most: dict[str, int]) -> None:
     """Kill three attempts with a random number of ranks; `most` is how often a place is come to."""
     job, chance = start_job(settings), random.Random(seed)
-    places = ["batch", "backward", "step", "batch over", "clock", "clock", *most]
     for _ in range(3):
-        place = chance.choice(places)
-        often = {"clock": 1500, **most}.get(place, EPOCHS * RECORDS // BATCH // settings.accumulate)
-        death = Death(place, chance.randint(1, often))
-        print(f"seed {seed}: {death}")
-        job.run_to_death(chance.randint(1, settings.ranks), replace(settings, death=death))
+        dies = death(chance, EPOCHS * RECORDS // BATCH // settings.accumulate, most)
+        print(f"seed {seed}: {dies}")
+        job.run_to_death(chance.randint(1, settings.ranks), replace(settings, death=dies))
     check(job.run(chance.randint(1, settings.ranks)))
     assert job.prove() == EPOCHS * RECORDS
+
+
+def kill_ten_times_and_check(
+    start_job: Start, settings: Any, places: dict[str, int], ends: Sequence[str]
+) -> None:
+    """Kill it ten times; `places` and `ends` are where it can die, as `kill_ten_times` says."""
+    settings = replace(settings, records=kill_matrix.RECORDS)
+    job = start_job(settings)
+    batches = EPOCHS * settings.records // BATCH
+    places = {"batch": 1, "backward": 1, "step": 1, "batch over": 1, **places}
+    found = kill_ten_times(job, settings, settings.ranks, batches=batches, places=places, ends=ends)
+    check(found, settings.records)
+    assert job.prove() == EPOCHS * settings.records
 
 
 def tell_and_check(start_job: Start, settings: Any) -> None:

@@ -39,9 +39,9 @@ class Tally(torch.optim.Optimizer):
         return result
 
 
-def fresh_counts() -> torch.nn.Parameter:
+def fresh_counts(records: int = RECORDS) -> torch.nn.Parameter:
     """The counts of a model that has learnt nothing."""
-    return torch.nn.Parameter(torch.zeros(RECORDS, dtype=torch.float64))
+    return torch.nn.Parameter(torch.zeros(records, dtype=torch.float64))
 
 
 def learnt(counts: torch.Tensor) -> Counter[int]:

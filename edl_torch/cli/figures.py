@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from edl_torch.core.calls import MasterStatus
+
 
 def duration(seconds: float | None) -> str:
     """Return seconds in the unit that fits; a dash where they are not known."""
@@ -14,6 +16,26 @@ def duration(seconds: float | None) -> str:
     if seconds < 2 * 86400:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
     return f"{seconds / 86400:.0f} days"
+
+
+def short(seconds: float | None) -> str:
+    """Return seconds of which there are few in the unit that fits; a dash where they are not known."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.001:
+        return f"{1e6 * seconds:.0f} µs"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def of_data(status: MasterStatus) -> str | None:
+    """Return how long the loops waited for data, and what a batch takes; None where nothing was timed."""
+    if status.waiting_share is None:
+        return None
+    line = f"waited for data {share(status.waiting_share)} of the time"
+    if status.mean_read_s is None:
+        return line
+    read, transformed = short(status.mean_read_s), short(status.mean_transform_s)
+    return f"{line}; a batch is read in {read}, transformed in {transformed}"
 
 
 def rate(records: float) -> str:

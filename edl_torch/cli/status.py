@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from edl_torch.cli.figures import duration, epoch_of, percent, rate, share
+from edl_torch.cli.figures import duration, epoch_of, of_data, percent, rate, share, short
 from edl_torch.cli.main import DEFAULT_ADDRESS
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerState, TrainerStatus
 from edl_torch.core.events import Departed
@@ -85,8 +85,8 @@ def _lines(status: MasterStatus) -> Iterator[str]:
     if status.trainers:
         yield ""
         yield from _columns([_TRAINER_HEADING, *map(_trainer_row, status.trainers)])
-        if status.waiting_share is not None:
-            yield f"waited for data: {share(status.waiting_share)} of the time"
+        if (line := of_data(status)) is not None:
+            yield line
     if status.departed:
         yield ""
         gone = islice(reversed(status.departed), MOST_GONE)
@@ -121,7 +121,8 @@ _DATASET_HEADING = (
     "STATE",
 )
 _TRAINER_HEADING = (
-    *("TRAINER", "SESSION", "DATASETS", "LEASED", "OLDEST", "PACE", "WAITS", "IDLE", "PROGRESS", "STATE"),
+    *("TRAINER", "SESSION", "DATASETS", "LEASED", "OLDEST", "PACE", "WAITS", "READ", "TRANSFORM"),
+    *("IDLE", "PROGRESS", "STATE"),
 )
 _GONE_HEADING = ("GONE", "SESSION", "WHEN", "WHY", "TRAINED ON", "WENT BACK")
 _BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCHS", "REASON")
@@ -156,6 +157,8 @@ def _trainer_row(item: TrainerStatus) -> tuple[str, ...]:
         duration(item.oldest_lease_s) if item.leases else "-",
         rate(item.pace),
         share(item.waiting_share),
+        short(item.mean_read_s),
+        short(item.mean_transform_s),
         f"{item.idle_s:.1f} s",
         f"{item.since_progress_s:.1f} s ago",
         trainer_state(item),

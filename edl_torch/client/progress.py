@@ -59,6 +59,8 @@ class Progress(DatasetStatus):
             "data/waited_s": self.measures.waited.sum_s,
             "data/waited_for_ranks_s": self.measures.waited_for_ranks_s,
             "data/stepped_s": self.measures.stepped.sum_s,
+            "data/mean_read_s": self.measures.mean_read_s,
+            "data/mean_transform_s": self.measures.mean_transform_s,
             "data/waiting_share": self.waiting_share,
         }
         return {name: float(value) for name, value in values.items() if value is not None}

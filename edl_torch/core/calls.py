@@ -363,6 +363,16 @@ class TrainerStatus:
         """Share of its time that its loop waited for data; None where that was not measured."""
         return None if self.measures is None else self.measures.waiting_share
 
+    @property
+    def mean_read_s(self) -> float | None:
+        """Seconds in which the records of one of its batches are read; None where that was not measured."""
+        return None if self.measures is None else self.measures.mean_read_s
+
+    @property
+    def mean_transform_s(self) -> float | None:
+        """Seconds in which the records of one of its batches are transformed; None: not measured."""
+        return None if self.measures is None else self.measures.mean_transform_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterStatus:
@@ -391,3 +401,18 @@ class MasterStatus:
         waited = sum(measures.waited.sum_s for measures in known)
         whole = waited + sum(measures.stepped.sum_s for measures in known)
         return waited / whole if whole else None
+
+    @property
+    def mean_read_s(self) -> float | None:
+        """Seconds in which the records of a batch are read, of all trainers; None: not measured."""
+        return self._mean("read_s")
+
+    @property
+    def mean_transform_s(self) -> float | None:
+        """Seconds in which the records of a batch are transformed, of all trainers; None: not measured."""
+        return self._mean("transform_s")
+
+    def _mean(self, what: str) -> float | None:
+        known = [trainer.measures for trainer in self.trainers if trainer.measures is not None]
+        timed = sum(measures.timed for measures in known)
+        return sum(getattr(measures, what) for measures in known) / timed if timed else None

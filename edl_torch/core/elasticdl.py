@@ -117,7 +117,7 @@ def check_expressible(spec: DatasetSpec) -> None:
             f"ElasticDL's protocol has one name: use --shuffle_shards instead of {given}, or one storage"
         )
     largest = max(source.start + source.count for source in used)
-    index_bytes = max(1, -(-largest.bit_length() // 7))  # a varint has 7 bits a byte
+    index_bytes = -(-largest.bit_length() // 7)  # a varint has 7 bits a byte
     most = (MESSAGE_BYTES - _OTHER_BYTES) // index_bytes
     if spec.largest_lease > most:
         raise InvalidArgument(

@@ -54,7 +54,7 @@ class Lease(Span):
 
     def check_give_back(self, start: int, done: int) -> None:
         """Raise InvalidArgument for records below `done`, where the acknowledged ones end."""
-        if start < done and start < self.stop:
+        if start < done:
             raise InvalidArgument(
                 f"task {self.task} is acknowledged up to {done}; {start} cannot be given back"
             )

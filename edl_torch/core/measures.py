@@ -1,4 +1,4 @@
-"""Measures of one trainer: how long its loop waited for batches, and how long it worked on them.
+"""Measures of one trainer: how long its loop waited for batches and worked on them, and what made them.
 
 Values only: a trainer's heartbeats carry them, the master shows them. They decide nothing.
 """
@@ -66,6 +66,9 @@ class Measures:
         waited: how long the loop waited for each batch.
         stepped: how long it worked on each: from when it got the batch to when it asked for the next one.
         waited_for_ranks_s: of the seconds in `waited` those in which it waited for other synchronous ranks.
+        timed: batches whose reading was timed, in the loop's thread, another one, or a loader worker.
+        read_s: seconds in which the reader read the records of these.
+        transform_s: seconds in which these records were transformed.
     """
 
     batches: int = 0
@@ -73,6 +76,9 @@ class Measures:
     waited: Histogram = Histogram()
     stepped: Histogram = Histogram()
     waited_for_ranks_s: float = 0.0
+    timed: int = 0
+    read_s: float = 0.0
+    transform_s: float = 0.0
 
     @property
     def waiting_share(self) -> float | None:
@@ -80,10 +86,20 @@ class Measures:
         whole_s = self.waited.sum_s + self.stepped.sum_s
         return self.waited.sum_s / whole_s if whole_s else None
 
+    @property
+    def mean_read_s(self) -> float | None:
+        """Seconds in which the records of a batch are read, in sum; None where no batch was timed."""
+        return self.read_s / self.timed if self.timed else None
+
+    @property
+    def mean_transform_s(self) -> float | None:
+        """Seconds in which the records of a batch are transformed, in sum."""
+        return self.transform_s / self.timed if self.timed else None
+
     def check(self) -> None:
         """Raise InvalidArgument for values that cannot have been measured."""
-        check_counts("measures", self.batches, self.records)
-        check_seconds("measures", self.waited_for_ranks_s)
+        check_counts("measures", self.batches, self.records, self.timed)
+        check_seconds("measures", self.waited_for_ranks_s, self.read_s, self.transform_s)
         self.waited.check("waited")
         self.stepped.check("stepped")
 

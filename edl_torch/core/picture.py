@@ -64,9 +64,9 @@ def records_by_cell(first: IndexArray, length: IndexArray, edges: IndexArray) ->
         return np.zeros(len(edges) - 1, np.int64)
     before = np.concatenate(([0], np.cumsum(length)))  # records of the runs before each
     place = np.searchsorted(first, edges, side="right")  # runs that begin at the edge or before it
-    last = np.maximum(place - 1, 0)
+    last = np.maximum(place - 1, 0)  # before all of them nothing of the first one is reached
     inside = np.clip(edges - first[last], 0, length[last])
-    reached: IndexArray = np.where(place > 0, before[last] + inside, 0)
+    reached: IndexArray = before[last] + inside
     return np.diff(reached)
 
 

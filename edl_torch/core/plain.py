@@ -21,6 +21,8 @@ def _taker(kind: type, *derived: str, without: tuple[str, ...] = ()) -> _Taker:
     return names, attrgetter(*names)
 
 
+_MEASURED = ("waiting_share", "mean_read_s", "mean_transform_s")
+_get_measured = attrgetter(*_MEASURED)
 _DATASET = _taker(
     DatasetStatus,
     *("outcomes", "epochs_done", "total", "percent", "epoch_percent", "eta_s", "epoch_eta_s"),
@@ -29,18 +31,22 @@ _DATASET = _taker(
 _TRAINER = _taker(TrainerStatus, without=("state", "measures"))
 _MASTER = _taker(
     MasterStatus,
-    "waiting_share",
+    *_MEASURED,
     without=("datasets", "trainers", "suspended", "events", "departed", "event_counts"),
 )
 _EVENT = _taker(Event, "line", without=("kind",))
 _DEPARTED = _taker(Departed)
 _BAD = _taker(QuarantinedRecord)
 _PICTURE = _taker(Picture)
-_MEASURES = _taker(Measures, "waiting_share", without=("waited", "stepped"))
+_MEASURES = _taker(Measures, *_MEASURED, without=("waited", "stepped"))
 _HISTOGRAM = _taker(Histogram)
 _AS_IT_IS = ("session", "worker_id", "slow", "trained", "leases")
 _ROW_AS_IT_IS = attrgetter(*_AS_IT_IS)
-ROW = (*_AS_IT_IS, "pace", "idle_s", "since_progress_s", "oldest_lease_s", "state", "waiting_share")
+ROW = (
+    *_AS_IT_IS,
+    *("pace", "idle_s", "since_progress_s", "oldest_lease_s", "state"),
+    *_MEASURED,
+)
 
 
 def _take(taker: _Taker, value: object) -> Plain:
@@ -89,7 +95,6 @@ def _trainer(trainer: TrainerStatus) -> Plain:
 
 
 def _row(trainer: TrainerStatus) -> tuple[Any, ...]:
-    share = None if trainer.measures is None else trainer.measures.waiting_share
     return (
         *_ROW_AS_IT_IS(trainer),
         round(trainer.pace, 2),
@@ -97,5 +102,11 @@ def _row(trainer: TrainerStatus) -> tuple[Any, ...]:
         round(trainer.since_progress_s, 1),
         round(trainer.oldest_lease_s, 1),
         trainer.state.value,
-        None if share is None else round(share, 3),
+        *_measured(trainer.measures),
     )
+
+
+def _measured(measures: Measures | None) -> tuple[float | None, ...]:
+    if measures is None:
+        return (None,) * len(_MEASURED)
+    return tuple([None if value is None else round(value, 6) for value in _get_measured(measures)])

@@ -34,10 +34,6 @@ def validate_spec(spec: DatasetSpec) -> None:
         raise InvalidArgument(
             f"{who}: shuffle_in_shard is {spec.shuffle_in_shard!r}: give True, False or None"
         )
-    if spec.shuffle_in_shard not in (True, False, None):
-        raise InvalidArgument(
-            f"{who}: shuffle_in_shard is {spec.shuffle_in_shard!r}: give True, False or None"
-        )
     if not isinstance(spec.task_type, TaskType):
         raise InvalidArgument(f"{who}: task_type is {spec.task_type!r}: give a TaskType")
     _check_sources(who, spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from edl_torch.core.calls import QuarantinedRecord
@@ -82,18 +83,17 @@ class Token:
 
     def _check_slices(self, plan: Plan) -> None:
         cursor = self.epoch, self.position, self.offset
-        place, last = (-1, -1), 0
         bad = (Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in self.quarantine)
         slices = (*self.open, *self.remainders, *bad)
-        for s in sorted(slices, key=lambda s: (s.epoch, s.shard, s.skip)):
+        for s in slices:
             length = plan.records_in(s.epoch, s.shard)
             if not s.limit or s.stop > length:
                 raise InvalidArgument(f"{s} is not a part of its shard, which has {length} records")
             if (s.epoch, plan.window_position(s.epoch, s.shard), s.stop) > cursor:
                 raise InvalidArgument(f"{s} reaches beyond the cursor")
-            if (s.epoch, s.shard) == place and s.skip < last:
+        for before, s in pairwise(sorted(slices, key=lambda s: (s.epoch, s.shard, s.skip))):
+            if (s.epoch, s.shard) == (before.epoch, before.shard) and s.skip < before.stop:
                 raise InvalidArgument(f"{s} overlaps another slice")
-            place, last = (s.epoch, s.shard), s.stop
 
     def _check_counts(self, plan: Plan) -> None:
         before = self.epoch * plan.size + plan.records_before(self.epoch, self.position) + self.offset

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 from edl_torch.core.calls import Grant
@@ -53,13 +54,12 @@ class StreamedRecords:
         self._grant = grant
         self._source: Source | None = None
         self._records: Iterator[Any] = iter(())
-        self._next = -1  # the position of the next of `_records`
+        self._next: int | None = None  # the position of the next of `_records`
 
     def read(self, position: int) -> Any:
         """The record at a position of the lease's shard; from the same stream where it is the next one."""
-        if position != self._next:
+        if position != self._next:  # also after an error: its record is skipped
             self._records = self._from(position)
-        self._next = -1  # after an error another stream goes on
         record = next(self._records)
         self._next = position + 1
         return record
@@ -109,7 +109,11 @@ class Steps:
 class Cell:
     """One record on its way: a job for a thread, and what has come of it."""
 
-    __slots__ = ("block", "error", "is_raw", "lease", "position", "row", "steps", "value")
+    __slots__ = (
+        *("block", "error", "is_raw", "lease", "position", "read_s", "row", "steps", "transform_s", "value"),
+    )
+
+    row: int  # its place in the block
 
     def __init__(self, lease: Lease, position: int, steps: Steps) -> None:
         self.lease = lease
@@ -117,39 +121,43 @@ class Cell:
         self.steps = steps
         self.is_raw = steps.only_read  # its value is the record, which the thread that iterates transforms
         self.block: Block | None = None
-        self.row = 0  # its place in the block
         self.value: Any = None
         self.error: BaseException | None = None
+        self.read_s = self.transform_s = 0.0
 
     def read(self) -> None:
         """Read the record."""
         if not self.steps.skip_all:
+            begun = perf_counter()
             try:
                 self.value = self.lease.records.read(self.position)
             except BaseException as exc:  # noqa: BLE001  the thread that iterates raises it, in its turn
                 self.error = exc
+            self.read_s = perf_counter() - begun
 
     def finish(self) -> None:
         """Make a sample of the record."""
         steps = self.steps
         transform = None if self.is_raw else steps.transform
         if transform is not None and self.error is None and not steps.skip_all:
+            begun = perf_counter()
             try:
                 self.value = transform(self.value)
             except BaseException as exc:  # noqa: BLE001  as above
                 self.error = exc
+            self.transform_s = perf_counter() - begun
         self.settle()
 
     def settle(self) -> None:
         """Tell the block that this record is done."""
         block = self.block
         if block is not None:
-            if block.rows is not None and self.error is None and not self.steps.skip_all:
+            if block.rows is not None:
                 with suppress(Exception):  # the thread that iterates makes the batch of samples, or raises
                     self.value = block.rows.place(self.value, self.row)
             block.one_done()
 
-    def transform_here(self, transform: Seeded, *, again: bool = False) -> bool:
+    def transform_here(self, transform: Seeded, *, again: bool) -> bool:
         """Make a sample in this thread, by the record's seed; `again` reads the record anew.
 
         Returns whether there was a record to transform.
@@ -160,8 +168,9 @@ class Cell:
         if self.error is None:
             try:
                 record = self.lease.records.again(self.position) if again else self.value
-                transforms = True
+                transforms, begun = True, perf_counter()
                 self.value = transform(record, self.seed)
+                self.transform_s = perf_counter() - begun
             except Exception as exc:  # noqa: BLE001  as a reader, a transform is the user's code
                 self.error = exc
         return transforms

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from edl_torch.data.reading_times import ReadingTimes, Times
 from edl_torch.data.seeding import Generators
 from edl_torch.data.transport import packed, unpacked
 from edl_torch.errors import AccountingError
@@ -19,14 +20,15 @@ from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
 
 @dataclass(slots=True)
 class Envelope:
-    """A user's batch, the positions that it holds, and how many these are."""
+    """A user's batch, the positions that it holds, how many these are, and how long reading took if timed."""
 
     batch: Any
     ticket: Ticket
     size: int
+    times: Times | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (packed(self.batch), self.ticket, self.size)
+        return _opened, (packed(self.batch), self.ticket, self.size, self.times)
 
     def pin_memory(self, device: Any = None) -> Envelope:
         """What torch's pinning thread calls: the batch is pinned as torch would, the ticket kept."""
@@ -34,8 +36,8 @@ class Envelope:
         return self
 
 
-def _opened(message: bytes, ticket: Ticket, size: int) -> Envelope:
-    return Envelope(unpacked(message), ticket, size)
+def _opened(message: bytes, ticket: Ticket, size: int, times: Times | None) -> Envelope:
+    return Envelope(unpacked(message), ticket, size, times)
 
 
 @dataclass(slots=True)
@@ -47,17 +49,24 @@ class Collated:
 
 
 class TicketedCollate:
-    """The user's `collate_fn` with the count of drawn positions taken *before* it is called.
+    """The user's `collate_fn` with the count of drawn positions, and `times`, taken *before* it is called.
 
     `batched` says that it is called with a list of samples, whose number must agree with the count. The
     `generators` of random numbers that were lent to the records are put back first.
     """
 
     def __init__(
-        self, collate: Callable[[Any], Any], tally: Tally, generators: Generators, *, batched: bool
+        self,
+        collate: Callable[[Any], Any],
+        tally: Tally,
+        times: ReadingTimes,
+        generators: Generators,
+        *,
+        batched: bool,
     ) -> None:
         self._collate = collate
         self._tally = tally
+        self._times = times
         self._generators = generators
         self._batched = batched
 
@@ -65,6 +74,7 @@ class TicketedCollate:
         if self._generators.lent is not None:
             self._generators.put_back()
         ticket = self._tally.take()
+        times = self._times.take() if self._times.timing else None
         size = ticket_size(ticket)
         made = type(samples) is Collated
         count = samples.size if made else len(samples) if self._batched else size
@@ -74,4 +84,4 @@ class TicketedCollate:
                 f"something between ShardedDataset and the loader adds or drops samples; do it in "
                 f"`transform` or `collate_fn` instead"
             )
-        return Envelope(samples.batch if made else self._collate(samples), ticket, size)
+        return Envelope(samples.batch if made else self._collate(samples), ticket, size, times)

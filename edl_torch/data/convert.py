@@ -43,9 +43,9 @@ def _whole_or_stacked(rows: Rows, tensors: list[torch.Tensor], *, collate_fn_map
 
 def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     first = tensors[0]
-    large = first.nbytes * len(tensors) > IN_MESSAGE_BYTES
+    unusual = first.layout is not torch.strided or first.is_nested  # some of these have no `nbytes`
     try:
-        if large or first.layout is not torch.strided or first.is_nested:
+        if unusual or first.nbytes * len(tensors) > IN_MESSAGE_BYTES:
             stacked: torch.Tensor = torchs.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
             return stacked
         return torch.stack(tensors)
@@ -94,6 +94,6 @@ def to_tensors(batch: Any) -> Any:
 def _array(array: npt.NDArray[Any]) -> Any:
     if array.dtype.kind not in _HELD_BY_TORCH:
         return array
-    if not (array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0):
+    if not (array.flags.writeable and array.dtype.isnative and all(step >= 0 for step in array.strides)):
         array = array.astype(array.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(array)

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
+from time import perf_counter
 from typing import Any, Literal, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -20,11 +21,14 @@ from edl_torch.client.service import DataShardService
 from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data.collate import Collated
 from edl_torch.data.columns import read_columns
 from edl_torch.data.frameworks import check_asked_by, check_no_trainer
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, record_seeds
+from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
@@ -138,12 +142,13 @@ class ShardedDataset(IterableDataset[Any]):
             return self._samples(link, link.begin(Mode.PLAIN, self._deliveries(link, drawn)), drawn)
         plan = link.begin(Mode.ELASTIC)
         feed.tally.clear()
+        feed.times.clear()
         if feed.columnar:
-            return self._batches(link, plan, feed.tally)
+            return self._batches(link, plan, feed.tally, feed.times)
         if feed.threading is not None:
             return self._in_threads(link, plan, feed, feed.threading)
         if feed.list_size:
-            return self._lists(link, plan, feed.tally, feed.list_size)
+            return self._lists(link, plan, feed)
         return self._samples(link, plan, feed.tally)
 
     def _deliveries(self, link: Link, drawn: DrawnSamples) -> Deliveries | None:
@@ -171,10 +176,14 @@ class ShardedDataset(IterableDataset[Any]):
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
         return self._read(link, tally, partial(SampleReader(self.reader, self._to_samples).samples, plan))
 
-    def _lists(self, link: Link, plan: Plan, tally: Tally, size: int) -> Iterator[list[Any]]:
-        samples = SampleList(size)
-        read = partial(SampleReader(self.reader, self._to_samples).lists, samples, plan)
-        return chain(self._read(link, tally, read), samples.rest())
+    def _lists(self, link: Link, plan: Plan, feed: Feed) -> Iterator[list[Any] | Collated]:
+        """Lists of samples; batches, where these are made of the numbers of rows."""
+        rows = tensor_rows(self.reader) if feed.collates and self._record_transform is None else None
+        reader = self.reader if rows is None else rows.numbers
+        samples = SampleList(feed.list_size, feed.times)
+        read = partial(SampleReader(reader, self._to_samples).lists, samples, plan)
+        lists = chain(self._read(link, feed.tally, read), samples.rest())
+        return lists if rows is None else map(rows.batch, lists)
 
     def _read(
         self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBadInRun], Iterator[Any]]
@@ -195,6 +204,7 @@ class ShardedDataset(IterableDataset[Any]):
             plan,
             iter(link.next, None),
             feed.tally,
+            feed.times,
             partial(self._bad, link),
             transform=self._record_transform,
             generators=self._generators,
@@ -211,19 +221,27 @@ class ShardedDataset(IterableDataset[Any]):
         if reading is not None:
             reading.close()
 
-    def _batches(self, link: Link, plan: Plan, tally: Tally) -> Iterator[Any]:
+    def _batches(self, link: Link, plan: Plan, tally: Tally, times: ReadingTimes) -> Iterator[Any]:
         for grant in iter(link.next, None):
 
             def on_bad(position: int, error: ReaderError, grant: Grant = grant) -> None:
                 self._bad(link, grant, position, error)
 
             run = tally.start(grant.task, grant.slice.skip)
+            asked_at = perf_counter()
             for positions, batch in read_columns(self.reader, plan, grant, self._batch_size, on_bad):
+                read_at = perf_counter()
                 for first, after in positions:
                     if first != run[2]:  # those before it are bad
                         run = tally.start(grant.task, first)
                     run[2] = after
-                yield batch if self.transform is None else self.transform(batch)
+                if self.transform is not None:
+                    batch = self.transform(batch)
+                if read_at >= times.due_at:
+                    times.begin()
+                    times.add(read_at - asked_at, perf_counter() - read_at)
+                yield batch
+                asked_at = perf_counter()
 
     def _bad(self, link: Link, grant: Grant, position: int, error: ReaderError) -> None:
         if self._generators is not None:
@@ -270,17 +288,21 @@ class Feed:
     """What an `ElasticDataLoader` binds to its dataset for a pass; pickled with it to loader workers.
 
     The iteration yields lists of `list_size` samples, by several threads where `threading` says so; samples
-    one by one where `list_size` is 0.
+    one by one where `list_size` is 0. Where it `collates`, it may yield what `to_batch` makes of a list.
     """
 
-    __slots__ = ("columnar", "generators", "list_size", "tally", "threading")
+    __slots__ = ("collates", "columnar", "generators", "list_size", "tally", "threading", "times")
 
-    def __init__(self, *, columnar: bool, list_size: int, threading: Threading | None = None) -> None:
+    def __init__(
+        self, *, columnar: bool, list_size: int, collates: bool = False, threading: Threading | None = None
+    ) -> None:
         self.columnar = columnar
         self.list_size = list_size
+        self.collates = collates
         self.threading = threading
         self.generators = Generators(after_each=False)
         self.tally = Tally()
+        self.times = ReadingTimes()
 
 
 class ImageDataset(ShardedDataset):

@@ -35,7 +35,7 @@ def connect(ranks: list[int], rank: int, timeout_s: float) -> Any:
     have made unequal numbers of groups before, and it waits for ever. Nor names that a restarted job's store
     may know from ranks that are gone.
     """
-    where = "edl_torch/" + hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+    where = "edl_torch/" + hashlib.sha256(repr(ranks).encode()).hexdigest()
     store = _get_default_store()
     with peers_alive():
         name = fresh_name(store, where, rank, len(ranks), timeout_s)

@@ -61,7 +61,7 @@ class Iteration(DeliveredBatches):
 
     def _forget(self, _: object) -> None:
         """The iterator is gone: let go of what it had in its queues."""
-        self._state = {"_num_yielded": self._state.get("_num_yielded", 0)}
+        self._state = {"_num_yielded": self.batches}
 
     def renew_workers(self) -> None:
         """Let the loader start new workers the next time: torch would wait for the dead one each time."""
@@ -132,7 +132,7 @@ class Iterations:
 
     def beginning(self) -> Iteration | None:
         """The iteration that is beginning further up the stack: it starts a worker, or reads by itself."""
-        frame = sys._getframe(1)
+        frame = sys._getframe()
         while (above := frame.f_back) is not None:
             # Of other frames the locals are not looked at: Python would keep what is in them alive.
             if frame.f_code.co_name == "__init__":

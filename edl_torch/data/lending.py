@@ -30,7 +30,7 @@ PLAIN: list[Any] = [
     *(bytes, set, frozenset, range, slice, codecs.encode),  # torch allows some of these from 2.5 on
     np.ndarray,
     np.dtype,
-    *(value.__reduce__()[0] for value in (np.zeros(1), np.float32(0))),  # what makes arrays and scalars
+    *(value.__reduce__()[0] for value in (np.zeros(()), np.float32())),  # what makes arrays and scalars
     *{type(np.dtype(code)) for code in np.typecodes["All"]},
 ]
 

@@ -215,7 +215,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         told = service.lookahead == "told"
         self._read_ahead = ReadAhead(self._weights, self._statistics) if told else None
         self._keeps_stepping = False
-        self._lineage = 0
+        self._lineage: int | None = None  # of the last pass
         self._told_of_order = False
         self._told_of_gradients = False
         if self._peers is not None:

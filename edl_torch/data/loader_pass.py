@@ -54,7 +54,8 @@ class LoaderPass(Iterator[Any]):
         self._loader = loader
         self._session = session
         self._passes = session.elastic
-        self._stopwatch = Stopwatch(session.trainer.state.measuring)
+        self._measuring = session.trainer.state.measuring
+        self._stopwatch = Stopwatch(self._measuring)
         self._whole_batch = whole_batch
         self._weights = weights
         self._inner: Iterator[Envelope] | None = None
@@ -122,6 +123,8 @@ class LoaderPass(Iterator[Any]):
                     if self._whole_batch is not None and envelope.size < self._whole_batch:
                         self._passes.return_remainder(envelope.ticket)
                     elif take(envelope.ticket):
+                        if envelope.times is not None:
+                            self._measuring.made(*envelope.times)
                         return envelope
                 self._inner = None
         except (EdlError, RuntimeError) as exc:
@@ -156,6 +159,7 @@ class LoaderPass(Iterator[Any]):
         """End threads and workers now: where the loop raised, its traceback would keep them, and the garbage
         collector can take 5 s for each."""
         inner, self._inner = self._inner, None
+        self._passes.loop_left(self._number)
         self._loader.end_threads()
         shut_down = getattr(inner, "_shutdown_workers", None)
         if shut_down is not None and (self._worker_died or not self._loader.persistent_workers):

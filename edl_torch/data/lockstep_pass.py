@@ -143,7 +143,7 @@ class LockstepPass(SteppingPass):
         return count
 
     def _end(self) -> None:
-        if not self._steps:
+        if not self._stepped:
             together(self._peers, Doing.END, self._passes.settle_stuck, str)
         self._session.position.agree_on_end(self._lockstep)
 
@@ -156,7 +156,7 @@ class LockstepPass(SteppingPass):
         if count.bare:
             lent = self._peers.lend(batch)
             self._padding.keep(lent)
-        self._steps += 1
+        self._stepped = True
         if mine is None:
             return self._pad(), 0
         self._weights.step(mine.size)

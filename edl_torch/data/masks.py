@@ -28,9 +28,9 @@ class Masks:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._open = 0  # batch whose losses are masked
+        self._open: int | None = None  # batch whose losses are masked
         self._active = False
-        self._backward = -1  # the last one of a loss that is not masked
+        self._backward: int | None = None  # the last one of a loss that is not masked
 
     def put(self, batch: int, loss: torch.Tensor) -> None:
         """Mask backward passes of this loss."""
@@ -41,7 +41,7 @@ class Masks:
         """Mask no more: the batch is over."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._open, self._active = [], 0, False
+        self._handles, self._open, self._active = [], None, False
 
     def masked(self, batch: int, backward: int) -> None:
         """A backward pass through a masked loss begins. Raises InvalidArgument unless it is of that batch

@@ -23,15 +23,15 @@ class PaddedPass(SteppingPass):
             if envelope is None and self._passes.is_over:
                 raise StopIteration
             if envelope is None and self._padding.made:
-                self._steps += 1
+                self._stepped = True
                 return self._pad(), 0
-        self._steps += 1
+        self._stepped = True
         self._padding.keep(envelope.batch)
         self._weights.step(envelope.size)
         return envelope.batch, envelope.size
 
     def _look(self) -> bool:
         more = self._passes.look_for_more(0.0 if self._padding.made else FIRST_WAIT_S)
-        if not more and not self._steps and self._passes.is_over:
+        if not more and not self._stepped and self._passes.is_over:
             self._passes.settle_stuck()
         return more

@@ -36,7 +36,7 @@ def check_no_ranks() -> None:
         )
 
 
-def peers_over(mesh: DeviceMesh, dp: str | Sequence[str], *, pin_memory: bool = False) -> ProcessGroupPeers:
+def peers_over(mesh: DeviceMesh, dp: str | Sequence[str], *, pin_memory: bool) -> ProcessGroupPeers:
     """The ranks of a device mesh, which read different data over its dimensions `dp`."""
     _check_initialised("mesh=…")
     return ProcessGroupPeers(parts=parts_of(mesh, dp, dist.get_world_size()), pin_memory=pin_memory)

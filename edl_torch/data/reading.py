@@ -11,10 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, starmap
+from time import perf_counter
 from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import AbstractDataReader, IndexedReader, has_expectations, has_random_access
 from edl_torch.readers.error_classification import is_source_error, name_record
@@ -39,21 +41,25 @@ class OnBadInRun(Protocol):
 
 
 class SampleList:
-    """The samples of the batch that is being read, `size` when it is whole. One lease after another adds to
-    it."""
+    """The samples of the batch that is being read, `size` when it is whole, and its times. One lease after
+    another adds to it."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, times: ReadingTimes) -> None:
+        self.times = times
         self._size = size
         self._samples: list[Any] = []
 
     def draw(self, samples: Iterator[Any], run: Run, stop: int) -> bool:
         """Add samples up to position `stop`, or as many as come, and keep `run` at the next one. Returns
         whether the list is whole."""
-        before, position = len(self._samples), run[2]
+        before, position, timing = len(self._samples), run[2], self.times.timing
+        begun = perf_counter()
         try:  # an error leaves what came before it
             self._samples.extend(islice(samples, min(self._size - before, stop - position)))
         finally:
             run[2] = position + len(self._samples) - before
+            if timing:
+                self.times.drew(begun)
         return len(self._samples) == self._size
 
     def take(self) -> list[Any]:
@@ -74,7 +80,7 @@ class SampleReader:
         self._reader = reader
         self._to_samples = to_samples
         self._random = has_random_access(reader)
-        self._window = _KeptWindow()
+        self._window: _KeptWindow | None = None
 
     def samples(self, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun) -> Iterator[Any]:
         """Yield a sample for every readable record of the lease, in order, and keep `run` at the next one."""
@@ -82,7 +88,8 @@ class SampleReader:
         cut = grant.slice
         while (position := run[2]) < cut.stop:
             try:
-                samples = self._rest(plan, cut, position, source)
+                part = _from(cut, position)
+                samples = iter(self._to_samples(plan, part, source(part)))
                 # All that Python does for one record. No name holds the sample: it would outlive its batch.
                 for run[2] in range(position + 1, cut.stop + 1):
                     yield next(samples)
@@ -99,13 +106,23 @@ class SampleReader:
     ) -> Iterator[list[Any]]:
         """As `samples`, but add to a list and yield it when it is full. For a record no Python runs but the
         reader's and the transform's."""
-        source = self.source(plan, grant)
+        asked_at, times = perf_counter(), samples.times
+        source = self.source(plan, grant)  # a window that is kept is read here
         cut, stop = grant.slice, grant.slice.stop
         while run[2] < stop:
             try:
-                rest = self._rest(plan, cut, run[2], source)
+                part = _from(cut, run[2])
+                records = iter(source(part))
+                if times.timing:
+                    times.add(perf_counter() - asked_at, 0.0)
+                rest, timed = self._drawn(plan, part, records, times), times.timing
                 while samples.draw(rest, run, stop):
                     yield samples.take()
+                    if perf_counter() >= times.due_at:
+                        times.begin()
+                    if times.timing is not timed and run[2] < stop:
+                        part = _from(cut, run[2])
+                        rest, timed = self._drawn(plan, part, records, times), times.timing
                 if run[2] == stop:
                     return
                 raise StopIteration  # as `next` would have
@@ -114,11 +131,11 @@ class SampleReader:
             except Exception as exc:  # noqa: BLE001  as above
                 error = exc
             run = on_bad(run[2], self.named(error, plan, cut, run[2]))
+            asked_at = perf_counter()
 
-    def _rest(self, plan: Plan, cut: Slice, position: int, source: Source) -> Iterator[Any]:
-        """The samples of a slice from `position` on."""
-        rest = cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
-        return iter(self._to_samples(plan, rest, source(rest)))
+    def _drawn(self, plan: Plan, part: Slice, records: Iterator[Any], times: ReadingTimes) -> Iterator[Any]:
+        """The samples of a part, timed where the batch is."""
+        return iter(self._to_samples(plan, part, times.reading(records) if times.timing else records))
 
     def named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
         """Return the error with the name of the record at a position of a slice in front."""
@@ -152,11 +169,12 @@ class SampleReader:
                 f"{type(self._reader).__name__} has no read_record(name, index), which a global shuffle "
                 f"needs: use shuffle_shards=True at the service and shuffle=True at the dataset"
             )
-        if not self._window.covers(plan, grant.slice):
-            self._window = _KeptWindow()  # before the next one is read: two would be in memory
-            self._window = self._read_window(plan, grant)
-        self._window.begin = grant.slice.stop
-        kept = self._window.records
+        window = self._window
+        if window is None or not window.covers(plan, grant.slice):
+            window = self._window = None  # before the next one is read: two would be in memory
+            window = self._window = self._read_window(plan, grant)
+        window.begin = grant.slice.stop
+        kept = window.records
 
         def pick(name: str, index: int) -> Any:
             found = kept[name].pop(index)
@@ -204,6 +222,11 @@ class SampleReader:
         return None
 
 
+def _from(cut: Slice, position: int) -> Slice:
+    """Return a slice from a position on."""
+    return cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
+
+
 def announce(reader: AbstractDataReader, plan: Plan, part: Slice) -> None:
     """Tell the reader which records come next, where they lie together."""
     if plan.order is Shuffle.GLOBAL or not has_expectations(reader):
@@ -223,7 +246,7 @@ class _KeptWindow:
 
     begin: int
 
-    def __init__(self, plan: Plan | None = None, epoch: int = 0, number: int = 0) -> None:
+    def __init__(self, plan: Plan, epoch: int, number: int) -> None:
         self._of = plan, epoch, number
         self.records: dict[str, dict[int, Any]] = {}
         self.error: _Unreadable | None = None

@@ -6,6 +6,8 @@ A sample's memory is then used again at once for the next one. It must not know 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -29,16 +31,16 @@ class Rows:
 
     def place(self, sample: Any, row: int) -> Any:
         """Return the sample with its large tensors and arrays in their row. Several threads may call it."""
-        return self._placed(sample, row, [0])
+        return self._placed(sample, row, count())
 
-    def _placed(self, value: Any, row: int, count: list[int]) -> Any:
+    def _placed(self, value: Any, row: int, numbers: Iterator[int]) -> Any:
         kind = type(value)
         if kind is tuple or kind is list:
-            return kind(self._placed(item, row, count) for item in value)
+            return kind(self._placed(item, row, numbers) for item in value)
         if kind is dict:
-            return {key: self._placed(item, row, count) for key, item in value.items()}
+            return {key: self._placed(item, row, numbers) for key, item in value.items()}
         if kind is torch.Tensor or kind is np.ndarray:
-            number, count[0] = count[0], count[0] + 1
+            number = next(numbers)
             tensor = self._as_tensor(value)
             if tensor is not None and (whole := self._whole(number, tensor)) is not None:
                 own = whole[row].copy_(tensor)
@@ -78,7 +80,7 @@ class Rows:
             return torch.empty(shape, dtype=like.dtype)
         # Elsewhere it would be copied there to be sent to the trainer.
         shared = torch.UntypedStorage._new_shared(like.nbytes * self._size)  # type: ignore[no-untyped-call]
-        return torch.empty(0, dtype=like.dtype).set_(shared).view(shape)
+        return torch.tensor([], dtype=like.dtype).set_(shared).view(shape)
 
     def whole(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
         """The tensor that has these for its rows, all of them and in this order; None where none has."""
@@ -87,6 +89,5 @@ class Rows:
             if whole.data_ptr() == first and len(tensors) == self._size and tensors[0].dtype == whole.dtype:
                 step = whole.stride(0) * whole.element_size()
                 places = range(first, first + step * self._size, step)
-                same = all(tensor.data_ptr() == at for tensor, at in zip(tensors, places, strict=True))
-                return whole if same else None
+                return whole if [tensor.data_ptr() for tensor in tensors] == list(places) else None
         return None

@@ -17,6 +17,7 @@ from torch.serialization import get_safe_globals
 from edl_torch.data.lending import PLAIN
 from edl_torch.errors import InvalidArgument
 
+PROTOCOL = 4  # of pickle; 5, from Python 3.14 on the default, names a function for arrays that is not known
 IN_STRUCTURE_BYTES = 2 << 10  # a tensor of so much costs less in the bytes than as a message of its own
 
 _KNOWN: list[Any] = [*PLAIN, collections.OrderedDict, torch.Size, torch.device]
@@ -50,38 +51,32 @@ class Packed:
                 f"lists, tuples and dicts of them are sent, and classes that every rank gives to "
                 f"torch.serialization.add_safe_globals()"
             ) from exc
-        contents = [_content(tensor) for tensor in pickler.tensors]
-        self.contents = [content for content in contents if content.nbytes > IN_STRUCTURE_BYTES]
-        described = [
-            tuple(_described(tensor, content))
-            for tensor, content in zip(pickler.tensors, contents, strict=True)
-        ]
-        self.structure = pickle.dumps(described, protocol=4) + file.getvalue()
+        tensors = [(tensor, _content(tensor)) for tensor in pickler.tensors]
+        self.contents = [content for _, content in tensors if content.nbytes > IN_STRUCTURE_BYTES]
+        described = [tuple(_described(tensor, content)) for tensor, content in tensors]
+        self.structure = pickle.dumps(described, PROTOCOL) + file.getvalue()
 
 
 class Unpacking:
     """A value that comes as the `structure` of a `Packed`; `contents` are to be filled with that one's."""
 
-    def __init__(self, structure: bytes, *, pin_memory: bool = False) -> None:
+    def __init__(self, structure: bytes, *, pin_memory: bool) -> None:
         file = io.BytesIO(structure)
         described = [_Described(*row) for row in _Unpickler(file, []).load()]
         self._value = file.read()
-        self._tensors = [_tensor(each, pin_memory=pin_memory) for each in described]
-        self._devices = [each.device for each in described]
-        pairs = zip(described, self._tensors, strict=True)
-        self.contents = [_content(tensor) for each, tensor in pairs if each.content is None]
+        self._tensors = [(each, _tensor(each, pin_memory=pin_memory)) for each in described]
+        self.contents = [_content(tensor) for each, tensor in self._tensors if each.content is None]
 
     def value(self) -> Any:
         """The value; its large tensors are as far filled as `contents` are. One that was on an accelerator is
         copied to this rank's."""
-        pairs = zip(self._tensors, self._devices, strict=True)
-        tensors = [tensor if device == "cpu" else tensor.to(device) for tensor, device in pairs]
+        tensors = [tensor.to(each.device) for each, tensor in self._tensors]
         return _Unpickler(io.BytesIO(self._value), tensors).load()
 
 
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=4)
+        super().__init__(file, PROTOCOL)
         self.tensors: list[torch.Tensor] = []
         self._numbers: dict[int, int] = {}
 

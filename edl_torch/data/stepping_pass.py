@@ -30,7 +30,7 @@ class SteppingPass(LoaderPass):
     ) -> None:
         self._padding = padding
         self._statistics = statistics
-        self._steps = 0
+        self._stepped = False
         super().__init__(loader, session, whole_batch, weights, epoch)
 
     def _request(self) -> None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
+from time import perf_counter
 from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
@@ -28,6 +29,7 @@ from edl_torch.data.cells import (
 from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
 from edl_torch.data.reading import SampleReader, too_few
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, GeneratorStates
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
@@ -60,7 +62,7 @@ class ThreadedReading(Iterator[Any]):
     record: then threads transform as long as nobody draws from the global generators.
     """
 
-    _closed = True  # until there is something to close: Ctrl-C may come before
+    _closed = True
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class ThreadedReading(Iterator[Any]):
         plan: Plan,
         grants: Iterator[Grant],
         tally: Tally,
+        times: ReadingTimes,
         on_bad: OnBad,
         *,
         transform: Transform | None,
@@ -79,6 +82,7 @@ class ThreadedReading(Iterator[Any]):
         self._reader = reader
         self._plan = plan
         self._tally = tally
+        self._times = times
         self._on_bad = on_bad
         self._threading = threading
         self._keeps_samples = keeps_samples  # a batch that a thread has made may have to be taken apart
@@ -95,8 +99,9 @@ class ThreadedReading(Iterator[Any]):
         self._waited: list[Block] = []  # which the thread that iterates waits for
         self._cells: deque[Cell] = deque()  # of the block that batches are being made of
         self._whole: Block | None = None  # that block, while nothing of it is taken
-        self._began = self._closed = False
+        self._began = False
         self._pool = ReaderThreads(threading.threads, one_reads=not picks)
+        self._closed = False  # last: without threads there is nothing to close
 
     def __repr__(self) -> str:
         where = "one thread" if self._steps.only_read else "all"
@@ -119,7 +124,7 @@ class ThreadedReading(Iterator[Any]):
             self._let_go()
 
     def __del__(self) -> None:
-        if not self._closed and hasattr(self, "_pool"):
+        if not self._closed:
             self._pool.stop()
             self._let_go()
 
@@ -144,7 +149,7 @@ class ThreadedReading(Iterator[Any]):
                 self._cells.clear()
                 for cell in whole.cells:
                     runs.add(cell)
-                runs.move(self._tally)
+                runs.move(self._tally, self._times)
                 return Collated(whole.batch, len(whole.cells))
             cell = self._cells.popleft()
             if self._is_sample(cell):
@@ -152,7 +157,7 @@ class ThreadedReading(Iterator[Any]):
                 samples.append(cell.take())
         if not samples:
             raise StopIteration
-        runs.move(self._tally)
+        runs.move(self._tally, self._times)
         return samples
 
     # Records are planned and come back --------------------------------------------------------------------
@@ -217,7 +222,7 @@ class ThreadedReading(Iterator[Any]):
     def _is_sample(self, cell: Cell) -> bool:
         """Whether a record has become a sample. Raises, or has it put in quarantine, where it has not."""
         if cell.is_raw and self._seeded is not None:
-            cell.transform_here(self._seeded)
+            cell.transform_here(self._seeded, again=False)
         error = cell.error
         if error is None:
             return True
@@ -246,7 +251,7 @@ class ThreadedReading(Iterator[Any]):
                 break
         if not first:
             return
-        drew = self._transform_and_look(first[-1], self._seeded, self._generators)
+        drew = self._transform_and_look(first[-1], self._seeded, self._generators, again=False)
         self._generators.put_back()
         done = len(first)
         if drew:
@@ -280,27 +285,31 @@ class ThreadedReading(Iterator[Any]):
             self._quiet.restore()  # the loop's numbers go on as if no transform had drawn
         self._quiet = None
 
-    def _transform_and_look(
-        self, cell: Cell, seeded: Seeded, generators: Generators, *, again: bool = False
-    ) -> bool:
+    def _transform_and_look(self, cell: Cell, seeded: Seeded, generators: Generators, *, again: bool) -> bool:
         """Transform a record by its seed. Returns whether that drew random numbers."""
         return cell.transform_here(seeded, again=again) and generators.drew_since(cell.seed)
 
 
 class _Runs:
-    """The positions of a batch that is being made."""
+    """The positions of a batch that is being made, and how long its records took."""
 
     def __init__(self) -> None:
         self._runs: list[list[int]] = []  # [task, first, after]
+        self._read_s = self._transform_s = 0.0
 
     def add(self, cell: Cell) -> None:
         runs, task, position = self._runs, cell.lease.grant.task, cell.position
+        self._read_s += cell.read_s
+        self._transform_s += cell.transform_s
         if runs and runs[-1][2] == position and runs[-1][0] == task:
             runs[-1][2] = position + 1
         else:
             runs.append([task, position, position + 1])
 
-    def move(self, tally: Tally) -> None:
+    def move(self, tally: Tally, times: ReadingTimes) -> None:
         """Count them: the batch is handed over."""
         for task, first, after in self._runs:
             tally.start(task, first)[2] = after
+        if perf_counter() >= times.due_at:
+            times.begin()
+            times.add(self._read_s, self._transform_s)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Collection, Iterable, MutableMapping
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -25,12 +25,11 @@ class Window:
     A batch counts once, however many losses of it are backpropagated.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter] = ()) -> None:
-        parameters = list(parameters)
+    def __init__(self, parameters: Collection[nn.Parameter] = ()) -> None:
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
         # FSDP gathers gradients that it has not reduced elsewhere than in `grad`.
         self._looks = bool(parameters) and not any(hasattr(p, "full_tensor") for p in parameters)
-        self._backward = -1
+        self._backward: int | None = None  # the last one
         self.clear()
 
     def clear(self) -> None:
@@ -83,7 +82,7 @@ class Window:
         """A batch was not trained on after all."""
         self._counts.pop(batch, None)
 
-    def copy_for(self, parameters: Iterable[nn.Parameter]) -> Window:
+    def copy_for(self, parameters: Collection[nn.Parameter]) -> Window:
         """The same batches, in the gradients of others."""
         other = Window(parameters)
         other._before, other._counts, other._kinds = self._before, dict(self._counts), set(self._kinds)

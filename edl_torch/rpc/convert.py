@@ -317,7 +317,7 @@ def restore_call_from_wire(message: pb.RestoreRequest) -> calls.RestoreCall:
 
 # Measures ---------------------------------------------------------------------------------------------
 
-_take_measures = taker("batches", "records", "waited_for_ranks_s")
+_take_measures = taker("batches", "records", "waited_for_ranks_s", "timed", "read_s", "transform_s")
 
 
 def measures_to_wire(value: Measures) -> pb.Measures:

@@ -121,7 +121,10 @@ class Measures(_message.Message):
     waited: Histogram
     stepped: Histogram
     waited_for_ranks_s: float
-    def __init__(self, batches: _Optional[int] = ..., records: _Optional[int] = ..., waited: _Optional[_Union[Histogram, _Mapping]] = ..., stepped: _Optional[_Union[Histogram, _Mapping]] = ..., waited_for_ranks_s: _Optional[float] = ...) -> None: ...
+    timed: int
+    read_s: float
+    transform_s: float
+    def __init__(self, batches: _Optional[int] = ..., records: _Optional[int] = ..., waited: _Optional[_Union[Histogram, _Mapping]] = ..., stepped: _Optional[_Union[Histogram, _Mapping]] = ..., waited_for_ranks_s: _Optional[float] = ..., timed: _Optional[int] = ..., read_s: _Optional[float] = ..., transform_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     def __init__(self) -> None: ...

@@ -176,8 +176,8 @@ class ElasticPasses:
         if not self._state.config.keeps_ledger:
             return False  # such a master does not tell: others may give records back, and epochs may follow
         plan = self._state.registered.plan
-        epochs = 0 if plan is None else plan.spec.num_epochs
-        return current.epoch == NEW_PASS or 0 < epochs <= current.epoch
+        assert plan is not None, "a pass is open"
+        return current.epoch == NEW_PASS or 0 < plan.spec.num_epochs <= current.epoch
 
     # Batches of another trainer ---------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import count
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.limits import shortened
@@ -33,7 +34,7 @@ class InFlight:
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
         self._batches: deque[Ticket] = deque()
-        self._taken_over = 0  # the last task of another trainer's batch
+        self._taken_over = count()  # tasks of another trainer's batches
         self.settled = 0  # batches that were acknowledged, or put into quarantine
 
     @property
@@ -84,9 +85,9 @@ class InFlight:
         """Hold a batch of another trainer, each run of it as a lease of its own. Returns its ticket here."""
         ticket = []
         for part in slices:
-            self._taken_over += 1
-            self.grant(Grant(task=self._taken_over, attempt=0, slice=part))
-            ticket.append((self._taken_over, part.skip, part.stop))
+            task = next(self._taken_over)
+            self.grant(Grant(task=task, attempt=0, slice=part))
+            ticket.append((task, part.skip, part.stop))
         return tuple(ticket)
 
     def draw(self, task: int, stream: str) -> None:
@@ -172,12 +173,12 @@ class InFlight:
         positions = ((task, position) for task, first, after in ticket for position in range(first, after))
         return [failure for task, position in positions for failure in self.fail(task, position, reason)]
 
-    def shares_lease(self, ticket: Ticket, batches: int = 1) -> bool:
+    def shares_lease(self, ticket: Ticket, batches: int) -> bool:
         """Whether a batch is of a lease of which one of the newest handed out is, too."""
         newest = {task for handed in list(self._batches)[-batches:] for task, _, _ in handed}
         return any(task in newest for task, _, _ in ticket)
 
-    def take_back(self, batches: int = 1) -> list[GiveBack]:
+    def take_back(self, batches: int) -> list[GiveBack]:
         """Give back the newest batches that were handed out, and what follows them in their leases."""
         starts: dict[int, int] = {}
         for _ in range(batches):
@@ -240,13 +241,11 @@ class InFlight:
         if start >= held.stop:
             return None
         held.cut(start)
-        held.handed = min(held.handed, start)
         self._close_if_done(task, held)
         return GiveBack(task=task, attempt=held.attempt, start=start, remainder=remainder)
 
     def _close_if_done(self, task: int, held: Held) -> None:
-        if held.handed < held.done:
-            held.handed = held.done  # a hole at the front is no batch's
+        held.handed = max(held.handed, held.done)  # a hole at the front is no batch's
         if held.done >= held.stop:
             del self._held[task]
 

@@ -123,7 +123,7 @@ class Leasing:
         # Repeated, it gets the answer of then: leases that no other call would ever tell us of.
         number, fence = supply.lost_in or supply.current.number, state.fence
         supply.lost_in = number
-        presented = 0 if state.liveness is None else state.liveness.presented
+        presented = None if state.liveness is None else state.liveness.presented
         call = state.call(
             LeaseCall,
             fence,
@@ -203,7 +203,7 @@ class Leasing:
         is_other = trainer.session != config.session and config.dataset in trainer.datasets
         return is_other and trainer.leased > 0
 
-    def _take_in(self, answer: LeaseAnswer, number: int, presented: int) -> None:
+    def _take_in(self, answer: LeaseAnswer, number: int, presented: int | None) -> None:
         state = self._state
         for grant in answer.grants:
             if state.config.audited:

@@ -50,6 +50,9 @@ class Measuring:
         self.batches = 0
         self.records = 0
         self.waited_for_ranks_s = 0.0
+        self.timed = 0
+        self.read_s = 0.0
+        self.transform_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Measuring batches={self.batches} waited={self.waited} stepped={self.stepped}>"
@@ -61,6 +64,12 @@ class Measuring:
             self.waited_for_ranks_s += waited_for_ranks_s
         self.batches += 1
         self.records += records
+
+    def made(self, read_s: float, transform_s: float) -> None:
+        """Count how long the records of a batch were read and transformed."""
+        self.timed += 1
+        self.read_s += read_s
+        self.transform_s += transform_s
 
     def reported(self, records: int) -> None:
         """Count a batch of a loop that is not timed."""
@@ -75,4 +84,7 @@ class Measuring:
             waited=self.waited.histogram(),
             stepped=self.stepped.histogram(),
             waited_for_ranks_s=self.waited_for_ranks_s,
+            timed=self.timed,
+            read_s=self.read_s,
+            transform_s=self.transform_s,
         )

@@ -12,7 +12,7 @@ from edl_torch.trainer.facts import Run, Way
 from edl_torch.trainer.phases import TELLING, Telling
 
 
-@dataclass(slots=True, repr=False)
+@dataclass(slots=True)
 class Report:
     """Outcomes for one call. Several notes become one: failures, acknowledgements, then give-backs."""
 

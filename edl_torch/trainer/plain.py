@@ -129,7 +129,7 @@ class PlainPasses:
             return
         state.close_pass()
         unreported = state.inflight.records
-        silent = plain.ran_out and unreported > 0 and not plain.is_reported and not abandoned
+        silent = plain.ran_out and bool(unreported) and not plain.is_reported and not abandoned
         self._silent_passes = self._silent_passes + 1 if silent else 0
         plain.ran_out = False
         state.outbox.note(give_backs=state.inflight.give_back_unacknowledged())

@@ -138,7 +138,7 @@ class Position:
         """End the pass without finishing it: the model and the data are at a token now."""
         self._state.close_pass()
         self._state.plain.begun.clear()
-        self._elastic.read_ahead, self._held = self._held, 0
+        self._elastic.read_ahead = self._held
         self._elastic.warnings.restored()
         self._state.restored()
 

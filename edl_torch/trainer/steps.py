@@ -6,6 +6,7 @@ Counts only: batches read ahead by a wrapper, and batches that an attached optim
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 from edl_torch.errors import AccountingError
 
@@ -38,7 +39,7 @@ class Steps:
         self._in_pass: dict[int, _InPass] = {}
         self._names: dict[int, str] = {}  # of optimizers, for messages
         self._expected: set[int] = set()  # optimizers that were attached when the pass began
-        self._next = 0
+        self._numbers = count()  # of optimizers
         self._never: set[int] = set()  # optimizers that have not stepped at all
         self._told: set[int] = set()  # of those, the ones that somebody was told of
         self._replaced = False  # whether one did not step in the last pass, and others did
@@ -86,7 +87,7 @@ class Steps:
 
     def attach(self, name: str = "optimizer") -> int:
         """Add an optimizer; returns its number. Batches that wait for a step wait for one of it too."""
-        number, self._next = self._next, self._next + 1
+        number = next(self._numbers)
         self._since[number] = self.keep
         self._since.pop(_NOBODY, None)
         self._names[number] = name
@@ -98,7 +99,6 @@ class Steps:
         one that is attached later, or for a report."""
         since = self._since.pop(number)
         del self._names[number]
-        self._in_pass.pop(number, None)
         self._never.discard(number)
         self._replaced = False
         if not self._since and since > self._ahead:
@@ -178,11 +178,11 @@ class Steps:
         self._ahead = max(0, self._ahead - 1)
 
     @property
-    def told_in_hand(self) -> int:
-        """Newest batches that a wrapper that tells has not passed on, or whose loop did not ask for more."""
+    def told_in_hand(self) -> bool:
+        """Whether a wrapper that tells has batches to pass on, or its loop has one and asked for no more."""
         if not self.is_told or self._asked_for_more:
-            return 0
-        return self.in_hand if self.attached else self._ahead + 1
+            return False
+        return bool(self.in_hand) if self.attached else True
 
     def withdrawn(self, batches: int) -> None:
         """Note that the newest batches were given back."""

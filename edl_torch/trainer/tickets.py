@@ -28,9 +28,10 @@ class Tally:
             run[1] = after
             return ((task, first, after),) if after > first else ()
         ticket = tuple([(task, first, after) for task, first, after in runs if after > first])
-        del runs[:-1]
-        for run in runs:
-            run[1] = run[2]
+        if runs:
+            last = runs[-1]
+            last[1] = last[2]
+            self._runs = [last]
         return ticket
 
     def clear(self) -> None:

@@ -7,6 +7,7 @@ import time
 import warnings
 from typing import Any
 
+import pytest
 from loader_kit import ColumnReader, trainer
 from lockstep_kit import Rank, run_ranks
 from torch.utils.data import DataLoader
@@ -42,6 +43,17 @@ def test_a_slow_transform_is_time_that_the_loop_waits() -> None:
     assert measures.waiting_share > 0.5
 
 
+@pytest.mark.parametrize("options", [{}, {"num_threads": 2}, {"num_workers": 1}], ids=str)
+def test_how_long_records_of_a_batch_are_transformed_comes_with_the_batch(options: dict[str, Any]) -> None:
+    fake = FakeMaster()
+    with trainer(fake, {"a": 12}, dataset={"transform": slow}) as (_, dataset):
+        list(ElasticDataLoader(dataset, **options))
+        measures = measures_of(fake)
+    assert 1 <= measures.timed <= 3
+    assert measures.transform_s >= measures.timed * 4 * SLOW_S
+    assert measures.read_s > 0
+
+
 def test_a_slow_step_is_time_that_it_works() -> None:
     fake = FakeMaster()
     with trainer(fake, {"a": 12}) as (_, dataset):
@@ -70,9 +82,13 @@ def test_what_happens_between_two_passes_is_not_timed() -> None:
 
 def test_batches_that_a_reader_makes_are_measured() -> None:
     fake = FakeMaster()
-    with trainer(fake, ColumnReader({"a": 10})) as (_, dataset):
+    with trainer(fake, ColumnReader({"a": 10}), dataset={"transform": slow}) as (_, dataset):
         list(ElasticDataLoader(dataset, batch_size=None))
-        assert measures_of(fake).records == 10
+        measures = measures_of(fake)
+    assert measures.records == 10
+    assert measures.timed >= 1
+    assert measures.transform_s >= measures.timed * SLOW_S
+    assert measures.read_s > 0
 
 
 def test_a_stand_in_is_a_batch_without_records() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from memory_model import fresh_counts, learnt
+from memory_model import RECORDS, fresh_counts, learnt
 
 
 class Remembers(torch.nn.Module):
     """Counts what it learns."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: int = RECORDS) -> None:
         super().__init__()
-        self.counts = fresh_counts()
+        self.counts = fresh_counts(records)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return -self.counts[batch]

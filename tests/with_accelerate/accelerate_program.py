@@ -33,8 +33,9 @@ class Settings:
     workers: int = 0
     accumulate: int = 1
     every: int = 0  # batches between states; 0: an epoch
-    step_s: float = 0.0
-    death: Death = field(default_factory=Death)  # of the last process
+    records: int = RECORDS
+    step_s: float = 0.0  # how long a batch takes at least
+    death: Death = field(default_factory=Death)
 
 
 def newest(folder: Path) -> Path | None:
@@ -53,10 +54,10 @@ def run(folder: Path, settings: Settings) -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
         init_process_group("gloo")
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=settings.accumulate)
-    death = settings.death if accelerator.process_index == accelerator.num_processes - 1 else Death()
-    death.start()
+    death = settings.death.of(accelerator.process_index, accelerator.num_processes)
+    death.at("start")
     with ElasticDataLoader(
-        torch.arange(RECORDS),
+        torch.arange(settings.records),
         batch_size=BATCH,
         shuffle=True,
         num_epochs=EPOCHS,
@@ -66,7 +67,7 @@ def run(folder: Path, settings: Settings) -> None:
         records_per_shard=5,
         audit_dir=folder / "audit",
     ) as loader:
-        memory = Remembers()
+        memory = Remembers(settings.records)
         model, optimizer = accelerator.prepare(memory, Tally(memory.counts, mean=synchronous))
         batches = prepare(accelerator, loader, optimizer)
         state = newest(folder)

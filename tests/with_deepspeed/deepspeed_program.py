@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,16 +30,18 @@ class Settings:
     workers: int = 0
     accumulate: int = 1
     every: int = 1
-    death: Death = field(default_factory=Death)  # of the last rank
+    records: int = RECORDS
+    step_s: float = 0.0  # how long a batch takes at least
+    death: Death = field(default_factory=Death)
 
 
 class TwoGroups(torch.nn.Module):
     """Counts of what was learnt, twice: for a second group of parameters a ZeRO optimizer steps once more."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: int) -> None:
         super().__init__()
-        self.counts = torch.nn.Parameter(torch.zeros(RECORDS))
-        self.other = torch.nn.Parameter(torch.zeros(RECORDS))
+        self.counts = torch.nn.Parameter(torch.zeros(records))
+        self.other = torch.nn.Parameter(torch.zeros(records))
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:
         return -(self.counts[index] + self.other[index]).mean()
@@ -69,9 +72,9 @@ def run(folder: Path, settings: Settings) -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
     deepspeed.init_distributed("gloo")
-    death = settings.death if rank == ranks - 1 else Death()
-    death.start()
-    model = TwoGroups()
+    death = settings.death.of(rank, ranks)
+    death.at("start")
+    model = TwoGroups(settings.records)
     groups = [{"params": [model.counts]}, {"params": [model.other]}]
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
@@ -83,7 +86,7 @@ def run(folder: Path, settings: Settings) -> None:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     checkpoints = str(folder / "checkpoints")
     with ElasticDataLoader(
-        torch.arange(RECORDS),
+        torch.arange(settings.records),
         BATCH,
         num_epochs=EPOCHS,
         shuffle=True,
@@ -106,6 +109,7 @@ def run(folder: Path, settings: Settings) -> None:
         for _ in batches.epochs():
             for batch in batches:
                 death.at("batch")
+                time.sleep(settings.step_s)
                 loss = engine(batch)
                 engine.backward(loss)
                 death.at("backward")

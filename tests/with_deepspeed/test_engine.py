@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from deepspeed_program import Settings
-from framework_jobs import Death
-from memory_jobs import Start, check, kill_and_check
+from kill_matrix import EVERY, each_job
+from memory_jobs import Start, check, death, kill_and_check, kill_ten_times_and_check
 from memory_model import EPOCHS, RECORDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # of many processes, one after the other
@@ -40,9 +40,16 @@ def test_so_it_does_on_two_ranks_with_zero(start_job: Start, stage: int, accumul
     settings, chance = Settings(stage=stage, ranks=2, accumulate=accumulate), random.Random(seed)
     job = start_job(settings)
     for _ in range(3):
-        place = chance.choice(["batch", "backward", "step", "batch over", "clock", *PLACES])
-        death = Death(place, chance.randint(1, {"clock": 1500, **PLACES}.get(place, 16 // accumulate)))
-        print(f"seed {seed}: {death}")
-        job.run_to_death(2, replace(settings, death=death))
+        dies = death(chance, 16 // accumulate, PLACES)
+        print(f"seed {seed}: {dies}")
+        job.run_to_death(2, replace(settings, death=dies))
     check(job.run(2))
     assert job.prove() == EPOCHS * RECORDS
+
+
+@each_job
+def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
+    start_job: Start, ranks: int, workers: int, accumulate: int
+) -> None:
+    settings = Settings(ranks=ranks, workers=workers, accumulate=accumulate, every=EVERY[accumulate])
+    kill_ten_times_and_check(start_job, settings, {"saving": settings.every * accumulate}, ["epoch over"])

@@ -7,15 +7,15 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from memory_model import Tally, fresh_counts, learnt
+from memory_model import RECORDS, Tally, fresh_counts, learnt
 
 
 class Remembers(pl.LightningModule):
     """Counts what it learns. `loader` is a synchronous one, whose losses are weighed."""
 
-    def __init__(self, loader: Any = None) -> None:
+    def __init__(self, loader: Any = None, records: int = RECORDS) -> None:
         super().__init__()
-        self.counts = fresh_counts()
+        self.counts = fresh_counts(records)
         self.loader = loader
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:

@@ -36,8 +36,9 @@ class Settings:
     workers: int = 0
     accumulate: int = 1
     every: int = 0  # steps between checkpoints; 0: an epoch
-    step_s: float = 0.0
-    death: Death = field(default_factory=Death)  # of the last rank
+    records: int = RECORDS
+    step_s: float = 0.0  # how long a batch takes at least
+    death: Death = field(default_factory=Death)
 
 
 class Dies(Callback):
@@ -47,7 +48,7 @@ class Dies(Callback):
         self.death = death
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
-        self.death.start()
+        self.death.at("start")
 
     def on_train_batch_start(self, *args: Any) -> None:
         self.death.at("batch")
@@ -105,7 +106,7 @@ def run(folder: Path, settings: Settings) -> None:
             os.environ.setdefault(name, value)
         init_process_group("gloo")
     with ElasticDataLoader(
-        torch.arange(RECORDS),
+        torch.arange(settings.records),
         batch_size=BATCH,
         shuffle=True,
         num_epochs=EPOCHS,
@@ -115,12 +116,12 @@ def run(folder: Path, settings: Settings) -> None:
         records_per_shard=5,
         audit_dir=folder / "audit",
     ) as loader:
-        model = Validates(loader if synchronous else None)
+        model = Validates(loader if synchronous else None, settings.records)
         every = (
             {"every_n_train_steps": settings.every} if settings.every else {"save_on_train_epoch_end": True}
         )
         saves = ModelCheckpoint(str(folder / "checkpoints"), save_last=True, **every)
-        death = settings.death if int(os.environ.get("RANK", "0")) == ranks - 1 else Death()
+        death = settings.death.of(int(os.environ.get("RANK", "0")), ranks)
         trainer = pl.Trainer(
             max_epochs=-1,
             accelerator="cpu",

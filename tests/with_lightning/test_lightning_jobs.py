@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kill_matrix import EVERY, each_job
 from lightning_program import Settings
 from memory_jobs import (
     KILLED,
     TOLD_TO_END,
     Start,
     kill_and_check,
+    kill_ten_times_and_check,
     kill_under_torchrun_and_check,
     tell_and_check,
 )
@@ -25,6 +27,14 @@ def test_a_job_that_is_killed_learns_each_record_of_each_epoch_once(
 ) -> None:
     settings = Settings(ranks=ranks, workers=workers, accumulate=accumulate, every=every)
     kill_and_check(start_job, settings, seed, {"epoch over": EPOCHS, "validation": 4})
+
+
+@each_job
+def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
+    start_job: Start, ranks: int, workers: int, accumulate: int
+) -> None:
+    settings = Settings(ranks=ranks, workers=workers, accumulate=accumulate, every=EVERY[accumulate])
+    kill_ten_times_and_check(start_job, settings, {"step": accumulate}, ["epoch over", "validation"])
 
 
 @pytest.mark.parametrize(("ranks", "workers", "accumulate"), TOLD_TO_END)

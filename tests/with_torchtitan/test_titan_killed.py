@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
-from titan_kit import jobs
+from kill_matrix import EVERY, RECORDS, each_job, lives
+from titan_kit import Jobs, jobs
 
-EPOCHS = 2
+EPOCHS, BATCH = 2, 2
+
+
+def end_and_check(titan: Jobs, records: int, **job: Any) -> None:
+    """Train to the end of the data: each record is learnt once an epoch, and the audit proves it."""
+    titan.start(**job)
+    assert titan.end() == 0, (titan.folder / "trainer.log").read_text()[-4000:]
+    status, verdict = titan.audit()
+    assert titan.counts(records) == [EPOCHS] * records
+    assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict
 
 
 @pytest.mark.parametrize(
@@ -33,12 +44,22 @@ def test_five_times_killed_and_resumed_by_other_numbers_of_ranks(
     with jobs(tmp_path, **job, interval=2, step_s=0.05) as titan:
         for world in worlds[:-1]:
             titan.kill_after(chance.randint(1, most_steps), chance.uniform(0, 0.2), world=world)
-        titan.start(world=worlds[-1], step_s=0.0)
-        assert titan.end() == 0, (tmp_path / "trainer.log").read_text()[-4000:]
-        status, verdict = titan.audit()
-    assert titan.counts(records) == [EPOCHS] * records
+        end_and_check(titan, records, world=worlds[-1], step_s=0.0)
     assert titan.saved_of_the_data == {"dataloader.token"}
-    assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict
+
+
+@each_job
+def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
+    tmp_path: Path, ranks: int, workers: int, accumulate: int
+) -> None:
+    chance = random.Random(f"{ranks} {workers} {accumulate}")
+    job = {"records": RECORDS, "epochs": EPOCHS, "accumulate": accumulate, "num_workers": workers}
+    with jobs(tmp_path, **job, interval=EVERY[accumulate]) as titan:
+        for life in lives(ranks, lambda: EPOCHS * RECORDS // BATCH - titan.acknowledged // BATCH, chance):
+            steps, delay_s = (life.batches - 1) // accumulate, chance.uniform(0, 0.2)
+            print(f"after {titan.acknowledged} records {life.ranks} ranks, {steps} steps, {delay_s} s")
+            titan.kill_after(steps, delay_s, world=life.ranks, step_s=0.05)
+        end_and_check(titan, RECORDS, world=chance.randint(1, ranks))
 
 
 @pytest.mark.slow
@@ -46,11 +67,7 @@ def test_five_times_killed_and_resumed_by_other_numbers_of_ranks(
 def test_ranks_learn_nothing_from_what_stands_in_for_records(accumulate: int, tmp_path: Path) -> None:
     """One shard in each epoch: while one rank reads it the other has nothing."""
     with jobs(tmp_path, records=5, accumulate=accumulate, world=2) as titan:
-        titan.start()
-        assert titan.end() == 0, (tmp_path / "trainer.log").read_text()[-4000:]
-        status, verdict = titan.audit()
-    assert titan.counts(5) == [EPOCHS] * 5
-    assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict
+        end_and_check(titan, 5)
 
 
 WHOLE: dict[str, int] = {"world": 2}
@@ -79,8 +96,4 @@ def test_ranks_that_hold_one_model_in_parts_learn_every_record_once(
     with jobs(tmp_path, **job, interval=2, step_s=0.05) as titan:
         for shape in shapes[:-1]:
             titan.kill_after(chance.randint(1, 6), chance.uniform(0, 0.2), **shape)
-        titan.start(**shapes[-1], step_s=0.0)
-        assert titan.end() == 0, (tmp_path / "trainer.log").read_text()[-4000:]
-        status, verdict = titan.audit()
-    assert titan.counts(records) == [EPOCHS] * records
-    assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict
+        end_and_check(titan, records, **shapes[-1], step_s=0.0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from framework_jobs import acknowledged_by
 from processes import quiet_port
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -67,6 +68,11 @@ class Jobs:
         """Steps that were taken by all incarnations."""
         path = self.folder / "steps"
         return path.stat().st_size if path.exists() else 0
+
+    @property
+    def acknowledged(self) -> int:
+        """Records that have counted by now, of all epochs."""
+        return acknowledged_by(self.folder / "state")
 
     @property
     def last_checkpoint(self) -> Path:

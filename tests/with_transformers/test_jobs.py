@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from framework_jobs import Job
+from kill_matrix import EVERY, RECORDS, each_job, kill_ten_times
 from train_program import Settings
 
 Start = Callable[[Settings], Job]
@@ -50,6 +51,27 @@ def test_a_job_that_is_killed_goes_on_from_its_checkpoint(
         job.run_and_kill(killed, chance, most_steps=12 if accumulation == 1 else 6)
     assert job.kills, f"seed {seed}"
     check(job, settings, job.run(ranks[-1]))
+
+
+@each_job
+def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
+    start_job: Start, ranks: int, workers: int, accumulate: int
+) -> None:
+    every, window = EVERY[accumulate], accumulate
+    settings = Settings(
+        size=RECORDS, workers=workers, accumulation=accumulate, save_steps=every, items=workers > 0, step_s=0
+    )
+    job = start_job(settings)
+    places = {"step begins": window, "backward": window, "step": window, "batch over": 1}
+    found = kill_ten_times(
+        job,
+        settings,
+        ranks,
+        batches=settings.epochs * settings.size // settings.batch,
+        places={**places, "saved": every * window},
+        ends=["epoch over", "evaluated"],
+    )
+    check(job, settings, found)
 
 
 @pytest.mark.parametrize(("ranks", "workers", "accumulation"), [(1, 0, 1), (1, 2, 4), (2, 0, 4), (2, 2, 1)])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from counting import Counting, CountingItems, CountingOptimizer, Records
-from framework_jobs import note_step
+from framework_jobs import Death, note_step
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -22,7 +22,7 @@ from edl_torch.integrations.transformers import ElasticTrainer
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a job is. Rank r waits for (1 + r) * `step_s` seconds before each step: ranks read unequally."""
+    """What a job is. Rank r waits for (1 + r) * `step_s` seconds before each batch: ranks read unequally."""
 
     size: int = 103
     epochs: int = 2
@@ -34,6 +34,7 @@ class Settings:
     items: bool = False
     refused: bool = False
     alone: bool = False
+    death: Death = field(default_factory=Death)
 
 
 class MyTrainer(ElasticTrainer, Trainer):
@@ -50,8 +51,41 @@ class Steps(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         time.sleep(self._step_s)
 
+    on_substep_end = on_step_begin
+
     def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         note_step(self._folder, state.global_step)
+
+
+class Dies(TrainerCallback):
+    """Dies where it is said."""
+
+    def __init__(self, death: Death) -> None:
+        self.death = death
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.death.at("step begins")
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        self.death.at("batch over")
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.death.at("backward")
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.death.at("step")
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.death.at("batch over")
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.death.at("saved")
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        self.death.at("epoch over")
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        self.death.at("evaluated")
 
 
 def arguments(folder: Path, settings: Settings, **more: Any) -> TrainingArguments:
@@ -134,6 +168,8 @@ def run(folder: Path, settings: Settings) -> None:
     if settings.refused:
         (folder / "result.json").write_text(json.dumps(refusals(folder, settings)))
         return
+    death = settings.death.of(rank, ranks)
+    death.at("start")
     args = arguments(folder, settings, eval_strategy="epoch")
     with ElasticDataLoader(
         Records(settings.size),
@@ -151,7 +187,7 @@ def run(folder: Path, settings: Settings) -> None:
             args=args,
             elastic_loader=loader,
             eval_dataset=Records(5),
-            callbacks=[Steps(folder, settings.step_s * (1 + rank))],
+            callbacks=[Steps(folder, settings.step_s * (1 + rank)), Dies(death)],
         )
         trainer.train(resume_from_checkpoint=get_last_checkpoint(args.output_dir))
         if rank == 0:

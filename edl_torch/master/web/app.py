@@ -32,7 +32,8 @@ log = logging.getLogger("edl_torch.master")
 
 REFRESH_S = 1.0
 LOOK_S = 0.2  # for new events
-SHARE = 0.008  # of the time that making statuses may take: with sending them to ten viewers a hundredth
+SHARE = 0.007  # of the time that making frames may take: with sending them to ten viewers a hundredth
+SEEN_S = 1.6  # after a frame an event waits no longer: within 2 s it is seen
 MOST_VIEWERS = 200
 PATIENCE_S = 30.0  # with a viewer that does not read
 MOST_BAD = 100
@@ -51,6 +52,13 @@ def page() -> tuple[bytes, str]:
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return text.encode(), policy
+
+
+def pauses(took_s: float) -> tuple[float, float]:
+    """Return how long after a frame that took so long to make the next one may be made, and how long after it
+    will be though nothing happens."""
+    rest_s = took_s / SHARE
+    return min(rest_s, SEEN_S), max(rest_s, REFRESH_S)
 
 
 class Frames:
@@ -88,26 +96,26 @@ class Frames:
                 self._task, self._frame = None, b""
 
     def _make(self) -> float:
-        """Make a frame. Returns how long to pause, so that the work stays within its share of the time."""
+        """Make a frame. Returns how long that took."""
         begun = time.perf_counter()
         value = plain_frame(self._status(), MOST_BAD)
         self._frame = b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
         self._number += 1
-        return (time.perf_counter() - begun) / SHARE
+        return time.perf_counter() - begun
 
     async def _run(self) -> None:
         while True:
             known, begun = self._latest(), time.monotonic()
             try:
-                rest = self._make()
+                least_s, most_s = pauses(self._make())
             except Exception as error:  # the top of a task
                 if not isinstance(error, EdlError):  # such as that the master was closed
                     log.exception("the page failed")
                 return await self.end()
             async with self._changed:
                 self._changed.notify_all()
-            await asyncio.sleep(min(2 * rest, REFRESH_S))  # sending takes time too
-            while time.monotonic() - begun < max(REFRESH_S, rest):
+            await asyncio.sleep(least_s)
+            while time.monotonic() - begun < most_s:
                 if self._latest() != known:
                     break
                 await asyncio.sleep(LOOK_S)

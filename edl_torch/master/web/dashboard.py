@@ -57,6 +57,8 @@ def _query(metric: Metric) -> str:
     if metric.kind is Kind.HISTOGRAM:  # the share of the time that the loop spent so
         waited, step = f"rate({metric.name}_sum[1m])", "rate(edl_trainer_step_seconds_sum[1m])"
         return f"{waited} / ({waited} + {step})"
+    if metric.name.endswith("_seconds_total"):  # of a batch
+        return f"rate({metric.name}[5m]) / rate(edl_trainer_timed_batches_total[5m])"
     return f"increase({metric.name}[5m])" if metric.kind is Kind.COUNTER else metric.name
 
 

@@ -142,6 +142,9 @@ _OF_TRAINER: dict[str, Callable[[TrainerStatus], float | Histogram | None]] = {
     "edl_trainer_batches_total": lambda t: None if t.measures is None else t.measures.batches,
     "edl_trainer_batch_wait_seconds": lambda t: None if t.measures is None else t.measures.waited,
     "edl_trainer_step_seconds": lambda t: None if t.measures is None else t.measures.stepped,
+    "edl_trainer_timed_batches_total": lambda t: None if t.measures is None else t.measures.timed,
+    "edl_trainer_read_seconds_total": lambda t: None if t.measures is None else t.measures.read_s,
+    "edl_trainer_transform_seconds_total": lambda t: None if t.measures is None else t.measures.transform_s,
 }
 
 

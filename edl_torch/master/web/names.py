@@ -140,5 +140,22 @@ METRICS = (
         "percentunit",
     ),
     Metric("edl_trainer_step_seconds", H, _T, "How long its loop worked on each batch."),
+    Metric("edl_trainer_timed_batches_total", C, _T, "Batches whose reading was timed: one each 0.1 s."),
+    Metric(
+        "edl_trainer_read_seconds_total",
+        C,
+        _T,
+        "Time in which the reader read the records of these batches, one after the other.",
+        "Reading and transforming a batch",
+        "s",
+    ),
+    Metric(
+        "edl_trainer_transform_seconds_total",
+        C,
+        _T,
+        "Time in which these records were transformed, one after the other.",
+        "Reading and transforming a batch",
+        "s",
+    ),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}

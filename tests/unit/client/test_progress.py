@@ -40,4 +40,6 @@ def test_a_dict_for_loggers_has_numbers_alone_and_no_unknown_ones() -> None:
     assert moving.keys() - still.keys() == {"data/eta_s"}
     assert moving["data/percent"] == 20.0
     assert moving["data/waiting_share"] == 0.25
+    timed = Progress.of(STATUS, replace(MEASURES, timed=2, read_s=3.0, transform_s=1.0)).as_dict()
+    assert (timed["data/mean_read_s"], timed["data/mean_transform_s"]) == (1.5, 0.5)
     assert all(type(value) is float for value in moving.values())

@@ -192,6 +192,19 @@ def test_a_restore_of_none_is_the_beginning(dispatcher: Dispatcher, a: Trainer) 
     assert (status.todo, status.acknowledged, status.finished) == (16, 0, False)
 
 
+def test_a_lineage_that_the_master_opens_itself_is_no_members(dispatcher: Dispatcher, a: Trainer) -> None:
+    ledger = dispatcher.find_ledger("training")
+    assert ledger is not None
+    a.restore(None)
+    assert ledger.opened_by == (1, 1)
+    assert dispatcher.go_back("training", None) == 3
+    assert ledger.opened_by == (0, 0)
+    a.fence = replace(a.fence, lineage=3)
+    a.restore(None)
+    ledger.restore(None)
+    assert (ledger.lineage, ledger.opened_by) == (5, (0, 0))
+
+
 def test_a_refused_token_opens_no_lineage(dispatcher: Dispatcher, a: Trainer) -> None:
     with pytest.raises(TokenError):
         dispatcher.go_back("training", "{}")

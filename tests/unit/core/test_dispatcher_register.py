@@ -133,6 +133,12 @@ def test_epochs_that_have_not_begun_may_be_left_out(dispatcher: Dispatcher) -> N
     assert dispatcher.dataset_status("training").finished
 
 
+def test_a_dataset_of_the_command_line_has_shards_of_eight_records(dispatcher: Dispatcher) -> None:
+    """Nobody has said yet how large batches are."""
+    dispatcher.define(replace(TRAINING, records_per_shard=None))
+    assert dispatcher.dataset_status("training").shards == 2
+
+
 def test_what_the_command_line_says_otherwise_is_told_and_does_not_count(dispatcher: Dispatcher) -> None:
     assert dispatcher.define(with_epochs(3)) == []
     assert dispatcher.define(with_epochs(3)) == []

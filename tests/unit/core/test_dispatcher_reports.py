@@ -13,7 +13,7 @@ from edl_torch.core.calls import (
     Failure,
     GiveBack,
 )
-from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.dispatcher import WAITER_S, Dispatcher
 from edl_torch.errors import (
     InvalidArgument,
     TooManyBadRecords,
@@ -52,7 +52,8 @@ def test_leases_are_asked_back_only_from_those_who_hold_some(dispatcher: Dispatc
     assert dispatcher.asked_back("training", 0.0) == ()
     assert b.lease().nothing_yet
     assert dispatcher.asked_back("training", 0.0) == ("a",)
-    assert dispatcher.asked_back("training", 60.0) == ()
+    assert dispatcher.asked_back("training", WAITER_S) == ("a",)
+    assert dispatcher.asked_back("training", WAITER_S + 0.1) == ()
 
 
 def test_who_is_refused_what_others_come_to_sooner_calls_nothing_back(

@@ -96,5 +96,5 @@ def test_the_indices_of_a_shard_fit_into_a_message(start: int, count: int, most:
     sources = (Source(name="a", start=start, count=count),)
     spec = replace(SPEC, sources=sources, shuffle_in_shard=True, records_per_shard=most)
     check_expressible(spec)
-    with pytest.raises(InvalidArgument, match=f"so {most} is the most"):
+    with pytest.raises(InvalidArgument, match=f"must fit into 64 MiB, so {most} is the most"):
         check_expressible(replace(spec, records_per_shard=most + 1))

@@ -10,7 +10,7 @@ from dispatcher_kit import Trainer, first_of, whole
 from edl_torch.core.calls import DatasetStatus, Failure, GiveBack, Registration, TrainerState, TrainerStatus
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.events import NAME_CHARS, EventKind
-from edl_torch.core.history import DEPARTED, EVENTS, History
+from edl_torch.core.history import DEPARTED, EVENTS, MARKS, History
 from edl_torch.shard import Source
 
 BIG = Registration(name="training", sources=(Source(name="a", count=10_000),), records_per_shard=8)
@@ -227,6 +227,16 @@ def test_a_lease_has_an_age_to_a_second() -> None:
     assert job.seen("b").oldest_lease_s == 0.0
 
 
+def test_a_lease_from_before_the_first_mark_is_as_old_as_that_at_least() -> None:
+    job = Job("a", "b")
+    first_of(job.trainers["a"])
+    for second in range(1, MARKS + 10):
+        job.at(float(second))
+        job.train("b")
+    job.at(MARKS + 10.0)
+    assert job.seen("a").oldest_lease_s == MARKS - 1
+
+
 def test_epochs_and_the_end_are_events() -> None:
     job = Job(
         "a",
@@ -268,6 +278,26 @@ def test_what_repeats_late_or_elsewhere_is_an_event_of_its_own() -> None:
     history.add(EventKind.JOINED, 181.0, dataset="a")
     assert [event.count for event in history.events] == [3, 1, 1, 1, 1, 1]
     assert history.latest == 8
+
+
+def test_all_are_looked_at_once_a_second() -> None:
+    history = History()
+    history.tick((), 5.0)
+    assert (history.now, history.next_tick) == (5.0, 6.0)
+
+
+def test_calls_of_a_new_second_look_at_all() -> None:
+    job = Job("a")
+    ticks = []
+    for now, act in ((0.0, job.train), (0.9, job.train), (1.0, job.train), (1.9, job.train)):
+        job.at(now)
+        act("a")
+        ticks.append(job.dispatcher.history.next_tick)
+    grant = first_of(job.trainers["a"])
+    job.at(2.0)
+    job.trainers["a"].report(whole(grant))
+    ticks.append(job.dispatcher.history.next_tick)
+    assert ticks == [1.0, 1.0, 2.0, 2.0, 3.0]
 
 
 def test_an_endless_job_counts_its_epochs() -> None:

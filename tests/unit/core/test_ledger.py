@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import cycle
 
@@ -15,8 +16,26 @@ from simulated_trainers import SimulatedTrainer, run_to_the_end
 
 from edl_torch.core.calls import NEW_PASS, PassState
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.errors import InvalidArgument, StaleLease, TokenError
+from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError
 from edl_torch.shard import Source
+
+# Options
+
+
+@pytest.mark.parametrize(("lent", "is_refused"), [(0, False), (1, True), (2, True), (3, False)])
+def test_fewer_epochs_are_refused_in_the_middle_of_one_that_they_leave_out(
+    lent: int, is_refused: bool
+) -> None:
+    ledger = ledger_of(3, 1, num_epochs=3)
+    ledger.join("s", 1)
+    acknowledge(ledger, "s", *lease_all(ledger, "s"))
+    if lent:
+        assert len(lease_all(ledger, "s", 1, count=lent)) == lent
+    for fits in (0, 2):
+        ledger.respecify(replace(ledger.spec, num_epochs=fits))
+    with pytest.raises(DatasetConflict, match="num_epochs=1 would drop") if is_refused else nullcontext():
+        ledger.respecify(replace(ledger.spec, num_epochs=1))
+
 
 # Lending
 

@@ -7,7 +7,12 @@ from ledger_kit import acknowledge, lease_all, ledger_of, verdict
 from simulated_trainers import SimulatedTrainer, run_to_the_end
 
 from edl_torch.core.calls import PassState
+from edl_torch.core.identity import identity
+from edl_torch.core.in_progress import WindowsInProgress
 from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.todo import Todo
+from edl_torch.core.token import Token
+from edl_torch.shard import Slice
 
 
 def drop_last(size: int, *batches: int, **options: object) -> tuple[ShardLedger, list[SimulatedTrainer]]:
@@ -44,7 +49,7 @@ def test_remainders_of_many_batches_are_shared_among_those_who_wait() -> None:
     shares = [sum(g.slice.limit for g in lease_all(ledger, name, 0)) for name in "abcdabcd"]
     assert shares == [8, 4, 4, 4, 4, 4, 4, 4]
     bundles = {g.bundle for g in lease_all(ledger, "a", 0)}
-    assert len(bundles) == 1
+    assert bundles == {9}, "numbered one after the other"
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 21, 30])
@@ -129,6 +134,15 @@ def test_a_restore_keeps_remainders_apart() -> None:
     fresh.restore(ledger.snapshot())
     assert fresh.snapshot().remainders == ledger.snapshot().remainders
     assert fresh.todo == 8
+
+
+def test_a_restore_forgets_the_remainders_that_there_were() -> None:
+    plan = ledger_of(8, 8).plan
+    todo = Todo(plan, WindowsInProgress())
+    todo.put_remainder(Slice(epoch=0, shard=0, skip=5, limit=3), 1)
+    assert todo.has_remainders
+    todo.restore(Token(identity=identity(plan.spec)))
+    assert (todo.has_remainders, todo.records) == (False, 8)
 
 
 def test_remainders_that_only_one_who_left_could_use_are_dropped() -> None:

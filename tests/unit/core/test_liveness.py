@@ -140,6 +140,15 @@ def test_without_sessions_nothing_is_due() -> None:
     assert dispatcher.expire(5.0) == ()
 
 
+@pytest.mark.parametrize(("progress_timeout_s", "due"), [(0.0, 30.0), (10.0, 15.0)])
+def test_who_holds_nothing_may_be_lent_something_at_once_and_then_stand_still(
+    progress_timeout_s: float, due: float
+) -> None:
+    master = Master(progress_timeout_s=progress_timeout_s)
+    master.joins("a")
+    assert master.next_deadline(5.0) == due
+
+
 # Standstill -----------------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,12 @@ def test_waiting_share_is_of_the_time_that_was_timed() -> None:
     assert Measures(batches=3).waiting_share is None
 
 
+def test_what_makes_a_batch_is_the_mean_of_those_that_were_timed() -> None:
+    some = Measures(batches=9, timed=4, read_s=2.0, transform_s=0.5)
+    assert (some.mean_read_s, some.mean_transform_s) == (0.5, 0.125)
+    assert (MEASURED.mean_read_s, MEASURED.mean_transform_s) == (None, None)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -50,6 +56,9 @@ def test_waiting_share_is_of_the_time_that_was_timed() -> None:
         Measures(waited_for_ranks_s=math.nan),
         Measures(waited_for_ranks_s=math.inf),
         Measures(waited_for_ranks_s=-0.5),
+        Measures(timed=-1),
+        Measures(read_s=-0.5),
+        Measures(transform_s=math.nan),
         Measures(waited=Histogram(counts=(1,) * (BUCKETS + 1))),
         Measures(waited=Histogram(counts=(-1,) * BUCKETS)),
         Measures(stepped=Histogram(sum_s=1e300)),

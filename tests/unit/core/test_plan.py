@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import time
 import tracemalloc
 from dataclasses import replace
@@ -406,7 +407,10 @@ def test_many_sources_are_planned_quickly() -> None:
         ({"sources": (Source(name="a", count=1.5),)}, "count is 1.5 of type float"),  # type: ignore[arg-type]
         ({"sources": (Source(name="a", count=np.int64(2)),)}, "count .* of type int64: give a Python int"),
         ({"sources": (Source(name=None, count=1),)}, "name is not a string"),  # type: ignore[arg-type]
-        ({"sources": (Source(name="a", count=2**62 + 1),)}, "2\\*\\*62 is the most"),
+        (
+            {"sources": (Source(name="a", start=3, count=2**62),)},
+            f"source 'a': start \\+ count is {2**62 + 3}: 2\\*\\*62 is the most",
+        ),
         ({"sources": tuple(Source(name=n, count=2**61) for n in "abc")}, "2\\*\\*62 is the most"),
         (
             {
@@ -427,6 +431,7 @@ def test_many_sources_are_planned_quickly() -> None:
         ({"max_bad_records": -1}, "max_bad_records is -1"),
         ({"seed": "x"}, "seed is 'x' of type str"),
         ({"shuffle": 1}, "shuffle is 1: give True or False"),
+        ({"shuffle_in_shard": 1}, "shuffle_in_shard is 1: give True, False or None"),
         ({"task_type": 1}, "task_type is 1"),
     ],
 )
@@ -455,6 +460,13 @@ def test_unusual_datasets_are_accepted(change: dict[str, Any]) -> None:
     plan = Plan(replace(SPEC, **change))
     assert plan.num_shards > 0
     assert len(plan.indices(Slice(epoch=0, shard=0, skip=0, limit=1))) == 1
+
+
+def test_positions_outside_of_a_shard_are_named() -> None:
+    plan = Plan(replace(SPEC, sources=(Source(name="a", start=100, count=20),), records_per_shard=8))
+    message = "positions 7..9 are outside of shard 0 of dataset 'training', which has 8 records"
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(message)}$"):
+        plan.shard(Slice(epoch=0, shard=0, skip=7, limit=2))
 
 
 def test_a_plan_shows_what_it_plans() -> None:

@@ -493,7 +493,9 @@ def test_an_older_state_that_is_accepted_is_another_ledger_and_lineage(job: Job)
     dispatcher.rollback.accept_older()
     job.master.commit()
     assert dispatcher.ledger_id != "first"
+    assert len(dispatcher.ledger_id) == 32
     assert job.master.lineage > lineage
+    assert [ledger.opened_by for ledger in dispatcher.ledgers] == [(0, 0)], "no member has asked for it"
     assert dispatcher.dataset_status(DATASET).todo == dispatcher.dataset_status(DATASET).size
     for trainer in (one, other):
         with pytest.raises(StaleLease):

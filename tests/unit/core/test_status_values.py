@@ -91,6 +91,20 @@ def test_what_does_not_add_up_stays_within_its_bounds() -> None:
     assert replace(DATASET, todo=-20).epoch_eta_s == 0.0
 
 
+def test_what_makes_a_batch_is_the_mean_of_all_that_were_timed() -> None:
+    few = replace(trainer("few"), measures=Measures(timed=1, read_s=4.0, transform_s=1.0))
+    many = replace(trainer("many"), measures=Measures(timed=3, read_s=0.0, transform_s=3.0))
+    assert [(one.mean_read_s, one.mean_transform_s) for one in (few, many)] == [(4.0, 1.0), (0.0, 1.0)]
+    both = master(few, many, trainer("unknown"))
+    assert (both.mean_read_s, both.mean_transform_s) == (1.0, 1.0)
+    assert master(trainer("unknown")).mean_read_s is None
+    shown, frame = json.loads(json.dumps(plain(both))), plain_frame(both, 0)
+    assert (shown["mean_read_s"], shown["trainers"][0]["measures"]["mean_read_s"]) == (1.0, 4.0)
+    rows = [dict(zip(frame["trainer_columns"], row, strict=True)) for row in frame["trainers"]]
+    assert [row["mean_read_s"] for row in rows] == [4.0, 0.0, None]
+    assert [row["mean_transform_s"] for row in rows] == [1.0, 1.0, None]
+
+
 def test_of_a_share_of_waiting_the_loops_that_were_timed_count() -> None:
     slow, quick, unknown = trainer("slow", 3.0, 1.0), trainer("quick", 0.0, 4.0), trainer("unknown")
     assert [one.waiting_share for one in (slow, quick, unknown)] == [0.75, 0.0, None]
@@ -142,6 +156,16 @@ def test_a_frame_of_the_page_leaves_out_what_is_much() -> None:
     (row,) = shown["trainers"]
     named = dict(zip(shown["trainer_columns"], row, strict=True))
     assert (named["session"], named["state"], named["waiting_share"]) == ("slow", "live", 0.75)
+
+
+def test_a_frame_of_the_page_has_no_more_digits_than_it_shows() -> None:
+    times = {"idle_s": 1.26, "since_progress_s": 2.26, "oldest_lease_s": 3.26}
+    one = replace(trainer("one", 1.0, 2.0), pace=4.126, **times)  # type: ignore[arg-type]
+    shown = plain_frame(master(one, trainer("untimed")), 0)
+    assert [row[-6:] for row in shown["trainers"]] == [
+        (4.13, 1.3, 2.3, 3.3, "live", 0.333),
+        (0.0, 1.0, 0.0, 0.0, "live", None),
+    ]
 
 
 @pytest.mark.parametrize(

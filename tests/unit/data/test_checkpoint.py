@@ -114,6 +114,14 @@ def test_the_newest_are_kept(tmp_path: Path, new_job: NewJob) -> None:
     assert sorted(os.listdir(folder)) == ["00000005", "00000006"]
 
 
+@pytest.mark.parametrize(("keep", "kept"), [({}, 2), ({"keep": 3}, 3), ({"keep": 1}, 1), ({"keep": 0}, 1)])
+def test_so_many_are_kept(keep: dict[str, int], kept: int, tmp_path: Path, new_job: NewJob) -> None:
+    job = new_job()
+    for _ in range(4):
+        job.save(tmp_path, **keep)
+    assert len(os.listdir(tmp_path)) == kept
+
+
 def test_what_was_half_written_is_ignored_and_removed(tmp_path: Path, new_job: NewJob) -> None:
     job = new_job()
     next(job.steps())
@@ -172,6 +180,17 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, new_job: NewJob) 
     new_job().save(tmp_path)
     with pytest.raises(TokenError, match="25"):
         new_job(25).load(tmp_path)
+
+
+def test_an_incarnation_that_has_only_loaded_follows_on_that(tmp_path: Path, new_job: NewJob) -> None:
+    new_job().save(tmp_path)
+    old, new = new_job(), new_job()
+    old.load(tmp_path)
+    new.load(tmp_path)
+    new.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"00000002.*another incarnation"):
+        old.save(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["00000001", "00000002"]
 
 
 def test_of_two_incarnations_that_are_alive_one_goes_on(tmp_path: Path, new_job: NewJob) -> None:

@@ -10,13 +10,14 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.data.collate import Envelope, TicketedCollate
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.tickets import Tally
 
 
 def ticketed(collate: Any, tally: Tally) -> TicketedCollate:
-    return TicketedCollate(collate, tally, Generators(after_each=False), batched=True)
+    return TicketedCollate(collate, tally, ReadingTimes(), Generators(after_each=False), batched=True)
 
 
 class Pair(NamedTuple):

@@ -158,6 +158,49 @@ def test_records_that_lie_together_are_read_a_batch_at_a_time() -> None:
     assert reader.asked == [[0, 1, 2, 3], [4, 5]]
 
 
+def test_records_of_one_shard_are_read_a_batch_at_a_time() -> None:
+    """They may be mixed, but lie together."""
+    reader = Columns()
+    read(reader, planned(in_shard=True, counts={"a": 6}), size=1)
+    assert [len(asked) for asked in reader.asked] == [1] * 6
+
+
+def test_records_of_two_shards_that_are_mixed_are_scattered() -> None:
+    reader = Columns()
+    read(reader, planned(in_shard=True, window=2, counts={"a": 12}), size=1)
+    assert [len(asked) for asked in reader.asked] == [1, 11]
+
+
+@pytest.mark.parametrize(
+    ("batches_that_fit", "read_at_once"),
+    [(2, [1, 2, 1, 2, 1, 1, 1, 1] + [2] * 18), (99, [1, 16, 1, 16, 1, 1, 1, 1, 16, 16, 4])],
+)
+def test_a_batch_beside_a_bad_record_is_read_again_by_itself(
+    batches_that_fit: int, read_at_once: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "_MOST_BYTES", batches_that_fit * 8)
+    plan = planned(in_shard=True, window=8, counts={"a": 40})
+    reader = Columns(bad=frozenset(in_order(plan, grant_of(plan))[2:3]))
+    batches, said = read(reader, plan, size=1)
+    assert positions(batches) == [0, 1, *range(3, 40)]
+    assert list(said) == [2]
+    assert [len(asked) for asked in reader.asked] == read_at_once
+
+
+@pytest.mark.parametrize(("bytes_that_fit", "sizes"), [(3, [1, 3, 3, 3, 2]), (99, [1, 11])])
+def test_the_least_batch_is_of_a_byte(
+    bytes_that_fit: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bytes(Columns):
+        def made(self, numbers: IndexArray) -> Any:
+            return numbers.astype(np.int8)
+
+    reader = Bytes()
+    monkeypatch.setattr(columns, "_MOST_BYTES", bytes_that_fit)
+    read(reader, planned(in_shard=True, window=8, counts={"a": 12}), size=1)
+    assert [len(asked) for asked in reader.asked] == sizes
+
+
 @pytest.mark.parametrize(("order", "expected"), [("stored", [([("a", 0, 6)], True)]), ("global", [])])
 def test_the_reader_hears_what_comes_next(order: str, expected: Any) -> None:
     reader = Columns()

@@ -104,9 +104,16 @@ def test_a_batch_of_arrays_owns_its_memory() -> None:
 
 
 def test_small_batches_take_no_shared_memory_in_a_worker():
-    for size, shared in ((4, False), (IN_MESSAGE_BYTES, True)):
+    half = IN_MESSAGE_BYTES // 2  # of a batch that is just small enough
+    small, large = np.ones(half, np.uint8), np.ones(half + 1, np.uint8)
+    for sample, shared in (
+        (torch.from_numpy(small), False),
+        (torch.from_numpy(large), True),
+        (small, False),
+        (large, True),
+    ):
         loader = DataLoader(
-            Constant(torch.ones(size)),
+            Constant(sample),
             2,
             num_workers=1,
             collate_fn=_is_shared,
@@ -143,6 +150,11 @@ def test_columns_are_not_copied():
     array = np.zeros(3)
     to_tensors([array])[0][1] = 5
     assert array[1] == 5
+    number, same = np.zeros(()), np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,))
+    for column in (number, same):
+        tensor = to_tensors(column)
+        column[...] = 5
+        assert (tensor == 5).all()
 
 
 def test_read_only_and_reversed_columns_are_copied_in_silence():

@@ -70,6 +70,18 @@ def test_so_is_one_that_iterates_a_plain_loader_over_a_sharded_dataset(
             assert service.progress().leased == 0
 
 
+@pytest.mark.parametrize("module", [REFUSED[0], FINE[0]])
+def test_so_is_one_that_iterates_a_sharded_dataset_itself(module: str) -> None:
+    reader = MapDatasetReader(range(12))
+    with DataShardService(4, reader=reader) as service:
+        records = iterator_of(ShardedDataset(service, reader), module)
+        if module in FINE:
+            assert list(records) == list(range(12))
+        else:
+            with pytest.raises(ForeignLoop, match="a ShardedDataset is iterated by accelerate itself"):
+                next(records)
+
+
 class Trainer:
     """A trainer of torchtitan's, or an engine of DeepSpeed's."""
 

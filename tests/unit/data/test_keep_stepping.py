@@ -72,22 +72,22 @@ def test_alone_it_reads_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("padding", [True, False])
-@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize("is_over", [True, False])
 @pytest.mark.parametrize("more", [True, False])
 def test_a_pass_without_a_step_settles_what_earlier_ones_left_unstepped(
-    more: bool, is_over: bool, steps: int, padding: bool
+    more: bool, is_over: bool, stepped: bool, padding: bool
 ) -> None:
     settled: list[bool] = []
     waits: list[float] = []
     looking = PaddedPass.__new__(PaddedPass)
     looking._padding = SimpleNamespace(made=padding)  # type: ignore[assignment]
-    looking._steps = steps
+    looking._stepped = stepped
     looking._passes = SimpleNamespace(  # type: ignore[assignment]
         look_for_more=lambda wait_s: waits.append(wait_s) or more,
         is_over=is_over,
         settle_stuck=lambda: settled.append(True),
     )
     assert looking._look() is more
-    assert bool(settled) == (is_over and not more and not steps)
+    assert bool(settled) == (is_over and not more and not stepped)
     assert waits == [0.0 if padding else FIRST_WAIT_S], "without a batch to pad with it can only wait"

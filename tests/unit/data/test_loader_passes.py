@@ -8,12 +8,14 @@ import os
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from loader_kit import all_records, elastic, flat, take, trainer
 
-from edl_torch.data.loader_pass import in_own_words
+from edl_torch import ElasticDataLoader
+from edl_torch.data.loader_pass import LoaderPass, in_own_words
 from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.testing import FakeMaster, wait_until
 
@@ -209,6 +211,35 @@ def test_threads_are_two_batches_ahead_unless_told_otherwise(arguments: Any, ahe
 
 class Own(EdlError):
     """An error of ours."""
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("died", [False, True])
+def test_workers_outlive_their_pass_where_they_are_persistent_and_alive(died: bool, persistent: bool) -> None:
+    done: list[str] = []
+    ending = LoaderPass.__new__(LoaderPass)
+    ending._loader = SimpleNamespace(  # type: ignore[assignment]
+        persistent_workers=persistent, end_threads=lambda: done.append("threads")
+    )
+    ending._inner = SimpleNamespace(_shutdown_workers=lambda: done.append("workers"))  # type: ignore[assignment]
+    ending._worker_died = died
+    ending._let_go()
+    assert done == (["threads"] if persistent and not died else ["threads", "workers"])
+    assert ending._inner is None
+    ending._let_go()
+    assert done.count("workers") < 2
+
+
+def test_persistent_workers_are_those_of_the_pass_before() -> None:
+    with ElasticDataLoader(
+        range(8), 4, num_epochs=2, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+    ) as loader:
+        workers = []
+        for _ in loader.epochs():
+            assert sum(map(len, loader)) == 8
+            assert loader._inner._working is not None
+            workers.append([worker.pid for worker in loader._inner._working()._workers])
+    assert workers[0] == workers[1]
 
 
 def test_an_error_that_a_worker_raised_is_said_in_its_own_words() -> None:

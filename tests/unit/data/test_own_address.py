@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -43,3 +44,21 @@ def test_a_store_to_which_there_is_no_way_leads_nowhere(monkeypatch: pytest.Monk
 
 def test_a_store_that_is_no_place_leads_nowhere() -> None:
     assert _own_address(dist.HashStore()) is None
+
+
+@pytest.mark.parametrize(("address", "devices"), [("127.0.0.1", ["127.0.0.1"]), (None, [])])
+def test_connections_go_by_that_address(
+    address: str | None, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    create = dist.ProcessGroupGloo.create_device
+
+    def noted(hostname: str) -> object:
+        made.append(hostname)
+        return create(hostname=hostname)
+
+    monkeypatch.setattr(gloo, "_own_address", lambda store: address)
+    monkeypatch.setattr(dist.ProcessGroupGloo, "create_device", noted)
+    group = gloo._gloo(dist.PrefixStore("alone", dist.HashStore()), 0, 1, timedelta(seconds=5))
+    assert (group.rank(), group.size()) == (0, 1)
+    assert made == devices

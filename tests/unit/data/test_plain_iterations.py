@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from edl_torch.data.iterations import Iteration, Iterations, _asked_by, _persistent_loader
 from edl_torch.errors import ForeignLoop
@@ -77,6 +78,24 @@ def test_it_counts_the_batches_that_were_handed_out() -> None:
     assert repr(iteration) == f"<Iteration {os.getpid()}:1 batches=1 going on>"
 
 
+def test_an_iterator_that_is_being_made_has_delivered_nothing() -> None:
+    """torch begins to count last."""
+    table = Iterations()
+    begun: list[Iteration | None] = []
+
+    class Asking:
+        def __iter__(self) -> Iterator[list[int]]:
+            begun.append(table.beginning())
+            assert begun[0] is not None
+            assert begun[0].batches == 0
+            return iter([[0], [1]])
+
+    iterator = iter(DataLoader(["a", "b"], batch_sampler=Asking()))  # type: ignore[arg-type]
+    next(iterator)
+    assert begun[0] is not None
+    assert begun[0].batches == 1
+
+
 def test_an_iterator_that_is_gone_is_over_and_its_count_is_remembered() -> None:
     table = Iterations()
     iterator, iteration = begun(table)
@@ -104,6 +123,26 @@ def test_without_batches_each_sample_is_one() -> None:
     _, iteration = begun(table, batch_size=None)
     assert iteration.batch_size == 1
     assert table.deliveries(iteration.run) is iteration
+
+
+class OwnIterator(_SingleProcessDataLoaderIter):
+    """Makes batches in a way of its own."""
+
+
+class OwnLoader(DataLoader[int]):
+    def _get_iterator(self) -> Any:
+        return OwnIterator(self)
+
+
+def test_what_an_iterator_of_another_make_delivers_cannot_be_seen() -> None:
+    table = Iterations()
+    dataset = Numbers(table)
+    iterator = iter(OwnLoader(dataset, batch_size=4))
+    (iteration,) = dataset.begun
+    assert iteration is not None
+    assert (iteration.batch_size, iteration.counts_records) == (0, False)
+    assert table.deliveries(iteration.run) is None
+    del iterator
 
 
 def test_samples_of_a_dataset_between_are_no_records() -> None:
@@ -190,7 +229,10 @@ class Looks(DataLoader[int]):
     found: Any = None
 
     def _get_iterator(self) -> Any:
-        self.found = _persistent_loader(sys._getframe())
+        def starts_a_worker() -> Any:
+            return _persistent_loader(sys._getframe())
+
+        self.found = starts_a_worker()
         return iter(())
 
 

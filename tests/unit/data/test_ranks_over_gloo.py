@@ -164,6 +164,18 @@ def test_ranks_that_have_the_whole_model_have_no_parts(job: Job) -> None:
     assert (peers.coordinates, peers.parts) == (1, None)
 
 
+@pytest.mark.parametrize("own", [object(), None])
+def test_the_ranks_are_those_of_the_group_or_all(
+    job: Job, monkeypatch: pytest.MonkeyPatch, own: object
+) -> None:
+    asked: list[object] = []
+    everyone = object()
+    monkeypatch.setattr(dist.distributed_c10d._world, "default_pg", everyone)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: asked.append(group) or [0])
+    ProcessGroupPeers(own)  # type: ignore[arg-type]
+    assert asked == [own or everyone]
+
+
 def test_several_ranks_have_to_say_whether_they_step_together(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +193,7 @@ def test_peers_need_a_process_group(job: Job, monkeypatch: pytest.MonkeyPatch, n
     with pytest.raises(InvalidArgument, match=r"synchronous=True needs torch\.distributed"):
         ProcessGroupPeers()
     with pytest.raises(InvalidArgument, match=r"mesh=… needs torch\.distributed"):
-        peers_over(None, "dp")  # type: ignore[arg-type]
+        peers_over(None, "dp", pin_memory=False)  # type: ignore[arg-type]
 
 
 # The parts of one model ---------------------------------------------------------------------------------

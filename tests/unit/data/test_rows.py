@@ -108,3 +108,18 @@ def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest
 def test_what_torch_has_no_type_for_stays_where_it_is(kind: str) -> None:
     value = np.zeros((SIDE, SIDE), dtype=kind)
     assert Rows(4).place(value, 0) is value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(SIDE, 4 * SIDE).t(),
+        torch.ones(SIDE, 4 * SIDE, requires_grad=True),
+        torch.ones(SIDE, SIDE, dtype=torch.complex64).conj(),
+        torch.ones(SIDE, 4 * SIDE)._neg_view(),
+        torch.ones(SIDE, 4 * SIDE, device="meta"),
+    ],
+    ids=["transposed", "gradient", "conjugate", "negated", "elsewhere"],
+)
+def test_unusual_tensors_stay_where_they_are(value: torch.Tensor) -> None:
+    assert Rows(4).place(value, 0) is value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from plan_kit import PLANS as MADE
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceUnavailable
 from edl_torch.readers.base import AbstractDataReader, Range
 from edl_torch.shard import Slice
@@ -105,7 +107,7 @@ class Reading:
     def lists(self, plan: Plan, grant: Grant) -> list[int]:
         """The samples, by the list."""
         run = [grant.task, grant.slice.skip, grant.slice.skip]
-        samples = SampleList(4)
+        samples = SampleList(4, ReadingTimes())
 
         def on_bad(position: int, error: ReaderError) -> list[int]:
             return [grant.task, position + 1, position + 1]
@@ -146,6 +148,20 @@ def test_nor_after_the_last_record_of_a_shard_that_is_kept() -> None:
     assert reader.ranges == [("a", 0, 6)]
 
 
+def test_a_reader_that_has_more_than_was_asked_for_is_read_no_further() -> None:
+    drawn: list[int] = []
+
+    class Endless(Stored):
+        def read_records(self, task: Any) -> Iterator[int]:
+            for number in count(task.start):
+                drawn.append(number)
+                yield number
+
+    plan = PLANS["in shard"]
+    assert list(Reading(Endless())(plan, part(plan)).values()) == in_order(plan, part(plan))
+    assert drawn == list(range(6))
+
+
 @pytest.mark.parametrize(("order", "kind"), KINDS)
 def test_a_lease_may_be_a_part_of_its_shard(order: str, kind: Any) -> None:
     plan = PLANS[order]
@@ -169,6 +185,8 @@ def test_what_a_reader_promised_and_does_not_have_is_bad(order: str) -> None:
         assert "ended 1 record(s) early" in reading.said[5]
     else:
         assert reading(plan, grant) == there
+        assert "ended 2 record(s) early" in reading.said[numbers.index(4)]
+        assert "ended 1 record(s) early" in reading.said[numbers.index(5)]
     assert set(reading.said) == set(range(len(numbers))) - set(there)
 
 

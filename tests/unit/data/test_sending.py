@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import pickle
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from edl_torch.data import sending
 from edl_torch.data.sending import IN_STRUCTURE_BYTES, Packed, Unpacking
 from edl_torch.errors import InvalidArgument
 
@@ -17,7 +21,7 @@ Pair = namedtuple("Pair", "x y")
 
 def travelled(value: Any) -> Any:
     packed = Packed(value)
-    unpacking = Unpacking(packed.structure)
+    unpacking = Unpacking(packed.structure, pin_memory=False)
     assert [content.shape for content in unpacking.contents] == [content.shape for content in packed.contents]
     for mine, theirs in zip(unpacking.contents, packed.contents, strict=True):
         mine.copy_(theirs)
@@ -47,10 +51,15 @@ def test_tensors_arrive_as_they_were(tensor: torch.Tensor) -> None:
 
 
 def test_large_tensors_travel_apart() -> None:
-    small, large = torch.zeros(IN_STRUCTURE_BYTES // 8), torch.ones(IN_STRUCTURE_BYTES)
+    small = torch.arange(IN_STRUCTURE_BYTES // 4)[: IN_STRUCTURE_BYTES // 8]
+    large = torch.ones(IN_STRUCTURE_BYTES + 1, dtype=torch.uint8)
     packed = Packed([small, large])
+    assert small.nbytes == IN_STRUCTURE_BYTES
     assert [content.nbytes for content in packed.contents] == [large.nbytes]
     assert packed.contents[0].data_ptr() == large.data_ptr()
+    found = travelled([small, large])
+    assert torch.equal(found[0], small)
+    assert torch.equal(found[1], large)
 
 
 def test_everything_else_arrives_too() -> None:
@@ -66,6 +75,24 @@ def test_everything_else_arrives_too() -> None:
     found = travelled(value)
     assert np.array_equal(found.pop("array"), value.pop("array"))
     assert found == value
+
+
+class NewerPickler(pickle.Pickler):
+    """Python 3.14's: its default protocol is 5."""
+
+    def __init__(self, file: io.BytesIO, protocol: int | None = None) -> None:
+        super().__init__(file, 5 if protocol is None else protocol)
+
+
+def test_arrays_are_sent_by_every_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickle, "Pickler", NewerPickler)
+    spec = importlib.util.find_spec(sending.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = module.Unpacking(module.Packed({"x": np.arange(3)}).structure, pin_memory=False).value()
+    assert found["x"].tolist() == [0, 1, 2]
 
 
 def test_a_tensor_that_is_there_twice_is_sent_once() -> None:

@@ -39,6 +39,8 @@ def train(weights: Weights, own: int, slope: float, *parameters: nn.Parameter, c
 
 def test_a_mean_loss_becomes_a_sum() -> None:
     weights = Weights()
+    assert repr(weights) == "<Weights own=0 batch=0>"
+    assert weights.own == 0, "there is no batch yet"
     weights.step(3)
     assert weights.weigh(torch.tensor(2.0, dtype=torch.float64)) == 6.0
 
@@ -359,6 +361,45 @@ def test_a_stand_in_is_not_backpropagated_together_with_another_batch() -> None:
         (first + weights.weigh(p * torch.inf)).backward()
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_nor_together_with_another_loss_of_its_own_batch_whichever_comes_first(first: int) -> None:
+    """A batch of which nothing counts for one loss."""
+    weights, p = Weights(), parameter()
+    weights.step(4)
+    losses = [weights.weigh(p * 1.0, count) for count in (first, 3 - first)]
+    with pytest.raises(InvalidArgument, match="before the next batch is asked for"):
+        (losses[0] + losses[1]).backward()
+
+
+@pytest.mark.parametrize("then", [lambda weights: weights.step(3), lambda weights: weights.restart()])
+def test_a_stand_in_is_not_backpropagated_once_it_is_over(then: Callable[[Weights], None]) -> None:
+    weights, p = Weights(), parameter()
+    weights.step(0)
+    loss = weights.weigh(p * torch.inf)
+    then(weights)
+    with pytest.raises(InvalidArgument, match="before the next batch is asked for"):
+        loss.backward()
+
+
+def test_a_loop_that_trains_on_padding_batches_is_warned_once() -> None:
+    weights = Weights()
+    weights.step(3)
+    weights.warn_of_padding()
+    weights.step(0)
+    weights.step(3)
+    with pytest.warns(UserWarning, match=r"got a padding batch, which the loop has trained on"):
+        weights.warn_of_padding()
+    weights.warn_of_padding()
+
+
+@pytest.mark.parametrize("looks", [lambda weights: weights.own, lambda weights: weights.weigh(torch.ones(1))])
+def test_a_loop_that_asks_what_a_batch_weighs_is_not_warned(looks: Callable[[Weights], object]) -> None:
+    weights = Weights()
+    weights.step(0)
+    looks(weights)
+    weights.warn_of_padding()
+
+
 # Several ranks ------------------------------------------------------------------------------------------
 
 
@@ -432,4 +473,6 @@ def test_what_one_rank_refuses_ends_the_call_on_all(on_ranks: Callable[..., list
         backward(weights, 3.0, p, count=3 + rank)
         weights.scale(sgd(p))
 
-    assert [type(error) for error in on_ranks(work)] == [PeerFailed, InvalidArgument]
+    told, refused = on_ranks(work)
+    assert [type(told), type(refused)] == [PeerFailed, InvalidArgument]
+    assert str(told).startswith("1 other rank(s) of this job cannot go on")

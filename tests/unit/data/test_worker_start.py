@@ -17,10 +17,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from edl_torch import ElasticDataLoader
 from edl_torch.data.worker_start import WorkerStart, _ignore, end_by_kill, starting_workers
 
 ENDING = """
 import os, signal, sys
+from edl_torch import ElasticDataLoader
 from edl_torch.data.worker_start import WorkerStart
 
 class Last:
@@ -125,6 +127,17 @@ def test_torchs_last_resort_for_workers_is_to_kill_them() -> None:
     end_by_kill(SimpleNamespace(_workers=[SimpleNamespace(_popen=process)]))
     assert process.terminate() == "killed"
     end_by_kill(object())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_the_workers_of_an_elastic_loader_are_killed_by_it() -> None:
+    with ElasticDataLoader(range(8), 4, num_workers=1, multiprocessing_context="fork") as loader:
+        batches = iter(loader)
+        next(batches)
+        assert loader._inner._working is not None
+        (worker,) = loader._inner._working()._workers
+        assert worker._popen.terminate == worker._popen.kill
+        del batches
 
 
 WRITING = """

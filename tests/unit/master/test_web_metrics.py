@@ -86,6 +86,12 @@ def test_a_histogram_counts_what_is_below_each_bound() -> None:
     assert found["edl_trainer_batch_wait_seconds_count", "w", "s-w"] == 6
 
 
+def test_reading_and_transforming_are_sums_beside_the_number_of_batches() -> None:
+    found = samples(trainers=(trainer_status(measures=Measures(timed=4, read_s=3.0, transform_s=1.0)),))
+    names = ("timed_batches", "read_seconds", "transform_seconds")
+    assert [found[f"edl_trainer_{name}_total", "w", "s-w"] for name in names] == [4, 3.0, 1.0]
+
+
 def test_what_is_not_known_is_absent() -> None:
     found = samples(datasets=(dataset(),), trainers=(trainer_status(),))
     names = {key[0] for key in found}

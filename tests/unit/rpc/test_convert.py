@@ -70,6 +70,9 @@ MEASURES = st.builds(
     waited=HISTOGRAMS,
     stepped=HISTOGRAMS,
     waited_for_ranks_s=st.floats(0, 1e9),
+    timed=INT,
+    read_s=st.floats(0, 1e9),
+    transform_s=st.floats(0, 1e9),
 )
 GRANTS = st.builds(
     calls.Grant,

@@ -39,7 +39,18 @@ def test_a_lease_that_came_while_others_waited_to_be_presented_is_presented_too(
     stall(master)
     assert not handing.finish()
     assert [[task for task, _ in call.leases] for call in master.of("confirm")] == [[1], [2]]
+    assert shell.liveness.presented == 2
     assert not shell.state.inflight, "another trainer may have them"
+
+
+def test_a_loop_that_does_not_begin_for_long_after_it_registered_is_in_doubt(
+    master: Master, shell: Shell
+) -> None:
+    """The master counts from when the session is attended."""
+    first = shell.draw()
+    master.now += STALL_S / 3
+    assert shell.hand(first)
+    assert len(master.of("confirm")) == 1
 
 
 def test_a_lease_whose_answer_was_on_its_way_when_others_were_presented_is_presented_too(

@@ -107,6 +107,22 @@ def test_quarantined_records_are_in_no_batch(
         assert covered == samples[: first + batch_size]
 
 
+class AllDelivered(DeliveredBatches):
+    batches = 2  # type: ignore[assignment]
+
+
+def test_no_batch_is_short_before_its_stream_has_ended() -> None:
+    counts = StreamCounts(4, AllDelivered(4, drop_last=False))
+    counts.grant("main", lease(1, 6))
+    counts.report(None)
+    with pytest.raises(
+        AccountingError, match=r"4 record.* of the 6 delivered in this pass 2 are not reported"
+    ):
+        counts.report(None)
+    counts.end("main")
+    assert counts.report(None) == [(1, 4, 6)]
+
+
 def test_one_stream_is_exact_and_several_are_not() -> None:
     counts = StreamCounts(4)
     assert counts.exact

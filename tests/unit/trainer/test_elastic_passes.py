@@ -7,6 +7,7 @@ from trainer_kit import Master, Shell, ack, back, reports_of, whole
 
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
+from edl_torch.trainer.actions import Warn
 from edl_torch.trainer.facts import Logged, Reporting, Voided, Way
 from edl_torch.trainer.phases import Loop
 from edl_torch.trainer.supply import Mode
@@ -257,6 +258,15 @@ def test_a_loop_that_is_left_between_batches_gives_back_what_was_drawn(
     assert given_back(master) == [(1, 0)]
 
 
+def test_a_pass_that_is_left_before_the_loop_asks_gives_back_what_was_drawn() -> None:
+    shell = Shell(Master(num_epochs=2), attended=False)
+    shell.train_through()
+    number = shell.run(shell.trainer.open())
+    shell.draw()
+    shell.run(shell.elastic.close(number))
+    assert shell.master.status.leased == 0
+
+
 def test_with_an_optimizer_only_the_batch_without_a_step_goes_back(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
     optimizer = shell.state.steps.attach()
@@ -338,7 +348,7 @@ def test_all_handed_out_and_one_in_training_is_not_the_end(master: Master) -> No
 
 
 def test_before_a_later_iteration_none_is_superseded(shell: Shell) -> None:
-    assert shell.elastic.superseded == 0
+    assert (shell.elastic.superseded, shell.elastic.read_ahead) == (0, 0)
     shell.begin_elastic()
     assert shell.elastic.superseded == 0
 
@@ -360,6 +370,17 @@ def test_a_later_iteration_ends_the_one_before(master: Master, shell: Shell) -> 
     assert given_back(master) == [(1, 0)]
     assert acknowledged(master) == []
     assert shell.state.inflight.batches == 0
+
+
+def test_a_pass_begins_with_none_of_the_leases_of_one_that_was_opened_meanwhile(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.elastic.close(number))
+    opening = shell.start(shell.trainer.open()).to(Warn)  # of the batch that went back
+    shell.begin_plain("worker 0", "7 1")
+    assert shell.run(shell.trainer.leasing.look_for_more())
+    opening.finish()
+    assert shell.state.supply.ready == 0
 
 
 def test_what_the_end_of_an_abandoned_pass_raises_is_raised_later(master: Master, shell: Shell) -> None:
@@ -491,8 +512,9 @@ def test_batches_without_a_step_count_where_all_epochs_are_read(epochs: int, nex
     assert (shell.state.steps.keep, shell.state.inflight.batches) == (0, 0)
 
 
-def test_batches_without_a_step_do_not_count_where_an_epoch_follows() -> None:
-    shell = Shell(Master(records=16, num_epochs=3), batch_size=8, attended=False)
+@pytest.mark.parametrize("num_epochs", [3, 0])
+def test_batches_without_a_step_do_not_count_where_an_epoch_follows(num_epochs: int) -> None:
+    shell = Shell(Master(records=16, num_epochs=num_epochs), batch_size=8, attended=False)
     train_without_the_last_step(shell, 2)
     shell.run(shell.trainer.open(1))
     with pytest.raises(AccountingError, match="nothing else is left"):
@@ -570,6 +592,8 @@ def test_what_follows_a_promised_batch_in_its_lease_is_not_given_back(master: Ma
     assert reports_of(master)[-1].give_backs == (back(grant.task, 4),)
     shell.request()
     assert shell.elastic.deliver(whole(other))
+    shell.run(shell.elastic.give_back())
+    assert reports_of(master)[-1].give_backs == (back(other.task, 0),)
 
 
 def test_a_promise_presents_leases_in_doubt(master: Master) -> None:
@@ -670,6 +694,7 @@ def test_an_acknowledgement_that_was_refused_parts_the_model_from_the_count(
 
 
 def test_repr_shows_state(shell: Shell) -> None:
+    assert repr(shell.elastic) == "<ElasticPasses IDLE exhausted=False <Supply pass=0 closed ready=0>>"
     shell.begin_elastic()
     assert (
         repr(shell.elastic) == "<ElasticPasses ASKING exhausted=False <Supply pass=1 open epoch=0 ready=1>>"

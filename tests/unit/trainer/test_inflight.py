@@ -182,6 +182,17 @@ def test_a_failed_batch_is_found_behind_those_read_ahead(inflight: InFlight) -> 
     assert inflight.settle(0) == [ack(1, 8)]
 
 
+def test_of_three_batches_the_one_in_the_middle_may_fail(inflight: InFlight) -> None:
+    for first, after in ((0, 2), (2, 6), (6, 10)):
+        inflight.hand(((1, first, after),))
+    assert [failure.position for failure in inflight.fail_batch("NaN", ahead=1)] == [2, 3, 4, 5]
+    assert (inflight.batches, inflight.settled) == (2, 1)
+    assert inflight.settle(1) == [ack(1, 2)]
+    assert (inflight.batches, inflight.settled) == (1, 2)
+    assert inflight.settle(0) == [ack(1, 10)]
+    assert inflight.settled == 3
+
+
 def test_a_ticket_stands_for_parts_of_its_leases(inflight: InFlight) -> None:
     inflight.grant(lease(2, 3, 9))
     assert inflight.slices(((1, 4, 10), (2, 3, 5))) == (

@@ -49,6 +49,7 @@ def test_a_lease_is_drawn_once_and_written_down_once(shell: Shell) -> None:
     shell.begin_elastic()
     first, second = shell.draw("worker 0"), shell.draw("worker 1")
     assert [first.task, second.task] == [1, 2]
+    assert [call.request for call in shell.master.of("lease")] == [1, 2]
     assert [fact.grant for fact in shell.told(Granted)] == [first, second]
     assert shell.state.inflight.unhanded("worker 1") == [second.slice]
 
@@ -209,6 +210,25 @@ def test_what_is_granted_to_a_pass_that_is_over_is_not_wanted() -> None:
     assert supply.draw("worker 0", first) is None
 
 
+def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
+    supply = Supply(ahead=True)
+    first = supply.open(Mode.ELASTIC)
+    second = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1)), second)
+    assert supply.draw("worker 0", first) is None
+    assert supply.draw("worker 0", second) == lease(1)
+
+
+def test_answers_are_counted_and_those_without_a_lease() -> None:
+    supply = Supply(ahead=True)
+    number = supply.open(Mode.ELASTIC)
+    for grants in ((lease(1),), (), (lease(2),)):
+        supply.begin_asking()
+        supply.take_in(answer(*grants), number)
+        supply.end_asking()
+    assert (supply.answers, supply.dry_answers) == (3, 1)
+
+
 def test_an_error_of_fetching_ahead_ends_with_its_pass() -> None:
     supply = Supply(ahead=True)
     supply.error = MasterUnavailable("away")
@@ -236,6 +256,7 @@ def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
     first = shell.start(shell.trainer.leasing.next("worker 0", number))
     second = shell.start(shell.trainer.leasing.next("worker 1", number))
     third = shell.start(shell.trainer.leasing.wait_for_more())
+    shell.neighbours = (Neighbour(session="other", records=8, same_thread=True),)  # no call has said "wait"
     shell.state.close_pass()
     assert second.finish() is None
     assert third.finish() is False

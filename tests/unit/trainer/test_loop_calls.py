@@ -125,6 +125,24 @@ def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Ma
     assert master.status.acknowledged == 8
 
 
+def test_padding_batches_fill_the_last_window_of_a_loop_that_gathers_gradients(master: Master) -> None:
+    shell = Shell(Master(records=40), batch_size=8, attended=False)
+    optimizer = shell.state.steps.attach()
+    shell.begin_elastic()
+    for _ in range(4):
+        hand_next(shell)
+    shell.run(shell.elastic.stepped(optimizer))
+    hand_next(shell)
+    for _ in range(3):
+        shell.request()
+        shell.elastic.pad()
+    shell.run(shell.elastic.stepped(optimizer))
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.stepped(optimizer))
+    assert shell.master.status.acknowledged == 40
+
+
 def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(master: Master) -> None:
     shell = Shell(master, attended=False)
     shell.state.steps.__init__(None)  # type: ignore[misc]
@@ -137,6 +155,20 @@ def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(ma
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.close(number))
     assert master.status.leased == 0
+
+
+def test_a_loop_that_is_left_with_one_that_stands_in_is_not_at_the_end() -> None:
+    """All is read, and a wrapper holds the last batch when the padding comes."""
+    shell = Shell(Master(records=8), batch_size=8, attended=False)
+    shell.state.steps.__init__(None)  # type: ignore[misc]
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.request()
+    assert not shell.run(shell.elastic.look_for_more())
+    shell.elastic.pad()
+    assert shell.elastic.phase is Loop.TRAINING
+    shell.run(shell.elastic.close(number))
+    assert shell.master.status.leased == 0
 
 
 def read_to_the_end(shell: Shell) -> None:
@@ -282,6 +314,15 @@ def test_a_restore_in_the_midst_of_a_loop_is_no_matter(shell: Shell) -> None:
     assert shell.warnings == []
 
 
+def test_what_went_back_before_a_restore_is_no_matter(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.elastic.close(number))
+    shell.run(shell.trainer.position.restore(None))
+    shell.run(shell.elastic.warnings.of_what_went_back())
+    assert shell.warnings == []
+
+
 def test_a_loop_that_is_left_between_batches_or_with_an_optimizer_is_not_warned(shell: Shell) -> None:
     number = shell.begin_elastic()
     hand_next(shell)
@@ -337,17 +378,23 @@ def leave_with_a_batch(shell: Shell) -> None:
     shell.run(shell.elastic.close(number))
 
 
+@pytest.mark.parametrize("asks_before", [True, False])
 def test_the_tenth_pass_in_a_row_that_keeps_nothing_is_an_error_to_who_asks(
-    master: Master, shell: Shell
+    master: Master, shell: Shell, asks_before: bool
 ) -> None:
-    for _ in range(9):
+    if asks_before:
+        shell.elastic.warnings.check_gets_on()  # no pass came before
+    for _ in range(2):  # said once; then ten more
+        for _ in range(9):
+            leave_with_a_batch(shell)
+            shell.elastic.warnings.check_gets_on()
+        shell.elastic.warnings.check_gets_on()  # no pass came between
         leave_with_a_batch(shell)
-        shell.elastic.warnings.check_gets_on()
-    shell.elastic.warnings.check_gets_on()  # no pass came between
-    leave_with_a_batch(shell)
-    with pytest.raises(AccountingError, match=r"10 passes in a row over 'training'.*nothing says it is done"):
-        shell.elastic.warnings.check_gets_on()
-    shell.elastic.warnings.check_gets_on()  # said once; then ten more
+        with pytest.raises(
+            AccountingError, match=r"10 passes in a row over 'training'.*nothing says it is done"
+        ):
+            shell.elastic.warnings.check_gets_on()
+    shell.elastic.warnings.check_gets_on()
 
 
 def test_looks_at_the_data_are_no_loop_that_never_gets_on(shell: Shell) -> None:

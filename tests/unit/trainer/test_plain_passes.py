@@ -137,6 +137,14 @@ def test_a_worker_whose_iteration_was_given_up_while_it_waited_gets_nothing(shel
     assert second.finish()[0] == NO_PASS
 
 
+def test_a_pass_begins_with_none_of_the_leases_of_the_one_before(shell: Shell) -> None:
+    """The one before may have been opened while this one waited to begin."""
+    shell.begin_elastic()
+    assert shell.state.supply.ready == 1
+    shell.run(shell.trainer.plain.begin(Reading(stream=OWN_STREAM)))
+    assert shell.state.supply.ready == 0
+
+
 def test_reading_registers_at_first_use(shell: Shell) -> None:
     beginning = shell.start(shell.trainer.begin_plain(Reading(stream=OWN_STREAM)))
     assert isinstance(beginning.action, Register)
@@ -166,6 +174,15 @@ def test_a_report_acknowledges_a_batch_and_says_how_many_leases_that_completed(
     assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 4),), (ack(1, 8),)]
     assert [fact.way for fact in shell.told(Reporting)] == [Way.REPORT, Way.REPORT]
     assert shell.state.exact
+
+
+def test_reported_batches_and_their_records_are_measured(shell: Shell) -> None:
+    shell.begin_plain()
+    shell.draw()
+    shell.report()
+    shell.report(3)
+    measures = shell.state.measuring.measures()
+    assert (measures.batches, measures.records) == (2, 7)
 
 
 def test_one_report_may_complete_several_leases(master: Master, shell: Shell) -> None:
@@ -355,6 +372,7 @@ def test_an_abandoned_pass_warns_of_nothing(master: Master, shell: Shell) -> Non
     shell.run(shell.trainer.plain.finish(abandoned=True))
     assert shell.warnings == []
     assert master.status.leased == 0
+    assert not shell.state.supply.current.is_open
 
 
 def test_an_elastic_pass_finishes_the_plain_one(master: Master, shell: Shell) -> None:
@@ -365,10 +383,14 @@ def test_an_elastic_pass_finishes_the_plain_one(master: Master, shell: Shell) ->
 
 
 def test_finishing_twice_finishes_once(shell: Shell) -> None:
+    for passes in (1, 2):
+        read_all(shell)
+        for _ in range(2):
+            shell.run(shell.trainer.plain.finish())
+        assert len(shell.warnings) == passes
     read_all(shell)
-    for _ in range(2):
+    with pytest.raises(AccountingError, match="3 passes"):  # in a row, with nothing between
         shell.run(shell.trainer.plain.finish())
-    assert len(shell.warnings) == 1
 
 
 def test_a_pass_of_an_older_kind_is_not_finished_as_a_plain_one(master: Master, shell: Shell) -> None:

@@ -41,6 +41,16 @@ def test_the_first_use_registers_once_however_many_come(master: Master, shell: S
     assert [(fact.fence, fact.batch_size) for fact in shell.told(Joined)] == [(shell.state.fence, 4)]
 
 
+def test_only_who_takes_part_anew_registers_by_the_name_alone(master: Master, shell: Shell) -> None:
+    registering = shell.start(shell.trainer.registrar.plan()).to(Register)
+    assert registering.action == Register(again=False)
+    registering.finish()
+    master.give_up_all()
+    rejoining = shell.start(shell.trainer.registrar.again(shell.state.fence)).to(Register)
+    assert rejoining.action == Register(again=True)
+    rejoining.finish()
+
+
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_a_registration_that_came_to_nothing_is_made_again(
     master: Master, shell: Shell, interrupted: bool
@@ -345,6 +355,7 @@ def test_another_rank_that_went_back_moves_this_one(master: Master, shell: Shell
     assert not shell.state.inflight
     shell.run(shell.elastic.close(1))
     shell.trainer.position.restored()
+    assert shell.elastic.read_ahead == 0
     shell.train_through()
     assert master.status.finished
 

@@ -196,6 +196,16 @@ def test_a_refusal_is_not_forgotten_as_an_absence_is(remote: Case) -> None:
         remote.flush()
 
 
+@pytest.mark.parametrize("why", ["an error", "no answer", "nothing"])
+def test_a_loop_must_send_where_it_is_to_hear_of_the_last_report(remote: Case, why: str) -> None:
+    if why == "an error":
+        remote.trainer.fail(StaleLease("another lineage"))
+    elif why == "no answer":
+        remote.tell(ack(1, 4))
+        remote.sending().interrupt()
+    assert remote.reporter.is_due == (why != "nothing")
+
+
 def test_a_lost_session_is_told_with_the_fence_that_was_lost(case: Case) -> None:
     lost = case.state.fence
     case.master.give_up_all()
@@ -206,6 +216,8 @@ def test_a_lost_session_is_told_with_the_fence_that_was_lost(case: Case) -> None
     assert case.state.fence == replace(lost, member=2)
     assert case.reports == []
     assert "batches of 1 lease(s)" in case.lost
+    assert case.told(Refused) == [Refused()]
+    assert not any(fact.acknowledgements for fact in case.told(Dropped)), "it is told already"
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,14 @@ def test_a_wrapper_that_reads_further_ahead_than_it_said_is_an_error(lookahead: 
             loop_behind(steps, number, 8, behind)
 
 
+def test_two_steps_show_that_a_wrapper_reads_ahead_and_one_does_not() -> None:
+    """The one may be on both batches: the loop gathers gradients."""
+    once, twice = Steps(), Steps()
+    loop_behind(once, once.attach(), 2, 1)
+    with pytest.raises(AccountingError, match="reads 1 ahead"):
+        loop_behind(twice, twice.attach(), 3, 1)
+
+
 @pytest.mark.parametrize("batches", [4, 6, 7, 8])
 @pytest.mark.parametrize("accumulates", [2, 3])
 def test_a_loop_that_gathers_gradients_and_steps_on_the_rest_is_none(batches: int, accumulates: int) -> None:
@@ -245,6 +253,7 @@ def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
     steps.handed()
     steps.stepped(quick)
     assert steps.take_idle() == ["idle"]
+    assert steps.take_idle() == []
     steps.begin_pass()
     assert steps.take_idle() == []
 
@@ -261,6 +270,16 @@ def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
     steps.take_idle()
     assert not steps.all_step
     steps.detach(idle)
+    assert steps.all_step
+
+
+def test_one_that_never_stepped_and_was_detached_does_not_count_among_all() -> None:
+    steps = Steps()
+    stepping, never = steps.attach(), steps.attach()
+    steps.handed()
+    steps.stepped(stepping)
+    assert not steps.all_step
+    steps.detach(never)
     assert steps.all_step
 
 
@@ -286,6 +305,18 @@ def test_padding_batches_are_no_reading_ahead() -> None:
     assert steps.keep == 0
 
 
+def test_padding_batches_are_among_those_that_were_read_ahead() -> None:
+    """A wrapper reads one ahead: the loop steps on the first of four when it has the second."""
+    steps = Steps()
+    number = steps.attach()
+    steps.handed()
+    for batch in ("real", "real", "padding"):
+        steps.handed() if batch == "real" else steps.padded()
+        steps.stepped(number)
+    with pytest.raises(AccountingError, match="reads 1 ahead, and lookahead is 0"):
+        steps.stepped_after_the_end(number)
+
+
 def test_batches_that_went_back_before_the_first_step_are_no_reading_ahead() -> None:
     steps = Steps()
     number = steps.attach()
@@ -297,3 +328,23 @@ def test_batches_that_went_back_before_the_first_step_are_no_reading_ahead() -> 
         steps.stepped(number)
     steps.stepped_after_the_end(number)
     assert steps.keep == 0
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_what_a_wrapper_that_tells_or_its_loop_still_has(attached: bool) -> None:
+    steps = Steps(None)
+    number = steps.attach() if attached else 0
+    has = [steps.told_in_hand]
+    steps.handed()
+    has.append(steps.told_in_hand)
+    steps.passed_on()
+    has.append(steps.told_in_hand)
+    if attached:
+        steps.stepped(number)
+        has.append(steps.told_in_hand)
+    steps.passed_on()  # the loop asked for more, and there is none
+    has.append(steps.told_in_hand)
+    assert has == ([False, True, True, False, False] if attached else [False, True, True, False])
+    counting = Steps()
+    counting.handed()
+    assert not counting.told_in_hand

@@ -40,6 +40,10 @@ def test_closing_gives_back_all_that_was_not_trained_on(master: Master, shell: S
     assert shell.told(Reporting)[-1].returned == ((1, 0, 8),), "the second was not stepped on"
 
 
+def test_repr_shows_the_beginning_of_a_long_session(master: Master) -> None:
+    assert repr(Shell(master, "0123456789").trainer).startswith("<Trainer 01234567 <State NEW ")
+
+
 def test_closing_before_the_first_use_makes_no_call(master: Master, shell: Shell) -> None:
     shell.run(shell.trainer.close(5.0))
     assert master.calls == []
@@ -52,6 +56,22 @@ def test_closing_tells_what_the_last_report_led_to(master: Master, shell: Shell)
     with pytest.raises(StaleLease):
         shell.run(shell.trainer.close(5.0))
     assert shell.state.closed
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_waits_for_the_answer_or_for_an_error_and_no_longer(master: Master, fails: bool) -> None:
+    shell = Shell(master, in_process=False, attended=False)
+    shell.begin_elastic()
+    shell.draw()
+    closing = shell.start(shell.trainer.close(5.0))
+    assert isinstance(closing.action, Wait)
+    assert (closing.must_wait, closing.action.timeout_s) == (True, 5.0)
+    if fails:
+        shell.trainer.fail(MasterUnavailable("away"))
+    else:
+        shell.work()
+    assert not closing.must_wait
+    assert shell.state.outbox.unanswered == fails
 
 
 def test_closing_asks_a_master_that_was_away_once_more(master: Master) -> None:
@@ -239,3 +259,14 @@ def test_a_follower_is_at_the_end_where_the_other_is() -> None:
     follower.request()
     follower.run(follower.elastic.stepped(optimizer))
     assert [done.upto for call in reports_of(follower.master) for done in call.acknowledgements] == [4]
+
+
+def test_a_follower_that_gets_a_batch_after_all_is_not_at_the_end() -> None:
+    """Records came back to the other one's master: a wrapper holds the newest batch again."""
+    follower = following(lookahead=1)
+    optimizer = follower.state.steps.attach()
+    follower.run(follower.trainer.open())
+    follower.elastic.follow_to_the_end()
+    follow(follower, Slice(epoch=0, shard=3, skip=0, limit=4))
+    follower.run(follower.elastic.stepped(optimizer))
+    assert reports_of(follower.master) == []

@@ -97,6 +97,7 @@ def test_a_loop_that_rested_long_is_in_doubt_where_the_master_asks_for_progress(
     now += 10.0
     liveness.moved_on(now)
     assert not liveness.sure(now)
+    assert liveness.doubts == 1
     confirm(liveness, now)
     liveness.moved_on(now)
     assert liveness.sure(now)
@@ -149,5 +150,6 @@ def test_repr_shows_state(liveness: Liveness) -> None:
     liveness.broke()
     assert repr(liveness) == "<Liveness standing=False doubts=1>"
     liveness.doubt()
+    assert repr(liveness) == "<Liveness standing=False doubts=2>"
     confirm(liveness)
     assert repr(liveness) == "<Liveness standing=False doubts=0>"

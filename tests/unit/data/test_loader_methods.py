@@ -1,0 +1,94 @@
+"""What a loader hands on to its service, and to the session behind it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl_torch.data.loader_service import ServiceMethods
+
+
+class Recorder:
+    """Notes each call, with its arguments; returns the name of what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.epoch = 3
+        self.finished = False
+
+    def __getattr__(self, name: str) -> Any:
+        def called(*arguments: Any, **named: Any) -> str:
+            self.calls.append((name, *arguments, *named.items()))
+            return name
+
+        return called
+
+
+class Loader(ServiceMethods):
+    def __init__(self) -> None:
+        self.service_behind, self.elastic, self.position = Recorder(), Recorder(), Recorder()
+        self.service_behind._live_session = SimpleNamespace(elastic=self.elastic, position=self.position)
+        self.dataset = SimpleNamespace(service=self.service_behind)
+        self._read_ahead = None
+        self._notice = SimpleNamespace(seen=False)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda loader: loader.attach("sgd"), ("attach", "sgd", ("scaler", None))),
+        (lambda loader: loader.attach("sgd", scaler="amp"), ("attach", "sgd", ("scaler", "amp"))),
+        (lambda loader: loader.detach("sgd"), ("detach", "sgd")),
+        (lambda loader: loader.stepped(), ("report_batch_done",)),
+        (lambda loader: loader.state_dict(), ("state_dict",)),
+        (lambda loader: loader.load_state_dict({"a": 1}), ("load_state_dict", {"a": 1})),
+        (lambda loader: loader.progress(), ("progress",)),
+    ],
+)
+def test_calls_go_to_the_service(call: Any, expected: tuple[Any, ...]) -> None:
+    loader = Loader()
+    call(loader)
+    assert loader.service_behind.calls == [expected]
+
+
+def test_what_is_about_the_batch_in_hand_goes_to_its_pass() -> None:
+    loader = Loader()
+    assert loader.service is loader.service_behind
+    assert loader.epoch == 3
+    assert loader.records == "records_in_hand"
+    loader.give_back()
+    loader.give_back(window=True)
+    assert loader.elastic.calls == [
+        ("records_in_hand",),
+        ("give_back", ("window", False)),
+        ("give_back", ("window", True)),
+    ]
+
+
+class Ahead(list[int]):
+    def passed_on(self) -> bool:
+        return self.pop(0) > 0 if self else True
+
+
+@pytest.mark.parametrize(
+    ("ahead", "is_padding", "agrees_again"),
+    [(None, False, False), (Ahead([2]), False, False), (Ahead([0]), True, False), (Ahead(), False, True)],
+    ids=["nothing is read ahead", "a batch", "a padding batch", "none is left"],
+)
+def test_a_wrapper_passes_on_what_it_has_read(ahead: Any, is_padding: bool, agrees_again: bool) -> None:
+    loader = Loader()
+    loader._read_ahead = ahead
+    loader.passed_on()
+    assert loader.elastic.calls == [("passed_on", ("padding", is_padding))]
+    assert loader.position.calls == [("agree_again",)] * agrees_again
+
+
+@pytest.mark.parametrize(("seen", "finished"), [(True, False), (False, True), (True, True)])
+def test_epochs_end_when_all_is_trained_on_or_the_job_is_to_end(seen: bool, finished: bool) -> None:
+    loader = Loader()
+    epochs = loader.epochs()
+    assert [next(epochs), next(epochs)] == [3, 3]
+    loader._notice.seen, loader.service_behind.finished = seen, finished
+    assert list(epochs) == []

@@ -1,0 +1,102 @@
+"""What a rank votes on the next step, and how long it waits for records: one rank, without the others."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl_torch.client.peers import Ballot, Count, Doing
+from edl_torch.data import lockstep_pass as module
+from edl_torch.data.lockstep_pass import PATIENCE_S, LockstepPass
+from edl_torch.errors import BadRecord
+
+
+def a_pass(**parts: Any) -> Any:
+    """A pass that has these parts alone."""
+    made = LockstepPass.__new__(LockstepPass)
+    for name, part in parts.items():
+        setattr(made, f"_{name}", part)
+    return made
+
+
+def cast(
+    *, holds: bool, rank: int, batch: object, made: bool, finished: bool, over: bool, told: bool, fails: bool
+) -> Ballot:
+    ballots: list[Ballot] = []
+
+    def check() -> None:
+        if fails:
+            raise BadRecord("no byte of 7")
+
+    voting = a_pass(
+        lockstep=SimpleNamespace(holds_leases=holds, finished=finished),
+        peers=SimpleNamespace(rank=rank, vote=ballots.append),
+        session=SimpleNamespace(position=SimpleNamespace(check=check)),
+        padding=SimpleNamespace(made=made),
+        passes=SimpleNamespace(is_over=over),
+        notice=SimpleNamespace(came=told),
+        next_batch=lambda wait_s: batch,
+    )
+    voting._cast()
+    (ballot,) = ballots
+    return ballot
+
+
+CASES = list(product([True, False], [0, 1], ["a batch", None], *[[True, False]] * 5))
+
+
+def test_a_rank_votes_for_what_it_has_and_knows() -> None:
+    for holds, rank, batch, made, finished, over, told, fails in CASES:
+        ballot = cast(
+            holds=holds,
+            rank=rank,
+            batch=batch,
+            made=made,
+            finished=finished,
+            over=over,
+            told=told,
+            fails=fails,
+        )
+        has_one = holds and batch is not None
+        has_none_to_pad_with = holds and batch is None and not made
+        says_that_it_is_over = rank == 0 and (finished or over)
+        assert ballot == Ballot(
+            doing=Doing.STEP,
+            batches=has_one,
+            bare=has_none_to_pad_with,
+            failed=fails,
+            verdict=says_that_it_is_over,
+            preempted=told,
+        )
+
+
+@pytest.mark.parametrize(("rank", "wait_s"), [(0, PATIENCE_S), (1, 0.0)])
+def test_the_first_rank_waits_for_the_master_where_no_rank_has_a_batch(rank: int, wait_s: float) -> None:
+    nothing = dict.fromkeys(("bare", "failed", "preempted"), 0) | {"doing": (Doing.STEP,)}
+    counts = iter([Count(batches=n, verdict=0, **nothing) for n in (0, 0, 1)])  # type: ignore[arg-type]
+    waits: list[float] = []
+    stepping = a_pass(
+        peers=SimpleNamespace(rank=rank), counted=lambda: next(counts), error=None, cast=waits.append
+    )
+    assert stepping._agree().batches == 1
+    assert waits == [wait_s] * 2
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_a_pass_without_a_step_settles_what_earlier_ones_left(
+    stepped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(module, "together", lambda peers, doing, settle, ask: settle())
+    ending = a_pass(
+        stepped=stepped,
+        peers=None,
+        passes=SimpleNamespace(settle_stuck=lambda: done.append("settles")),
+        session=SimpleNamespace(position=SimpleNamespace(agree_on_end=lambda lockstep: done.append("ends"))),
+        lockstep=None,
+    )
+    ending._end()
+    assert done == (["ends"] if stepped else ["settles", "ends"])

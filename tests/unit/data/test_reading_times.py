@@ -1,0 +1,189 @@
+"""How long records of a batch are read and transformed, and of which batches that is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from loader_kit import ColumnReader, trainer
+from plan_kit import planned
+
+from edl_torch.core.calls import Grant
+from edl_torch.core.plan import Plan
+from edl_torch.data import cells, dataset, reading, reading_times, threaded_reading
+from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.data.reading_times import EACH_S, ReadingTimes, Times
+from edl_torch.data.threaded_reading import ThreadedReading, Threading
+from edl_torch.errors import ReaderError
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.shard import Slice
+from edl_torch.testing import FakeMaster
+from edl_torch.trainer.tickets import Tally
+
+PLAN = planned()  # shards of six records
+READ_S, TRANSFORM_S, LEASE_S = 0.25, 0.5, 16.0
+
+
+class Clock:
+    """A clock that moves when somebody works."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def works(self, seconds: float, value: Any) -> Any:
+        self.now += seconds
+        return value
+
+
+class Slow(AbstractDataReader):
+    """Takes time for each record; `bad` ones take it too."""
+
+    def __init__(self, clock: Clock, read_s: float = READ_S, bad: int | None = None) -> None:
+        super().__init__()
+        self._clock, self._read_s, self._bad = clock, read_s, bad
+
+    def create_shards(self, mode: Any = None) -> dict[str, int]:
+        return {"a": 23, "b": 9}
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        for number in range(task.start, task.end):
+            if self._clock.works(self._read_s, number) == self._bad:
+                raise ValueError("torn")
+            yield number
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (cells, dataset, reading, reading_times, threaded_reading):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    return clock
+
+
+def leases() -> Iterator[Grant]:
+    for shard in range(4):
+        size = PLAN.records_in(0, shard)
+        yield Grant(task=shard, attempt=1, slice=Slice(epoch=0, shard=shard, skip=0, limit=size))
+
+
+Batch = tuple[list[int], Times | None]
+
+
+def batches(clock: Clock, reader: Slow, size: int, transform_s: float, plan: Plan = PLAN) -> Iterator[Batch]:
+    """Batches, and their times where they were timed, as the collate function takes them."""
+    times = ReadingTimes()
+
+    def to_samples(plan: Plan, part: Slice, records: Any) -> Any:
+        return map(partial(clock.works, transform_s), records)
+
+    def on_bad(position: int, error: ReaderError) -> list[int]:
+        return [0, position + 1, position + 1]
+
+    read, samples = SampleReader(reader, to_samples), SampleList(size, times)
+    for grant in leases():
+        clock.now += LEASE_S
+        for batch in read.lists(samples, plan, grant, [grant.task, 0, 0], on_bad):
+            yield batch, times.take() if times.timing else None
+    for batch in samples.rest():
+        yield batch, times.take() if times.timing else None
+
+
+def test_of_a_slow_source_each_batch_but_the_first_is_timed_less_the_waits_for_leases(clock: Clock) -> None:
+    found = list(batches(clock, Slow(clock), 4, TRANSFORM_S))
+    assert [number for batch, _ in found for number in batch] == list(range(23))
+    assert found[0][1] is None  # it opens files
+    for batch, times in found[1:]:
+        assert times == (len(batch) * READ_S, len(batch) * TRANSFORM_S)
+
+
+def test_of_a_fast_source_a_batch_is_timed_now_and_then(clock: Clock) -> None:
+    found = list(batches(clock, Slow(clock, EACH_S / 16), 2, 0.0))
+    timed = [place for place, (_, times) in enumerate(found) if times is not None]
+    assert [number for batch, _ in found for number in batch] == list(range(23))
+    assert 1 < len(timed) < len(found) / 2
+    assert all(times == pytest.approx((EACH_S / 8, 0.0)) for _, times in found[1:-1] if times is not None)
+
+
+def test_a_record_that_cannot_be_read_took_time_too(clock: Clock) -> None:
+    found = list(batches(clock, Slow(clock, bad=7), 4, TRANSFORM_S))
+    assert [number for batch, _ in found for number in batch] == [n for n in range(23) if n != 7]
+    assert found[1] == ([4, 5, 6, 8], (5 * READ_S, 4 * TRANSFORM_S))
+
+
+def test_a_shard_that_is_kept_is_read_for_the_batch_that_needs_it_first(clock: Clock) -> None:
+    found = list(batches(clock, Slow(clock), 3, TRANSFORM_S, planned(in_shard=True)))
+    assert [times for _, times in found[1:5]] == [
+        (0.0, 3 * TRANSFORM_S),
+        (6 * READ_S, 3 * TRANSFORM_S),
+        (0.0, 3 * TRANSFORM_S),
+        (6 * READ_S, 3 * TRANSFORM_S),
+    ]
+
+
+def test_an_abandoned_batch_is_in_no_other(clock: Clock) -> None:
+    times = ReadingTimes()
+    times.begin()
+    times.add(1.0, 2.0)
+    times.clear()
+    assert not times.timing
+    times.begin()
+    assert times.take() == (0.0, 0.0)
+
+
+def test_threads_count_each_record_where_it_is_worked_on(clock: Clock) -> None:
+    times, tally = ReadingTimes(), Tally()
+    batches = ThreadedReading(
+        Slow(clock),
+        PLAN,
+        leases(),
+        tally,
+        times,
+        lambda grant, position, error: None,
+        transform=partial(clock.works, TRANSFORM_S),
+        generators=None,
+        threading=Threading(threads=1, ahead=1, batch_size=4, collate=None),
+        keeps_samples=False,
+    )
+    batch = next(batches)
+    assert times.timing
+    batches.close()
+    assert len(batch) == 4
+    assert times.take() == (4 * READ_S, 4 * TRANSFORM_S)
+
+
+@pytest.mark.parametrize("transform_s", [TRANSFORM_S, None])
+def test_of_columns_each_batch_is_timed_less_the_work_of_the_loop(
+    clock: Clock, transform_s: float | None
+) -> None:
+    class Columns(ColumnReader):
+        def read_batch(self, name: str, indices: Any) -> Any:
+            return clock.works(READ_S, super().read_batch(name, indices))
+
+    grants, times, found = leases(), ReadingTimes(), []
+    link: Any = SimpleNamespace(next=lambda: clock.works(LEASE_S, next(grants, None)))
+    with trainer(FakeMaster(), Columns({"a": 23, "b": 9})) as (_, columns):
+        columns.transform = None if transform_s is None else partial(clock.works, transform_s)
+        for batch in columns._batches(link, PLAN, Tally(), times):
+            found.append((len(batch), times.timing, times.take()))
+            clock.now += 9.0
+    expected = (READ_S, transform_s or 0.0)
+    assert [size for size, _, _ in found] == [4, 2, 4, 2, 4, 2, 4, 1]
+    assert all(timing and seconds == pytest.approx(expected) for _, timing, seconds in found)
+
+
+def test_of_columns_that_take_no_time_few_batches_are_timed(clock: Clock) -> None:
+    grants, times = leases(), ReadingTimes()
+    link: Any = SimpleNamespace(next=lambda: next(grants, None))
+    with trainer(FakeMaster(), ColumnReader({"a": 23, "b": 9})) as (_, columns):
+        timed = []
+        for _ in columns._batches(link, PLAN, Tally(), times):
+            timed.append(times.timing)
+            times.clear()
+    assert timed == [True] + [False] * 7
+    assert times.due_at == clock.now + EACH_S
