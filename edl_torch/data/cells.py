@@ -152,7 +152,7 @@ class Cell:
         """Tell the block that this record is done."""
         block = self.block
         if block is not None:
-            if block.rows is not None and self.error is None and not self.steps.skip_all:
+            if block.rows is not None:
                 with suppress(Exception):  # the thread that iterates makes the batch of samples, or raises
                     self.value = block.rows.place(self.value, self.row)
             block.one_done()

@@ -70,9 +70,7 @@ class Unpacking:
     def value(self) -> Any:
         """The value; its large tensors are as far filled as `contents` are. One that was on an accelerator is
         copied to this rank's."""
-        tensors = [
-            tensor if each.device == "cpu" else tensor.to(each.device) for each, tensor in self._tensors
-        ]
+        tensors = [tensor.to(each.device) for each, tensor in self._tensors]
         return _Unpickler(io.BytesIO(self._value), tensors).load()
 
 

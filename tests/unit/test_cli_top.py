@@ -11,10 +11,10 @@ from rich.console import Console
 from statuses import dataset_status, master_status, trainer_status
 
 from edl_torch.cli import top
-from edl_torch.cli.figures import duration, percent, rate, share
+from edl_torch.cli.figures import duration, percent, rate, share, short
 from edl_torch.core.calls import MasterStatus, TrainerState
 from edl_torch.core.events import Event, EventKind
-from edl_torch.core.measures import Measures
+from edl_torch.core.measures import Histogram, Measures
 from edl_torch.core.picture import Picture
 
 
@@ -45,6 +45,26 @@ def test_it_shows_datasets_trainers_and_events() -> None:
     place = {name: next(i for i, line in enumerate(lines) if name in line) for name in ("w\\x1b", "v ")}
     assert place["v "] < place["w\\x1b"]  # trouble first
     assert "\x1b" not in text
+
+
+def test_it_shows_what_a_batch_takes_to_read_and_to_transform() -> None:
+    measures = Measures(stepped=Histogram(sum_s=4.0), timed=2, read_s=2.4, transform_s=0.001)
+    both = status(trainers=(trainer_status("w", measures=measures), trainer_status("v")))
+    for width in (80, 100):
+        text = drawn(both, width)
+        (row,) = [line for line in text.splitlines() if line.startswith("w ")]
+        assert "a batch is read in 1.2 s, transformed in 500 µs" in " ".join(text.split())
+        assert "1.2 s" in row
+        assert "500 µs" in row
+        assert "1 s" in row  # since it was heard of
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "-"), (0.0, "0 µs"), (0.00025, "250 µs"), (0.001, "1 ms"), (0.25, "250 ms"), (2.5, "2.5 s")],
+)
+def test_a_batchs_time_is_in_the_unit_that_fits(seconds: float | None, shown: str) -> None:
+    assert short(seconds) == shown
 
 
 def test_the_bar_is_readable_without_colour() -> None:

@@ -11,6 +11,8 @@ from loader_kit import trainer
 
 from edl_torch.client.workers.links import DirectLink
 from edl_torch.data import dataset as module
+from edl_torch.data.dataset import Feed
+from edl_torch.data.threaded_reading import Threading
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
 
@@ -65,3 +67,29 @@ def test_what_is_wrong_is_raised_at_once_where_the_loop_is_and_as_it_reads_in_a_
         records = iter(dataset)
         with pytest.raises(ServiceClosed, match="gone"):
             next(records)
+
+
+@pytest.mark.parametrize("list_size", [0, 4])
+def test_an_iteration_begins_with_nothing_counted_and_nothing_timed(list_size: int) -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        feed = Feed(columnar=False, list_size=list_size)
+        feed.tally.start(7, 0)[2] = 3
+        feed.times.begin()
+        dataset._bind(feed)
+        iter(dataset)
+        assert feed.tally.take() == Feed(columnar=False, list_size=0).tally.take()
+        assert not feed.times.timing
+
+
+def test_an_iteration_ends_the_threads_of_the_one_before() -> None:
+    """A persistent loader worker begins anew, and nobody tells it that the pass before is over."""
+    threading = Threading(threads=1, ahead=1, batch_size=4, collate=None)
+    with trainer(FakeMaster()) as (_, dataset):
+        dataset._bind(Feed(columnar=False, list_size=4, threading=threading))
+        first = iter(dataset)
+        assert "alive=1" in repr(first)
+        second = iter(dataset)
+        assert "alive=0" in repr(first)
+        assert "alive=1" in repr(second)
+        dataset._end_reading()
+        assert "alive=0" in repr(second)

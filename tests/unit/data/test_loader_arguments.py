@@ -12,9 +12,10 @@ import pytest
 from loader_kit import ColumnReader, NumberReader, elastic, trainer
 
 from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, ShardedDataset
+from edl_torch.data import loader as module
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.records import ShardedRecords
-from edl_torch.testing import FakeMaster
+from edl_torch.testing import FakeMaster, ThreadPeers
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,37 @@ def test_the_length_is_the_epochs_and_torch_does_not_warn(arguments: dict[str, A
 def test_the_length_of_columnar_loaders_is_in_batches() -> None:
     with trainer(FakeMaster(), ColumnReader({"a": 21})) as (_, dataset):
         assert len(elastic(dataset, batch_size=None)) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asks"),
+    [
+        ({}, True),
+        ({"synchronous": False}, False),
+        ({"synchronous": "peers"}, False),
+        ({"mesh": "a mesh"}, False),
+    ],
+)
+def test_a_loader_that_is_told_which_ranks_step_together_does_not_ask(
+    arguments: dict[str, Any], asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    (peers,) = ThreadPeers.group(1)
+    monkeypatch.setattr(module, "check_no_ranks", lambda: asked.append(True))
+    monkeypatch.setattr(module, "peers_over", lambda mesh, dp, pin_memory: peers)
+    if arguments.get("synchronous") == "peers":
+        arguments = {"synchronous": peers}
+    with ElasticDataLoader(range(8), 4, **arguments) as loader:
+        loader.load_state_dict(None)
+        assert sum(map(len, loader)) == 8
+    assert asked == [True] * asks
+
+
+def test_threads_are_a_batch_ahead_or_more() -> None:
+    with ElasticDataLoader(range(8), 4, num_threads=1, prefetch_factor=1) as loader:
+        assert sum(map(len, loader)) == 8
+    with pytest.raises(InvalidArgument, match="prefetch_factor is 0: threads are at least one batch ahead"):
+        ElasticDataLoader(range(8), 4, num_threads=1, prefetch_factor=0)
 
 
 @pytest.mark.parametrize("name", ["sampler", "batch_sampler"])

@@ -164,6 +164,18 @@ def test_ranks_that_have_the_whole_model_have_no_parts(job: Job) -> None:
     assert (peers.coordinates, peers.parts) == (1, None)
 
 
+@pytest.mark.parametrize("own", [object(), None])
+def test_the_ranks_are_those_of_the_group_or_all(
+    job: Job, monkeypatch: pytest.MonkeyPatch, own: object
+) -> None:
+    asked: list[object] = []
+    everyone = object()
+    monkeypatch.setattr(dist.GroupMember, "WORLD", everyone)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: asked.append(group) or [0])
+    ProcessGroupPeers(own)  # type: ignore[arg-type]
+    assert asked == [own or everyone]
+
+
 def test_several_ranks_have_to_say_whether_they_step_together(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from loader_kit import ColumnReader, trainer
 from plan_kit import planned
 
 from edl_torch import ElasticDataLoader
@@ -21,6 +23,7 @@ from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice
+from edl_torch.testing import FakeMaster
 from edl_torch.trainer.tickets import Tally
 
 PLAN = planned()  # shards of six records
@@ -61,7 +64,7 @@ class Slow(AbstractDataReader):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (cells, reading, reading_times, threaded_reading):
+    for module in (cells, dataset, reading, reading_times, threaded_reading):
         monkeypatch.setattr(module, "perf_counter", clock)
     return clock
 
@@ -182,3 +185,35 @@ def test_threads_count_each_record_where_it_is_worked_on(clock: Clock) -> None:
     batches.close()
     assert len(batch) == 4
     assert times.take() == (4 * READ_S, 4 * TRANSFORM_S)
+
+
+@pytest.mark.parametrize("transform_s", [TRANSFORM_S, None])
+def test_of_columns_each_batch_is_timed_less_the_work_of_the_loop(
+    clock: Clock, transform_s: float | None
+) -> None:
+    class Columns(ColumnReader):
+        def read_batch(self, name: str, indices: Any) -> Any:
+            return clock.works(READ_S, super().read_batch(name, indices))
+
+    grants, times, found = leases(), ReadingTimes(), []
+    link: Any = SimpleNamespace(next=lambda: clock.works(LEASE_S, next(grants, None)))
+    with trainer(FakeMaster(), Columns({"a": 23, "b": 9})) as (_, columns):
+        columns.transform = None if transform_s is None else partial(clock.works, transform_s)
+        for batch in columns._batches(link, PLAN, Tally(), times):
+            found.append((len(batch), times.timing, times.take()))
+            clock.now += 9.0
+    expected = (READ_S, transform_s or 0.0)
+    assert [size for size, _, _ in found] == [4, 2, 4, 2, 4, 2, 4, 1]
+    assert all(timing and seconds == pytest.approx(expected) for _, timing, seconds in found)
+
+
+def test_of_columns_that_take_no_time_few_batches_are_timed(clock: Clock) -> None:
+    grants, times = leases(), ReadingTimes()
+    link: Any = SimpleNamespace(next=lambda: next(grants, None))
+    with trainer(FakeMaster(), ColumnReader({"a": 23, "b": 9})) as (_, columns):
+        timed = []
+        for _ in columns._batches(link, PLAN, Tally(), times):
+            timed.append(times.timing)
+            times.clear()
+    assert timed == [True] + [False] * 7
+    assert times.due_at == clock.now + EACH_S

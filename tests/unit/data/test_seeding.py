@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loader_kit import trainer
 
+from edl_torch.data.dataset import Feed
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.shard import Indices
+from edl_torch.testing import FakeMaster
 
 GOLDEN = [16728935973979473641, 13270957580276315052, 18376105204524043862]
 
@@ -106,3 +109,14 @@ def test_states_are_equal_until_somebody_draws(draw_one: Callable[[], object]) -
     assert states != GeneratorStates()
     states.restore()
     assert states == GeneratorStates()
+
+
+def test_a_pass_that_ended_in_the_middle_of_a_batch_leaves_the_next_one_its_generators() -> None:
+    with trainer(FakeMaster(), dataset={"seed_transforms": True}) as (_, dataset):
+        feed = Feed(columnar=False, list_size=4)
+        before = GeneratorStates()
+        feed.generators.seeded(draw)("x", 1)
+        assert GeneratorStates() != before
+        assert dataset._generators_of(feed) is feed.generators
+        assert GeneratorStates() == before
+        assert dataset._generators_of(None) is not feed.generators

@@ -329,6 +329,22 @@ def test_one_thread_at_a_time_reads_unless_the_reader_says_otherwise() -> None:
     assert reader.most > 1
 
 
+@pytest.mark.parametrize("kind", [Safe, Picking])
+def test_a_reader_hears_which_records_are_picked_next(kind: Any) -> None:
+    expected: list[Any] = []
+
+    class Told(kind):  # type: ignore[misc]
+        def expect(self, ranges: Any, *, in_order: bool = False) -> None:
+            expected.append((list(ranges), in_order))
+
+    plan, book = PLANS["in shard"], Book(quarantines=False)
+    by_several(Told(), plan, 4, book)
+    found, expected = expected, []
+    by_one(Told(), plan, 4, book)
+    assert found == expected
+    assert len(found) == len(granted(plan))
+
+
 def test_a_lease_is_read_as_one_stream() -> None:
     streams: list[tuple[int, int]] = []
 
@@ -436,6 +452,20 @@ def test_samples_live_no_longer_than_their_batch() -> None:
             time.sleep(0.001)
         assert len(made) == 29
         assert not any(ref() is not None for ref in made)
+    finally:
+        gc.enable()
+
+
+def test_batches_made_in_threads_are_kept_nowhere_else() -> None:
+    made: list[weakref.ref[Sample]] = []
+    reading = in_threads(
+        Safe(), planned(), 4, Book(quarantines=True), collate=lambda samples, rows: noted(made)
+    )
+    gc.disable()
+    try:
+        handed = [weakref.ref(next(reading).batch) for _ in range(5)]
+        assert not any(batch() is not None for batch in handed)
+        reading.close()
     finally:
         gc.enable()
 

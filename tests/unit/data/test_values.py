@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
 
 from edl_torch.data.collate import Collated, Envelope
+from edl_torch.data.dataset import ImageDataset, ShardedDataset
+from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.opening import ReadingOptions, _Order
 from edl_torch.data.threaded_reading import Threading
 
@@ -26,3 +29,22 @@ def test_a_decision_is_made_by_name_and_stays(value: Any) -> None:
         setattr(value, first, getattr(value, first))
     with pytest.raises(TypeError, match="positional"):
         type(value)(*(getattr(value, field.name) for field in fields(value)))
+
+
+@pytest.mark.parametrize(("kind", "seeds"), [(ShardedDataset, False), (ImageDataset, True)])
+def test_datasets_keep_the_stored_order_and_images_are_augmented_by_record(kind: Any, seeds: bool) -> None:
+    defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
+    assert defaults["shuffle"] is False
+    assert defaults["seed_transforms"] is seeds
+    assert defaults["on_bad_record"] == "raise"
+
+
+def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said() -> None:
+    options = ReadingOptions()
+    of_loader = inspect.signature(ElasticDataLoader).parameters
+    assert {field.name: of_loader[field.name].default for field in fields(options)} == {
+        field.name: getattr(options, field.name) for field in fields(options)
+    }
+    assert (options.num_epochs, options.shuffle, options.seed, options.lookahead) == (1, False, 0, 0)
+    assert (options.epoch_barrier, options.max_bad_records) == (True, 0)
+    assert _Order() == _Order(all_records=False, shards=False, in_shard=False)

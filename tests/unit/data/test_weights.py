@@ -473,4 +473,6 @@ def test_what_one_rank_refuses_ends_the_call_on_all(on_ranks: Callable[..., list
         backward(weights, 3.0, p, count=3 + rank)
         weights.scale(sgd(p))
 
-    assert [type(error) for error in on_ranks(work)] == [PeerFailed, InvalidArgument]
+    told, refused = on_ranks(work)
+    assert [type(told), type(refused)] == [PeerFailed, InvalidArgument]
+    assert str(told).startswith("1 other rank(s) of this job cannot go on")
