@@ -1,11 +1,23 @@
 """For all tests: nothing is kept outside their own folders, Ctrl-C works, a busy machine is no failure."""
 
+import gc
 import multiprocessing
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 
 import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports and test items stay: the garbage collector need not look through them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -87,8 +87,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     epochs = f"{verdict.num_epochs} epoch(s)" if verdict.num_epochs else "endless"
     yield f"  {verdict.size} records, {epochs}; {verdict.records} must have exactly one outcome"
     yield (
-        f"  lineage {verdict.lineage} of {verdict.lineages}, "
-        f"ledger {verdict.ledger}, {verdict.trainers} trainer session(s)"
+        f"  lineage {verdict.lineage} of ledger {verdict.ledger}, the last of {verdict.lineages} "
+        f"in the logs; {verdict.trainers} trainer session(s)"
     )
     counts = [(name, getattr(verdict, name)) for name in _COUNTS]
     yield "  " + "  ".join(f"{name} {count}" for name, count in counts if count or name != "open")

@@ -52,11 +52,14 @@ class SampleList:
     def draw(self, samples: Iterator[Any], run: Run, stop: int) -> bool:
         """Add samples up to position `stop`, or as many as come, and keep `run` at the next one. Returns
         whether the list is whole."""
-        before, position = len(self._samples), run[2]
+        before, position, timing = len(self._samples), run[2], self.times.timing
+        begun = perf_counter()
         try:  # an error leaves what came before it
             self._samples.extend(islice(samples, min(self._size - before, stop - position)))
         finally:
             run[2] = position + len(self._samples) - before
+            if timing:
+                self.times.drew(begun)
         return len(self._samples) == self._size
 
     def take(self) -> list[Any]:
@@ -132,9 +135,7 @@ class SampleReader:
 
     def _drawn(self, plan: Plan, part: Slice, records: Iterator[Any], times: ReadingTimes) -> Iterator[Any]:
         """The samples of a part, timed where the batch is."""
-        if not times.timing:
-            return iter(self._to_samples(plan, part, records))
-        return times.transforming(iter(self._to_samples(plan, part, times.reading(records))))
+        return iter(self._to_samples(plan, part, times.reading(records) if times.timing else records))
 
     def named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
         """Return the error with the name of the record at a position of a slice in front."""

@@ -1,16 +1,18 @@
 """Times how long the records of a batch are read and transformed, where that happens.
 
-Of batches that take no time few are timed, so that it costs nothing that can be seen. It must not know what a
-record is, nor who is told.
+Of batches that take no time few are timed, so that it costs nothing that can be seen; and for that no Python
+runs for a record. It must not know what a record is, nor who is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
+from operator import not_, sub
 from time import perf_counter
 from typing import Any
 
-EACH_S = 0.1  # at most one batch in so long, where timing costs something for each record
+EACH_S = 0.1  # at most one batch in so long: what is timed costs some calls
 
 Times = tuple[float, float]  # seconds of reading and of transforming the records of a batch
 
@@ -21,19 +23,23 @@ class ReadingTimes:
     `timing` says that they will be those of all its records; `due_at` is when the next batch may be timed.
     """
 
-    __slots__ = ("due_at", "read_s", "timing", "transform_s")
+    __slots__ = ("_after", "_before", "_read_s", "_transform_s", "due_at", "timing")
 
     def __init__(self) -> None:
         self.due_at = 0.0
+        self._before: list[float] = []  # when the reading of each record began
+        self._after: list[float] = []  # and ended
         self.clear()
 
     def __repr__(self) -> str:
-        return f"<ReadingTimes read={self.read_s:.6f} s transform={self.transform_s:.6f} s>"
+        return f"<ReadingTimes read={self._read_s:.6f} s transform={self._transform_s:.6f} s>"
 
     def clear(self) -> None:
         """Forget the batch."""
         self.timing = False
-        self.read_s = self.transform_s = 0.0
+        self._read_s = self._transform_s = 0.0
+        self._before.clear()
+        self._after.clear()
 
     def begin(self) -> None:
         """Time the batch that begins now."""
@@ -41,50 +47,32 @@ class ReadingTimes:
         self.due_at = perf_counter() + EACH_S
 
     def add(self, read_s: float, transform_s: float) -> None:
-        """Count records of the batch that were timed elsewhere."""
-        self.read_s += read_s
-        self.transform_s += transform_s
+        """Count work on records of the batch."""
+        self._read_s += read_s
+        self._transform_s += transform_s
 
     def reading(self, records: Iterator[Any]) -> Iterator[Any]:
-        """Return the records that a reader yields; how long it takes is counted."""
-        return _Reading(self, records)
+        """Return the records, which a reader yields; the time of each is noted until `drew`.
 
-    def transforming(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """Return samples that are made of what `reading` yields; how long only that takes is counted."""
-        return _Transforming(self, samples)
+        It keeps none, and runs no Python for one: `append` returns None, of which an empty dict's `get` makes
+        the record, and `not_` what lets it pass.
+        """
+        now = iter(perf_counter, None)
+        read = compress(records, map(not_, map(self._after.append, now)))
+        return map({}.get, map(self._before.append, now), read)  # type: ignore[arg-type]
+
+    def drew(self, since: float) -> None:
+        """Count what was drawn `since` then of samples that are made of what `reading` returned."""
+        now = perf_counter()
+        read_s = sum(map(sub, self._after, self._before))
+        if len(self._before) > len(self._after):  # reading the last one failed
+            read_s += now - self._before[-1]
+        self.add(read_s, now - since - read_s)
+        self._before.clear()
+        self._after.clear()
 
     def take(self) -> Times:
         """Return the seconds of the batch, which is made, and forget it."""
-        times = self.read_s, self.transform_s
+        times = self._read_s, self._transform_s
         self.clear()
         return times
-
-
-class _Reading(Iterator[Any]):
-    """Records as they are read. It keeps none: they would outlive their batch."""
-
-    def __init__(self, times: ReadingTimes, records: Iterator[Any]) -> None:
-        self._times = times
-        self._records = records
-
-    def __next__(self) -> Any:
-        begun = perf_counter()
-        try:
-            return next(self._records)
-        finally:
-            self._times.add(perf_counter() - begun, 0.0)
-
-
-class _Transforming(Iterator[Any]):
-    """Samples as they are made, less the time of reading."""
-
-    def __init__(self, times: ReadingTimes, samples: Iterator[Any]) -> None:
-        self._times = times
-        self._samples = samples
-
-    def __next__(self) -> Any:
-        begun, read_s = perf_counter(), self._times.read_s
-        try:
-            return next(self._samples)
-        finally:
-            self._times.add(0.0, perf_counter() - begun - (self._times.read_s - read_s))

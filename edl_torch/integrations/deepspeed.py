@@ -7,6 +7,7 @@ loader by the steps of that engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
@@ -54,10 +55,19 @@ class PreparedLoader:
             return backward(self._weigh(loss), *args, **kwargs)
 
         def save_with_position(
-            save_dir: str, tag: Any = None, client_state: Mapping[str, Any] | None = None, **kwargs: Any
+            save_dir: str,
+            tag: Any = None,
+            client_state: Mapping[str, Any] | None = None,
+            save_latest: bool = True,
+            **kwargs: Any,
         ) -> Any:
             state = {**(client_state or {}), _KEY: loader.state_dict()}
-            return save(save_dir, tag, client_state=state, **kwargs)
+            tag = f"global_step{engine.global_steps}" if tag is None else str(tag)
+            later = engine.checkpoint_engine.is_decoupled()  # then DeepSpeed says when it is whole
+            saved = save(save_dir, tag, client_state=state, save_latest=save_latest and later, **kwargs)
+            if save_latest and not later and engine.global_rank == 0:
+                _name_latest(Path(save_dir), tag)
+            return saved
 
         def load_with_position(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
             path, state = load(*args, **kwargs)
@@ -106,6 +116,13 @@ class PreparedLoader:
         loader = self._loader
         share = 0.0 if self._filling else loader.weight / loader.service.batch_size
         return loader.weigh(loss, count=share)
+
+
+def _name_latest(folder: Path, tag: str) -> None:
+    """Name the checkpoint that is to be loaded. DeepSpeed empties the file first, and may die there."""
+    partial = folder / "latest.partial"
+    partial.write_text(tag)
+    partial.replace(folder / "latest")
 
 
 def _position(path: str | None, state: Mapping[str, Any] | None, *, module_only: bool) -> Any:

@@ -244,6 +244,7 @@ class ElasticTrainer:
         """Make the Trainer leave its loop over steps, and do what follows the last step of all."""
         control, state, args = self.control, self.state, self.args
         control.should_epoch_stop = True
+        state.epoch = float(math.ceil(state.epoch or 0.0))  # the last step's share was an estimate
         if self._is_last:
             state.max_steps = state.global_step
             if args.save_strategy == "steps" and state.global_step % max(1, state.save_steps):

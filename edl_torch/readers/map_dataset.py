@@ -70,6 +70,12 @@ class MapDatasetReader(IndexedReader):
             except Exception:  # noqa: BLE001  # it does not say which record is bad: reading one by one does
                 yield map(self.load, numbers)
                 continue
+            if isinstance(records, Mapping):
+                raise ReaderError(
+                    f"{self.name}.__getitems__ gave a {type(records).__name__} of {len(records)} columns, "
+                    f"and not a list of one record for each number; without __getitems__ records are read "
+                    f"one by one"
+                )
             if len(records) != len(numbers):
                 raise ReaderError(
                     f"{self.name}.__getitems__ gave {len(records)} records for {len(numbers)} numbers"

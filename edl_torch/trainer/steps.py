@@ -99,7 +99,6 @@ class Steps:
         one that is attached later, or for a report."""
         since = self._since.pop(number)
         del self._names[number]
-        self._in_pass.pop(number, None)
         self._never.discard(number)
         self._replaced = False
         if not self._since and since > self._ahead:

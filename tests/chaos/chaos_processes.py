@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import preloaded
 from processes import quiet_port
 
 HERE = Path(__file__).parent
@@ -143,7 +144,7 @@ class Launcher:
 
     def __post_init__(self) -> None:
         with self.errors.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = preloaded.Popen(
                 [sys.executable, "-W", "ignore", str(HERE / "chaos_trainers.py")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 
 RUN = Path(__file__).with_name("notices_run.py")
@@ -26,7 +27,7 @@ RUN = Path(__file__).with_name("notices_run.py")
 def test_a_job_that_is_told_to_end_goes_on_where_it_was(seed: int, spawn: float, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(RUN), "--first", str(seed), "--spawn", str(spawn)]
     limits = ["--notices", "2", "--each", "2", "--keep", str(tmp_path / "jobs")]
-    run = subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = preloaded.Popen([*command, *limits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         out, err = run.communicate(timeout=600)
     finally:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import preloaded
 import pytest
 from ride_kit import BATCH, Gate, Master, Trainer, check
 
@@ -23,7 +24,7 @@ class Process:
 
     def __init__(self, address: str, out: Path) -> None:
         self._out = out
-        self._process = subprocess.Popen(
+        self._process = preloaded.Popen(
             [sys.executable, "-W", "ignore", HERE / "stoppable_trainer.py", address, out, str(SIZE)],
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},

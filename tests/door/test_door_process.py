@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,9 +14,11 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import grpc
+import preloaded
 import pytest
 from door_kit import SECRET, credentials, lease, register, report, token_file
 from door_trainer import RECORDS
+from processes import quiet_port
 
 from edl_torch import DataShardService, MasterClient, ShardedDataset
 from edl_torch.master.health import SERVICE
@@ -48,8 +49,7 @@ class MasterProcess:
     """A master on one port, through all its lives."""
 
     def __init__(self, folder, *arguments):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{quiet_port()}"
         self.log = folder / "master.log"
         self._arguments = ["--addr", self.address, *map(str, arguments)]
         self.process = None
@@ -108,7 +108,7 @@ def test_job_through_a_closed_door_and_a_master_that_dies(tmp_path, certificates
     state, audit, out = tmp_path / "state", tmp_path / "audit", tmp_path / "out"
     master = master_process(*options(certificates, token), "--state", state)
     env = environment(certificates, token, master.address)
-    trainer = subprocess.Popen(
+    trainer = preloaded.Popen(
         [sys.executable, str(TRAINER), str(out), str(audit)],
         env=env,
         stdout=subprocess.PIPE,

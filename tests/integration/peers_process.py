@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 
+import quick_imports
 import torch.distributed as dist
 from lockstep_process import elsewhere
 
@@ -20,6 +21,7 @@ TIMEOUT_S = 30.0
 
 
 def main(rank: int, host: str) -> None:
+    quick_imports.over()
     dist.Backend.register_backend("elsewhere", elsewhere, devices=["meta"])
     store = dist.TCPStore(host, PORT, is_master=rank == 0, timeout=timedelta(seconds=TIMEOUT_S))
     dist.init_process_group("elsewhere", store=store, rank=rank, world_size=2)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).parents[1] / "chaos"))
 
+import quick_imports  # isort: skip
 import noticed_trainer
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ noticed_trainer.RECORDS = 240
 
 
 def main(folder: Path) -> int:
+    quick_imports.over()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     settings = noticed_trainer.Settings(folder=folder, ranks=dist.get_world_size(), step_s=0.02, status=143)

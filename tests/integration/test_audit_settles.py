@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from master_kit import EDL, MasterProcess
 
@@ -31,7 +32,7 @@ class Job:
     def train(self, report: int = 0, when: str = "never") -> list[int]:
         """A trainer from its start to its end; what it trained on."""
         arguments = [self.master.address, str(self.audit_dir), str(SIZE), str(report), when]
-        done = subprocess.run(
+        done = preloaded.run(
             [sys.executable, "-W", "ignore", str(TRAINER), *arguments],
             capture_output=True,
             text=True,

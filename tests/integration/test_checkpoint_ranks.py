@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from master_kit import MakeMaster
 from processes import quiet_port
@@ -27,7 +27,7 @@ def run(folder: Path, master: str, world: int, stop_at: int | None) -> list[dict
     if stop_at is not None:
         common["STOP_AT"] = str(stop_at)
     ranks = [
-        subprocess.Popen(
+        preloaded.Popen(
             [sys.executable, str(WORKER), str(folder)], env=os.environ | common | {"RANK": str(rank)}
         )
         for rank in range(world)

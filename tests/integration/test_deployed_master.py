@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 import yaml
+from processes import quiet_port
 
 from edl_torch import DataShardService, ElasticDataLoader, MasterClient, ShardedDataset
 from edl_torch.master.health import SERVICE
@@ -77,8 +77,7 @@ class Pod:
     """The StatefulSet's container, with its paths in folders of the test and its ports on loopback."""
 
     def __init__(self, environment, secrets, folder, variables):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.health = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.health = f"127.0.0.1:{quiet_port()}"
         moved = {
             "/etc/edl/tls": secrets,
             "/etc/edl/access": secrets,

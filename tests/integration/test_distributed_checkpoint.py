@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -165,7 +165,7 @@ def ranks(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def run(world: int, master: MasterProcess, saved: Path, what: str) -> dict[str, Any]:
         store = tmp_path / f"store-{what}-{world}"
         out = tmp_path / f"out-{what}-{world}"
-        done = subprocess.run(
+        done = preloaded.run(
             [
                 *(sys.executable, "-W", "ignore", str(HERE / "checkpoint_ranks.py"), what, str(world)),
                 *(str(store), str(saved), str(out), str(SIZE), str(EPOCHS)),

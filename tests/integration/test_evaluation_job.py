@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import preloaded
 import pytest
 from test_master_datasets import master
 
@@ -36,7 +36,7 @@ def run(tmp_path: Path, *options: str) -> tuple[Counter[Outcome], int, tuple[int
     )
     with master(tmp_path, *data, *settings) as address:
         script = [sys.executable, str(HERE / "evaluation_process.py"), str(train), str(evaluate)]
-        died = subprocess.run(
+        died = preloaded.run(
             [*script, str(tmp_path / "seen"), *options],
             env={**os.environ, "EDL_MASTER_ADDR": address, "PYTHONPATH": str(HERE.parents[1])},
             timeout=120,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from master_kit import MakeMaster
 from processes import quiet_port
@@ -35,7 +35,7 @@ class Ranks:
         for old in self._steps.iterdir():
             old.unlink()
         self.processes = [
-            subprocess.Popen(
+            preloaded.Popen(
                 [sys.executable, str(WORKER), str(folder)], env=os.environ | common | {"RANK": str(rank)}
             )
             for rank in range(world)

@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import preloaded
 import pytest
 from loader_kit import elastic, run_through, take, trainer
 from torch.utils.data import DataLoader
@@ -23,7 +24,7 @@ ROOT = SCRIPT.parents[2]
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    return subprocess.Popen(
+    return preloaded.Popen(
         [sys.executable, str(SCRIPT), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -192,15 +192,17 @@ def fail() -> None:
 
 
 def test_ctrl_c_while_a_read_hangs_ends_the_loop_at_once() -> None:
-    let_go = threading.Event()
+    hangs, let_go = threading.Event(), threading.Event()
 
     class Hanging(Safe):
         def read_record(self, name: str, index: int) -> int:
             if name == "b":
+                hangs.set()
                 let_go.wait(20)
             return super().read_record(name, index)
 
     def interrupt() -> None:
+        assert hangs.wait(20)
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 

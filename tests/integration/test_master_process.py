@@ -15,6 +15,7 @@ from contextlib import ExitStack
 
 import pytest
 from master_kit import EDL, MakeMaster
+from processes import quiet_port
 
 import edl_torch
 from edl_torch.core.calls import (
@@ -215,8 +216,7 @@ def test_status_as_table_and_as_json(start_master):
 
 
 def test_status_of_nobody_is_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = quiet_port()
     code = (
         "import sys; from edl_torch.cli import main, status; status.STATUS_TIMEOUT_S = 0.1\n"
         f"sys.exit(main.main(['status', '--addr', '127.0.0.1:{port}']))"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch.distributed as dist
 from loader_kit import NumberReader
@@ -34,7 +34,7 @@ def test_gradients_are_those_of_one_process(
 
 
 def run(script: str, master: str, *arguments: Path) -> None:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-W", "ignore", str(HERE / script), *map(str, arguments)],
         env={**os.environ, "EDL_MASTER_ADDR": master, "PYTHONPATH": str(HERE.parents[1])},
         capture_output=True,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
+import preloaded
 import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -35,7 +36,7 @@ with DataShardService(4, reader=reader) as service:
 
 
 def test_they_end_though_nobody_takes_their_batches() -> None:
-    trainer = subprocess.Popen(
+    trainer = preloaded.Popen(
         [sys.executable, "-W", "ignore", "-c", TRAINER, "0.1"], stdout=subprocess.PIPE, start_new_session=True
     )
     assert trainer.stdout is not None

@@ -13,6 +13,7 @@ from chromium import Tab, browsing, needs_chromium
 
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.measures import Histogram, Measures
 from edl_torch.master.host import MasterHost
 from edl_torch.master.web.app import WebPort
 from edl_torch.rpc.credentials import AccessToken, ServerCredentials
@@ -70,6 +71,10 @@ async def test_a_kill_is_seen_within_two_seconds_and_a_restart_is_told(tmp_path:
         assert "training" in text
         assert NASTY in text
         assert await tab.run("document.querySelectorAll('img').length") == 0
+        measures = Measures(stepped=Histogram(sum_s=1.0), timed=2, read_s=0.24, transform_s=0.08)
+        job.host.apply(lambda d, now: d.heartbeat("s-one", 1, now, 0, measures))
+        await tab.wait_until("document.getElementById('trainers').textContent.includes('120 ms + 40 ms')")
+        assert "a batch is read in 120 ms, transformed in 40 ms" in await tab.text()
         job.kill("one")
         took = await tab.wait_until("document.body.innerText.includes('trainer one died')")
         assert took < 2.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 from every_reader import made
 from test_master_datasets import master
@@ -65,13 +65,13 @@ def test_each_record_has_one_result_though_trainers_are_killed(tmp_path: Path, p
             "PYTHONPATH": os.pathsep.join([str(EXAMPLE.parents[1]), str(EXAMPLE)]),
         }
         victims = [
-            subprocess.Popen([sys.executable, "-c", VICTIM, how, *command], env=environment)
+            preloaded.Popen([sys.executable, "-c", VICTIM, how, *command], env=environment)
             for how in ("before", "after")
         ]
         assert [victim.wait(100) for victim in victims] == [-signal.SIGKILL] * 2
         script = str(EXAMPLE / "predict.py")
         trainers = [
-            subprocess.Popen([sys.executable, script, *command, "--workers", str(n)], env=environment)
+            preloaded.Popen([sys.executable, script, *command, "--workers", str(n)], env=environment)
             for n in (0, 1)
         ]
         assert [trainer.wait(100) for trainer in trainers] == [0, 0]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ def run(
     script = [sys.executable, "-W", "ignore", str(HERE / "lockstep_process.py")]
     store = tmp_path / "store"
     common = ["--store", str(store), "--world", str(world), "--records", str(records)]
-    done = subprocess.run(
+    done = preloaded.run(
         [*script, *common, *arguments],
         env={**os.environ, "EDL_MASTER_ADDR": master, "PYTHONPATH": str(ROOT)},
         capture_output=True,

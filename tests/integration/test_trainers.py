@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import preloaded
 import pytest
 from master_kit import MasterProcess
 
@@ -47,7 +48,7 @@ def train(
     environment = {**os.environ, "EDL_MASTER_ADDR": address, "PYTHONPATH": str(ROOT)}
     images, annotations, _ = captions
     out = tmp_path / "seen"
-    process = subprocess.run(
+    process = preloaded.run(
         [
             *(sys.executable, "-W", "ignore", HERE / "trainer_process.py", images, annotations, out),
             *("--workers", str(workers), "--epochs", str(EPOCHS), "--delays", *map(str, delays)),

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 
 pytest.importorskip("aiohttp")
@@ -25,7 +26,7 @@ COUNTS = ("acknowledged", "quarantined", "dropped")
 
 def train(master: MasterProcess, audit_dir: Path, report: int, when: str) -> None:
     arguments = [master.address, str(audit_dir), str(SIZE), str(report), when]
-    subprocess.run([sys.executable, "-W", "ignore", str(TRAINER), *arguments], timeout=60, stdout=-3)
+    preloaded.run([sys.executable, "-W", "ignore", str(TRAINER), *arguments], timeout=60, stdout=-3)
 
 
 def said(*arguments: str) -> Any:

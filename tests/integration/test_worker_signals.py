@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import preloaded
 import pytest
 from processes import alive
 
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="signals, /proc
 
 def run(method: str, persistent: str, ending: str, signals: int = 1) -> tuple[int, str, str, list[int]]:
     """Exit status, output, errors, and the workers."""
-    trainer = subprocess.Popen(
+    trainer = preloaded.Popen(
         [sys.executable, str(TRAINER), method, persistent, ending],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

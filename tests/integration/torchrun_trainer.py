@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+import quick_imports
 from torchrun_worker import Numbers
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -20,6 +21,7 @@ from edl_torch.testing import wait_until
 
 
 def main(folder: Path) -> None:
+    quick_imports.over()
     rank, restart = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     reader = Numbers()
     with DataShardService(4, reader=reader, audit_dir=folder / "audit", shuffle_shards=True) as service:

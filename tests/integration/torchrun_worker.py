@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import quick_imports
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -79,6 +80,7 @@ class Diary:
 
 
 def main(folder: Path) -> None:
+    quick_imports.over()
     torch.set_num_threads(1)
     init_process_group("gloo")
     diary = Diary(folder / "steps")

@@ -1,6 +1,8 @@
 """A job of Ray Train whose workers are killed and whose nodes go and come; its model counts what it learns.
 
-    python tests/on_ray/remembering_job.py FOLDER --accumulation 4 --kills 10 --seed 1
+    python tests/on_ray/remembering_job.py FOLDER --ranks 2 --accumulation 4 --kills 10 --seed 1
+
+Nodes stay where it has one rank.
 
 Checkpoints are Ray's own. FOLDER/outcome.json has how many workers were killed, all that happened, which
 ranks saved a checkpoint as a node was about to go, and of each epoch the number of records that the model of
@@ -143,7 +145,7 @@ def report(memory: Memory, loader: ElasticDataLoader) -> None:
 
 
 class Assailant:
-    """Kills workers, takes nodes away and brings them back."""
+    """Kills workers, takes nodes away and brings them back, where there are several."""
 
     def __init__(self, cluster: Cluster, folder: Path, kills: int, seed: int) -> None:
         self._cluster = cluster
@@ -153,8 +155,17 @@ class Assailant:
         self.killed: set[int] = set()
         self.events: list[str] = []
 
-    def run(self, node: Any) -> None:
-        """Do all that; `node` is the first to go."""
+    def run(self, nodes: list[Any]) -> None:
+        """Do all that; the last node is the first to go."""
+        if len(nodes) > 1:
+            self._run_on_several(nodes[-1])
+        else:
+            for _ in range(self._kills):
+                self._kill()
+            self._wait_for(1)
+        (self._folder / UNDER_FIRE).unlink()
+
+    def _run_on_several(self, node: Any) -> None:
         third = self._kills // 3
         for number in range(self._kills):
             if number == third:
@@ -173,7 +184,6 @@ class Assailant:
         self._wait(lambda: len(saved_just_in_time(self._folder)) == 2)
         self._cluster.remove_node(node, allow_graceful=False)
         self._wait_for(1)
-        (self._folder / UNDER_FIRE).unlink()
 
     def _note(self, event: str) -> None:
         self.events.append(event)
@@ -241,12 +251,15 @@ def drain(cluster: Cluster, node: Any) -> None:
     subprocess.run([sys.executable, "-m", *command, *reason, *deadline], check=True)
 
 
-def trainer(folder: Path, accumulation: int, workers: int) -> TorchTrainer:
+def trainer(folder: Path, ranks: int, accumulation: int, workers: int) -> TorchTrainer:
+    size: Any = {"num_workers": 1}
+    if ranks > 1:
+        size = {"num_workers": (1, ranks), "elastic_resize_monitor_interval_s": 1.0}
     return TorchTrainer(
         train,
         train_loop_config={"folder": str(folder), "accumulation": accumulation, "workers": workers},
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=(1, 2), elastic_resize_monitor_interval_s=1.0),
+        scaling_config=ScalingConfig(**size),
         run_config=RunConfig(
             name="job",
             storage_path=str(folder / "ray"),
@@ -259,6 +272,7 @@ def trainer(folder: Path, accumulation: int, workers: int) -> TorchTrainer:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--ranks", type=int, default=2, help="at most")
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--kills", type=int, default=10)
@@ -273,7 +287,7 @@ def main() -> None:
         head_node_args={**NODE, "num_cpus": 0, "resources": {"head": 1}},
     )
     try:
-        nodes = [add_node(cluster) for _ in range(2)]
+        nodes = [add_node(cluster) for _ in range(options.ranks)]
         ray.init(address=cluster.address, log_to_driver=False)
         assailant = Assailant(cluster, folder, options.kills, options.seed)
         with (
@@ -282,8 +296,8 @@ def main() -> None:
             ),
             ThreadPoolExecutor() as beside,  # the main thread starts nodes: they take its signals
         ):
-            fit = beside.submit(trainer(folder, options.accumulation, options.workers).fit)
-            assailant.run(nodes[-1])
+            fit = beside.submit(trainer(folder, options.ranks, options.accumulation, options.workers).fit)
+            assailant.run(nodes)
             checkpoint = fit.result().checkpoint
         with checkpoint.as_directory() as last:
             learnt = torch.load(Path(last) / "state.pt")["model"]["learnt"]

@@ -19,6 +19,7 @@ pytest.importorskip("ray", reason="ray is not installed: make test-ray has an en
 import ray
 import ray.train.torch
 import torch
+from kill_matrix import KILLS, each_job
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from torch import nn
 
@@ -50,29 +51,45 @@ def check_audit(folder: Path, state: Path, records: int) -> None:
     assert f"acknowledged {records} " in done.stdout
 
 
+def run_and_check(folder: Path, timeout_s: float, **options: int) -> None:
+    """Run a job to its end, where its model has learnt each record once an epoch."""
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/on_ray/remembering_job.py", folder, *arguments],
+        env={**os.environ, **QUICK_ENOUGH, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    outcome = json.loads((folder / "outcome.json").read_text())
+    assert outcome["once"] == [1602, 1602]
+    assert outcome["kills"] == options["kills"]
+    if options["ranks"] == 2:
+        sizes = [event for event in outcome["events"] if event.endswith(" train")]
+        assert sizes == ["2 train", "1 train", "2 train", "2 train", "1 train"]
+        assert sorted(outcome["just_in_time"]) == ["0", "1"]
+    check_audit(folder / "audit", folder / "master", 3204)
+
+
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(("accumulation", "workers", "seed"), [(1, 0, 1), (4, 2, 2)])
 def test_a_group_that_is_killed_shrunk_and_grown_learns_every_record_once(
     tmp_path: Path, accumulation: int, workers: int, seed: int
 ) -> None:
-    arguments = ["--accumulation", str(accumulation), "--workers", str(workers), "--seed", str(seed)]
-    arguments += ["--kills", "5"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/on_ray/remembering_job.py", tmp_path, *arguments],
-        env={**os.environ, **QUICK_ENOUGH, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=950,
-        check=False,
+    run_and_check(tmp_path, 950, ranks=2, accumulation=accumulation, workers=workers, seed=seed, kills=5)
+
+
+@each_job
+def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
+    tmp_path: Path, ranks: int, workers: int, accumulate: int
+) -> None:
+    """Those of two ranks lose a node, get one and lose one again."""
+    seed = 8 * ranks + workers + accumulate
+    run_and_check(
+        tmp_path, 1700, ranks=ranks, accumulation=accumulate, workers=workers, seed=seed, kills=KILLS
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    outcome = json.loads((tmp_path / "outcome.json").read_text())
-    assert outcome["once"] == [1602, 1602]
-    assert outcome["kills"] == 5
-    sizes = [event for event in outcome["events"] if event.endswith(" train")]
-    assert sizes == ["2 train", "1 train", "2 train", "2 train", "1 train"]
-    assert sorted(outcome["just_in_time"]) == ["0", "1"]
-    check_audit(tmp_path / "audit", tmp_path / "master", 3204)
 
 
 # Ray's own example, as the package `ray` has it, and what its lines become.

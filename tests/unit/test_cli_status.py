@@ -6,7 +6,7 @@ import json
 
 from statuses import dataset_status, master_status, trainer_status
 
-from edl_torch.cli.figures import epoch_of
+from edl_torch.cli.figures import epoch_of, of_data
 from edl_torch.cli.status import as_json, as_table
 from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.measures import Histogram, Measures
@@ -46,6 +46,20 @@ def test_a_long_quarantine_says_how_many_records_are_not_shown() -> None:
     lines = table_of(*(bad(index, epoch, "torn") for epoch in (0, 1) for index in range(23)))
     assert len([line for line in lines if "torn" in line]) == 20
     assert lines[-1] == "… and 3 more: see --json"
+
+
+def test_each_trainer_says_what_a_batch_takes() -> None:
+    measures = Measures(
+        waited=Histogram(sum_s=1.0), stepped=Histogram(sum_s=1.0), timed=4, read_s=1.0, transform_s=0.1
+    )
+    unknown = trainer_status("v")
+    lines = as_table(master_status(trainers=(trainer_status(measures=measures), unknown))).splitlines()
+    heading = next(line for line in lines if "TRAINER" in line)
+    place = heading.index("READ")
+    shown = [line[place:].split()[:4] for line in lines[lines.index(heading) + 1 :][:2]]
+    assert shown == [["250", "ms", "25", "ms"], ["-", "-", "1.0", "s"]]
+    assert lines[-1] == "waited for data 50 % of the time; a batch is read in 250 ms, transformed in 25 ms"
+    assert of_data(master_status(trainers=(unknown,))) is None
 
 
 def test_json_has_what_each_trainer_measured_and_the_share_of_waiting() -> None:

@@ -11,9 +11,10 @@ from rich.console import Console
 from statuses import dataset_status, master_status, trainer_status
 
 from edl_torch.cli import top
-from edl_torch.cli.figures import duration, percent, rate, share
+from edl_torch.cli.figures import duration, percent, rate, share, short
 from edl_torch.core.calls import MasterStatus, TrainerState
 from edl_torch.core.events import Event, EventKind
+from edl_torch.core.measures import Histogram, Measures
 from edl_torch.core.picture import Picture
 
 
@@ -46,6 +47,26 @@ def test_it_shows_datasets_trainers_and_events() -> None:
     assert "\x1b" not in text
 
 
+def test_it_shows_what_a_batch_takes_to_read_and_to_transform() -> None:
+    measures = Measures(stepped=Histogram(sum_s=4.0), timed=2, read_s=2.4, transform_s=0.001)
+    both = status(trainers=(trainer_status("w", measures=measures), trainer_status("v")))
+    for width in (80, 100):
+        text = drawn(both, width)
+        (row,) = [line for line in text.splitlines() if line.startswith("w ")]
+        assert "a batch is read in 1.2 s, transformed in 500 µs" in " ".join(text.split())
+        assert "1.2 s" in row
+        assert "500 µs" in row
+        assert "1 s" in row  # since it was heard of
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "-"), (0.0, "0 µs"), (0.00025, "250 µs"), (0.001, "1 ms"), (0.25, "250 ms"), (2.5, "2.5 s")],
+)
+def test_a_batchs_time_is_in_the_unit_that_fits(seconds: float | None, shown: str) -> None:
+    assert short(seconds) == shown
+
+
 def test_the_bar_is_readable_without_colour() -> None:
     cells = (0, 0, 0, 0)
     picture = Picture(
@@ -65,6 +86,20 @@ def test_many_trainers_are_cut_to_the_screen() -> None:
     text = drawn(status(trainers=many), height=30)
     assert len(text.splitlines()) <= 30
     assert "and 9" in text or "and 8" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_states_and_figures_are_whole_on_a_narrow_screen(width: int) -> None:
+    measures = Measures(timed=1, read_s=0.312, transform_s=0.045)
+    fields = {"pace": 12345.0, "leases": 3, "oldest_lease_s": 5000.0, "measures": measures}
+    ill = trainer_status("resnet-worker-17.default", state=TrainerState.STREAM_GONE, **fields)
+    lines = drawn(status(trainers=(ill,), events=()), width=width).splitlines()
+    row = next(line for line in lines if line.startswith("resnet"))
+    assert "…" not in next(line for line in lines if line.startswith("TRAINER"))
+    assert "…" not in row.partition("  ")[2]  # the name alone may be cut
+    assert "connection lost" in row
+    assert "12,345/s" in row
+    assert ("312 ms" in row, "83 min" in row) == (width >= 70, width >= 110)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ import os
 import re
 import shlex
 import signal
-import socket
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -21,9 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 import torch.distributed as dist
+from processes import quiet_port
 
 from edl_torch.cli.main import build_parser, main
 from edl_torch.readers import ImageFolderReader
@@ -208,7 +208,7 @@ multiprocessing.set_forkserver_preload(["torch"])  # imported once, not by each 
     (tmp_path / "train.py").write_text(started + blocks("docs/training.md")[0])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "MASTER_"))}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
-    ran = subprocess.run(
+    ran = preloaded.run(
         [sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200
     )
     assert (ran.returncode, ran.stdout) == (0, "epoch 0 is over\nepoch 1 is over\n"), ran.stderr
@@ -223,9 +223,7 @@ def write_photos(folder: Path) -> None:
 @pytest.fixture
 def only_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a launcher tells the only rank of a job; its process group ends with the test."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(quiet_port())}
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
@@ -289,7 +287,7 @@ def test_the_loader_of_a_mesh_runs(tmp_path: Path, only_rank: None) -> None:
     """In a process of its own: one that had groups of ranks in parts is no good place to fork others from."""
     write_image_folder(tmp_path / "photos", ("cat", "dog"), per_class=7)
     _, mesh = blocks("docs/synchronous.md")
-    subprocess.run([sys.executable, "-c", MESH.format(block=mesh)], cwd=tmp_path, check=True, timeout=120)
+    preloaded.run([sys.executable, "-c", MESH.format(block=mesh)], cwd=tmp_path, check=True, timeout=120)
 
 
 class Pixels(torch.nn.Linear):

@@ -70,6 +70,21 @@ def test_the_loop_trains_and_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "latest").read_text() == "global_step200"
 
 
+def test_the_checkpoint_that_is_loaded_has_a_name_at_any_time(
+    loader: ElasticDataLoader, tmp_path: Path
+) -> None:
+    """`latest` is another file each time: DeepSpeed empties it first, and a death leaves it empty then."""
+    engine = engine_of()
+    prepare(engine, loader)
+    engine.save_checkpoint(str(tmp_path), "one")
+    (tmp_path / "before").hardlink_to(tmp_path / "latest")
+    engine.save_checkpoint(str(tmp_path), "two")
+    assert (tmp_path / "before").read_text() == "one"
+    assert (tmp_path / "latest").read_text() == "two"
+    engine.save_checkpoint(str(tmp_path), "three", save_latest=False)
+    assert (tmp_path / "latest").read_text() == "two"
+
+
 def test_five_lines_change() -> None:
     assert len(re.findall(r"^\+", DIFF, re.M)) <= 5
 

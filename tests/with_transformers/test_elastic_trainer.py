@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
                 num_epochs=settings.epochs if loader_epochs is None else loader_epochs,
                 shuffle=True,
                 num_workers=settings.workers,
-                records_per_shard=3 if settings.workers else None,
+                records_per_shard=3 if settings.workers else 8 * SETTINGS.batch,
                 audit_dir=tmp_path / "audit",
             )
         )
@@ -107,6 +107,16 @@ def test_a_resumed_trainer_goes_on_in_mid_epoch_and_skips_nothing(make: Make) ->
     assert again.state.global_step == 3 * EPOCH_STEPS
     epochs = [entry["epoch"] for entry in again.state.log_history if "loss" in entry]
     assert epochs == sorted(epochs)
+
+
+def test_an_epoch_with_fewer_batches_than_estimated_is_a_whole_one(make: Make) -> None:
+    """One batch is left of two that six records would make, with four of them."""
+    make(Settings(size=6, epochs=1, batch=2, save_steps=1), callbacks=[StopAt(1)]).train()
+    again = make(Settings(size=6, epochs=1, batch=4, save_steps=1))
+    again.train(resume_from_checkpoint=True)
+    assert counts(again.model) == [1] * 6
+    assert again.state.global_step == 2
+    assert again.state.epoch == 1
 
 
 def test_the_last_checkpoint_is_saved_though_its_step_was_not_known(make: Make, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_proof_ends_with_0(job, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "dataset 'training': PROVEN",
         "  25 records, 1 epoch(s); 25 must have exactly one outcome",
-        "  lineage 2 of 2, ledger ledger1, 2 trainer session(s)",
+        "  lineage 2 of ledger ledger1, the last of 2 in the logs; 2 trainer session(s)",
         "  acknowledged 25  quarantined 0  dropped 0  lost 0  doubled 0  forgotten 0",
         "  rolled back 0  refused as stale 0",
         "  acknowledged: 25 when the next batch was asked for",

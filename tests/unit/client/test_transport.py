@@ -12,6 +12,7 @@ import weakref
 
 import grpc
 import pytest
+from processes import quiet_port
 
 from edl_torch.client.grpc.calling import Caller
 from edl_torch.client.grpc.channel import build_channel, channel_options
@@ -27,9 +28,7 @@ from edl_torch.testing.fake_master import Listening
 @pytest.fixture
 def nobody():
     """An address that answers nothing but a refusal."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    return f"127.0.0.1:{port}"
+    return f"127.0.0.1:{quiet_port()}"
 
 
 @pytest.fixture

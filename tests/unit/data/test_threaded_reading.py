@@ -691,11 +691,16 @@ def test_a_transform_that_fails_by_chance_fails_as_in_one_thread() -> None:
 
 
 def test_transforms_that_draw_nothing_run_in_several_threads() -> None:
-    names = set()
+    names: set[str] = set()
+    both = threading.Event()
 
     def transform(number: int) -> int:
-        names.add(threading.current_thread().name)
-        time.sleep(0.001)
+        name = threading.current_thread().name
+        if name.startswith("edl-read-"):  # the first is transformed in the loop's thread
+            names.add(name)
+            if len(names) > 1:
+                both.set()
+            assert both.wait(10)
         return number
 
     by_several(Safe(), PLANS["global"], 3, Book(quarantines=False), transform, Generators(after_each=False))
@@ -853,18 +858,20 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent_when_it_forks() -> Non
     assert job.begun.wait(10)
     child = os.fork()
     if not child:
+        reader_threads._FORK_S = 20.0
         began = time.monotonic()
         grandchild = os.fork()
         if grandchild:
             os.waitpid(grandchild, 0)
-        os._exit(time.monotonic() - began > 0.4)
+        os._exit(time.monotonic() - began > 10)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     job.let_go.set()
     pool.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_transform_that_forks_does_not_wait_for_itself() -> None:
+def test_a_transform_that_forks_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_threads, "_FORK_S", 20.0)
     took: list[float] = []
 
     def forking(number: int) -> int:
@@ -878,7 +885,7 @@ def test_a_transform_that_forks_does_not_wait_for_itself() -> None:
         return number
 
     assert by_several(Safe(), planned(), 4, Book(quarantines=False), forking)
-    assert took[0] < 0.4
+    assert took[0] < 10
 
 
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import generate
+import preloaded
 import pytest
 import torch
 import train
@@ -51,7 +52,7 @@ def environment() -> dict[str, str]:
 
 
 def run(script: Path, *given: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return preloaded.run(
         command(script, *given), env=environment(), capture_output=True, text=True, timeout=120
     )
 
@@ -115,7 +116,7 @@ def test_a_run_killed_from_outside_at_any_moment_goes_on_from_its_last_checkpoin
     dataset: Path, tmp_path: Path, uninterrupted: dict[str, torch.Tensor]
 ) -> None:
     every = ("--checkpoint-every", "0.001")
-    process = subprocess.Popen(
+    process = preloaded.Popen(
         command(TRAIN, *arguments(dataset, tmp_path, *every)),
         env=environment(),
         stdout=subprocess.DEVNULL,

@@ -99,6 +99,16 @@ def test_getitems_of_another_length_is_refused():
         list(MapDatasetReader(dataset).read_records(task("Short", 0, 40)))
 
 
+def test_getitems_that_gives_columns_is_refused_though_there_are_as_many_as_records():
+    class Columns(Batched):
+        def __getitems__(self, indices: list[int]) -> dict[str, list[int]]:
+            return {name: [10 * index for index in indices] for name in "abc"}
+
+    reader = MapDatasetReader(Columns(6), "columns")
+    with pytest.raises(ReaderError, match=r"columns\.__getitems__ gave a dict of 3 columns, and not a list"):
+        list(reader.load_each([0, 1, 2]))
+
+
 @pytest.mark.parametrize("bad", [None, 40])
 def test_getitems_may_change_the_list_that_it_is_given(bad: int | None):
     class Pops(Batched):

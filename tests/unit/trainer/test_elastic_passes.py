@@ -7,6 +7,7 @@ from trainer_kit import Master, Shell, ack, back, reports_of, whole
 
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
+from edl_torch.trainer.actions import Warn
 from edl_torch.trainer.facts import Logged, Reporting, Voided, Way
 from edl_torch.trainer.phases import Loop
 from edl_torch.trainer.supply import Mode
@@ -369,6 +370,17 @@ def test_a_later_iteration_ends_the_one_before(master: Master, shell: Shell) -> 
     assert given_back(master) == [(1, 0)]
     assert acknowledged(master) == []
     assert shell.state.inflight.batches == 0
+
+
+def test_a_pass_begins_with_none_of_the_leases_of_one_that_was_opened_meanwhile(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.elastic.close(number))
+    opening = shell.start(shell.trainer.open()).to(Warn)  # of the batch that went back
+    shell.begin_plain("worker 0", "7 1")
+    assert shell.run(shell.trainer.leasing.look_for_more())
+    opening.finish()
+    assert shell.state.supply.ready == 0
 
 
 def test_what_the_end_of_an_abandoned_pass_raises_is_raised_later(master: Master, shell: Shell) -> None:

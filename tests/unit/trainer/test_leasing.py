@@ -210,6 +210,15 @@ def test_what_is_granted_to_a_pass_that_is_over_is_not_wanted() -> None:
     assert supply.draw("worker 0", first) is None
 
 
+def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
+    supply = Supply(ahead=True)
+    first = supply.open(Mode.ELASTIC)
+    second = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1)), second)
+    assert supply.draw("worker 0", first) is None
+    assert supply.draw("worker 0", second) == lease(1)
+
+
 def test_answers_are_counted_and_those_without_a_lease() -> None:
     supply = Supply(ahead=True)
     number = supply.open(Mode.ELASTIC)
@@ -247,6 +256,7 @@ def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
     first = shell.start(shell.trainer.leasing.next("worker 0", number))
     second = shell.start(shell.trainer.leasing.next("worker 1", number))
     third = shell.start(shell.trainer.leasing.wait_for_more())
+    shell.neighbours = (Neighbour(session="other", records=8, same_thread=True),)  # no call has said "wait"
     shell.state.close_pass()
     assert second.finish() is None
     assert third.finish() is False

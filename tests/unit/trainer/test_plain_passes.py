@@ -372,6 +372,7 @@ def test_an_abandoned_pass_warns_of_nothing(master: Master, shell: Shell) -> Non
     shell.run(shell.trainer.plain.finish(abandoned=True))
     assert shell.warnings == []
     assert master.status.leased == 0
+    assert not shell.state.supply.current.is_open
 
 
 def test_an_elastic_pass_finishes_the_plain_one(master: Master, shell: Shell) -> None:

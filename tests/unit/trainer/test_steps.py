@@ -253,6 +253,7 @@ def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
     steps.handed()
     steps.stepped(quick)
     assert steps.take_idle() == ["idle"]
+    assert steps.take_idle() == []
     steps.begin_pass()
     assert steps.take_idle() == []
 

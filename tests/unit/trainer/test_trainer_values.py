@@ -78,3 +78,7 @@ def test_to_a_member_that_is_not_remembered_nothing_was_answered() -> None:
     registered.answered(registered.fence, asked=3)
     registered.answered(registered.fence, reported=4)
     assert registered.known(registered.fence) == (3, 4)
+
+
+def test_before_the_shell_tells_the_time_it_is_zero() -> None:
+    assert state.State(state.Config(session="s", dataset="d", batch_size=1)).now == 0.0

@@ -1,0 +1,100 @@
+"""The process behind `preloaded.py`: it imports torch, then forks for each program that is asked for.
+
+    python preloaded_server.py FD
+
+FD is its socket. A fork leaves `serve` and goes on at the end of this file, as `__main__` of its program.
+"""
+
+import gc
+import json
+import os
+import socket
+import struct
+import sys
+import warnings
+from types import CodeType
+
+import numpy
+import torch
+import torch._dynamo  # the first optimizer would
+
+import edl_torch.data.checkpoint
+import edl_torch.data.loader  # noqa: F401
+
+
+def serve(connection: socket.socket) -> list[str]:
+    """Fork for each request. Returns in a fork: its arguments."""
+    while True:
+        size, fds, *_ = socket.recv_fds(connection, 4, 3)
+        if not size:
+            os._exit(0)  # whoever asked has ended
+        message = connection.recv(struct.unpack("!I", size)[0], socket.MSG_WAITALL)
+        told, tell = os.pipe()
+        go, let_go = os.pipe()
+        middle = fork()
+        if middle == 0:
+            if fork():
+                os._exit(0)
+            request = json.loads(message)
+            if request.pop("session"):
+                os.setsid()
+            os.write(tell, struct.pack("!I", os.getpid()))
+            os.read(go, 1)
+            for number, fd in enumerate(fds):
+                os.dup2(fd, number)
+            os.closerange(3, max(connection.detach(), *fds, told, tell, go, let_go) + 1)
+            return become(**request)
+        os.waitpid(middle, 0)  # from here on the child is that of the process that asked
+        pid = os.read(told, 4)
+        os.write(let_go, b"1")
+        connection.sendall(pid)
+        for fd in (*fds, told, tell, go, let_go):
+            os.close(fd)
+
+
+def fork() -> int:
+    with warnings.catch_warnings(action="ignore"):  # OpenBLAS has threads
+        return os.fork()
+
+
+def become(arguments: list[str], cwd: str, env: dict[str, str]) -> list[str]:
+    """Take over what a new process has from its parent, and the interpreter's options."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    ignored = env.get("PYTHONWARNINGS") == "ignore"
+    if arguments[:2] == ["-W", "ignore"]:
+        ignored = True
+        del arguments[:2]
+    if ignored:
+        sys.warnoptions.append("ignore")
+        warnings.simplefilter("ignore")
+    if env.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    if "PYTHONPATH" in env:
+        sys.path[1:1] = [os.path.abspath(path) for path in env["PYTHONPATH"].split(os.pathsep) if path]
+    if "OMP_NUM_THREADS" in env:
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
+    numpy.random.seed()  # not as in every other fork
+    return arguments
+
+
+def code_of(arguments: list[str]) -> CodeType:
+    """The program, with `sys.argv` and `sys.path` as it finds them."""
+    first, *rest = arguments
+    if first == "-c":
+        code, *rest = rest
+        sys.path[0], sys.argv = "", [first, *rest]
+        return compile(code, "<string>", "exec")
+    sys.path[0], sys.argv = os.path.dirname(os.path.abspath(first)), arguments
+    globals()["__file__"] = os.path.abspath(first)
+    with open(first, "rb") as source:
+        return compile(source.read(), first, "exec")
+
+
+if __name__ == "__main__":
+    gc.freeze()  # else each fork looks through all that is imported when it ends
+    _code = code_of(serve(socket.socket(fileno=int(sys.argv[1]))))
+    for _name in [name for name in globals() if not name.startswith("_")]:
+        del globals()[_name]
+    exec(_code)
