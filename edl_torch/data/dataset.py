@@ -10,6 +10,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import perf_counter
@@ -40,6 +41,15 @@ from edl_torch.trainer.tickets import Tally
 
 Transform = Callable[[Any], Any]
 OnBadRecord = Literal["raise", "quarantine"]
+
+SEEDS = 1024  # of records, made at a time
+
+
+def _seeds(plan: Plan, part: Slice) -> Iterator[list[int]]:
+    """Yield the seeds of a part, some at a time: at each timed batch the rest of a lease begins anew."""
+    for skip in range(part.skip, part.stop, SEEDS):
+        some = replace(part, skip=skip, limit=min(SEEDS, part.stop - skip))
+        yield record_seeds(plan.spec.seed, part.epoch, plan.indices(some))
 
 
 class ShardedDataset(IterableDataset[Any]):
@@ -256,7 +266,7 @@ class ShardedDataset(IterableDataset[Any]):
             return records
         if self._generators is None:
             return map(transform, records)
-        seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part))
+        seeds = chain.from_iterable(_seeds(plan, part))
         return map(self._generators.seeded(transform), records, seeds)
 
     def _generators_of(self, feed: Feed | None) -> Generators:
