@@ -76,7 +76,10 @@ class ElasticSession:
 
     def close(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
-        self._session.run(self._passes.close(number))
+        try:
+            self._session.run(self._passes.close(number))
+        finally:
+            self.loop_left(number)
         self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:
