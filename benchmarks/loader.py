@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import cv2
+import numpy as np
 import torch
 from contenders import BareDecoding, Elastic, MapStyle, PilFolder, Plain, ReaderRows, loopback_master
 from harness import Contest, Result, Round, measure, parser, print_result, results_as_json, write_json
 from pictures import find_pictures
 from records import MapBatches, MapRows, RepeatedImages, TinyRows, ToTensor
-from torch.utils.data import default_collate
+from torch.utils.data import TensorDataset, default_collate
 
 from edl_torch import LocalMaster, MasterClient
 from edl_torch.client.master_api import MasterApi
@@ -33,6 +34,7 @@ SAME_COLLATE = "elastic, torch's collate"
 BARE, PIL = "bare decode + resize", "PIL image folder"
 COLUMNS, COLUMNS_GRPC, ROWS = "elastic, columnar", "elastic, columnar over grpc", "map-style per record"
 BATCHES, SHUFFLED = "map-style __getitems__", ", shuffled"
+ELASTIC_TENSORS, TENSORS = "elastic, TensorDataset", "TensorDataset"
 
 KINDS = ["jpeg", "tiny", "columns", "map"]
 SAME = 0.98
@@ -191,9 +193,10 @@ def columns(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) 
 
 
 def map_style(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int) -> Contest:
-    """A map-style dataset of the same rows, in order and shuffled: row by row, and whole batches."""
+    """Map-style datasets of the same rows, in order and shuffled: row by row, and whole batches."""
     reader = TinyRows(sizes.rows)
     rows, batches = MapRows(reader), MapBatches(reader)
+    tensors = TensorDataset(*map(torch.from_numpy, reader.read_batch("rows", np.arange(sizes.rows))))
     shape: Shape = {"batch_size": sizes.row_batch, "workers": workers}
     contenders: dict[str, Round] = {}
     ratios: list[tuple[str, str, float | None]] = []
@@ -206,11 +209,14 @@ def map_style(sizes: Sizes, stack: ExitStack, client: MasterClient, workers: int
             ROWS + order: MapStyle(rows, shuffle=shuffle, **shape),
             COLUMNS + order: opened(stack, made(reader, master=LocalMaster(), columnar=True)),
             BATCHES + order: MapStyle(batches, shuffle=shuffle, collate=as_it_is, **shape),
+            ELASTIC_TENSORS + order: opened(stack, made(MapDatasetReader(tensors), master=LocalMaster())),
+            TENSORS + order: MapStyle(tensors, shuffle=shuffle, **shape),
         }
         ratios += [
             (ELASTIC + order, ROWS + order, OF_ROWS),
             (SAME_COLLATE + order, ROWS + order, OF_ROWS),
             (COLUMNS + order, BATCHES + order, OF_BATCHES),
+            (ELASTIC_TENSORS + order, TENSORS + order, OF_ROWS),
         ]
     title = f"map-style rows and batches of {sizes.row_batch}, {workers} workers"
     return Contest(title=title, contenders=contenders, ratios=ratios)

@@ -21,9 +21,12 @@ from finding import Finding
 from harness import parser, write_json
 from serving import Server, environment_of_children, master
 
+from edl_torch.core.members import HEARTBEATS_PER_TIMEOUT
+
 PEERS = Path(__file__).with_name("scale_peers.py")
 ROUNDS = 5
-BEATS_PER_TIMEOUT, LEASE_TIMEOUT_S = 3, 30.0  # what a master has by default
+LEASE_TIMEOUT_S = 30.0  # what a master has by default
+QUIET_S = 3600.0  # of lease timeout, for a master that asks for no heartbeat meanwhile
 
 GOAL_KB, GOAL_IDLE, GOAL_P99_MS = 200.0, 0.05, 20.0
 
@@ -39,8 +42,8 @@ class Sizes:
     beats: float
 
 
-FULL = Sizes(trainers=500, processes=2, seconds=10.0, leases=250.0, beats=500.0)
-QUICK = Sizes(trainers=20, processes=2, seconds=0.5, leases=100.0, beats=100.0)
+FULL = Sizes(trainers=500, processes=2, seconds=10.0, leases=250.0, beats=250.0)
+QUICK = Sizes(trainers=20, processes=2, seconds=0.5, leases=100.0, beats=20.0)
 
 
 class Crowd:
@@ -97,19 +100,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = QUICK if options.quick else FULL
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for title, flags in (("in memory", []), ("with journal", ["--state", f"{folder}/state"])):
+        journals = [["--state", f"{folder}/{name}"] for name in ("quiet", "asking")]
+        for title, flags in (("in memory", ([], [])), ("with journal", journals)):
             print(f"\n{sizes.trainers} trainers, master {title}")
-            for finding in measured(sizes, flags):
+            for finding in measured(sizes, *flags):
                 print(f"  {finding}", flush=True)
                 found.append({"master": title, **finding.as_json()})
     if options.json is not None:
         write_json(options.json, {"quick": options.quick, "sizes": asdict(sizes), "findings": found})
 
 
-def measured(sizes: Sizes, flags: Sequence[str]) -> Iterator[Finding]:
-    """Everything about one master."""
+def measured(sizes: Sizes, quiet: Sequence[str], asking: Sequence[str]) -> Iterator[Finding]:
+    """Everything about a kind of master, by one that asks for no heartbeat meanwhile and one that does."""
     with ExitStack() as stack:
-        server = stack.enter_context(master(*flags, "--lease-timeout-s", "3600"))
+        server = stack.enter_context(master(*quiet, "--lease-timeout-s", f"{QUIET_S:g}"))
         with ExitStack() as first:  # what the first trainer brings into memory is not counted
             Crowd(server.address, Sizes(**{**asdict(sizes), "trainers": 2, "processes": 1}), first)
         before_mb, began = server.rss_mb(), time.perf_counter()
@@ -117,22 +121,30 @@ def measured(sizes: Sizes, flags: Sequence[str]) -> Iterator[Finding]:
         yield Finding(what="until all have a stream and a lease", value=time.perf_counter() - began, unit="s")
         grown_kb = 1024 * (server.rss_mb() - before_mb) / sizes.trainers
         yield Finding(what="memory of the master for a trainer", value=grown_kb, unit="KB", most=GOAL_KB)
-        yield from _costs(sizes, server, crowd)
+        idle, _ = _loaded(server, crowd, "beats", 0.0, sizes.seconds)
+        yield Finding(what="CPU while nobody asks anything, of one core", value=idle, unit="")
+        yield from _calls(sizes, server, crowd, idle)
+    yield from _heartbeats(sizes, asking, idle)
 
 
-def _costs(sizes: Sizes, server: Server, crowd: Crowd) -> Iterator[Finding]:
-    idle, _ = _loaded(server, crowd, "beats", 0.0, sizes.seconds)
-    yield Finding(what="CPU while nobody asks anything, of one core", value=idle, unit="")
-    busy, beats = _loaded(server, crowd, "beats", sizes.beats, sizes.seconds)
+def _heartbeats(sizes: Sizes, flags: Sequence[str], idle: float) -> Iterator[Finding]:
+    timeout_s = HEARTBEATS_PER_TIMEOUT * sizes.trainers / sizes.beats
+    with ExitStack() as stack:
+        server = stack.enter_context(master(*flags, "--lease-timeout-s", f"{timeout_s:g}"))
+        crowd = Crowd(server.address, sizes, stack)
+        busy, beats = _loaded(server, crowd, "beats", 0.0, sizes.seconds)
     each_s = (busy - idle) * sizes.seconds / beats["calls"]
-    yield Finding(what="CPU for a heartbeat", value=1e6 * each_s, unit="µs")
-    usual = sizes.trainers * BEATS_PER_TIMEOUT / LEASE_TIMEOUT_S
+    yield Finding(what="CPU to ask for a heartbeat and take it", value=1e6 * each_s, unit="µs")
+    usual = sizes.trainers * HEARTBEATS_PER_TIMEOUT / LEASE_TIMEOUT_S
     yield Finding(
         what=f"  all trainers' heartbeats ({usual:g} a second), of one core",
         value=idle + usual * each_s,
         unit="",
         most=GOAL_IDLE,
     )
+
+
+def _calls(sizes: Sizes, server: Server, crowd: Crowd, idle: float) -> Iterator[Finding]:
     rounds = [_loaded(server, crowd, "leases", sizes.leases, sizes.seconds / ROUNDS) for _ in range(ROUNDS)]
     middle = {
         name: statistics.median(answer[name] for _, answer in rounds)

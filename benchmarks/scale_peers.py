@@ -8,6 +8,7 @@ those of `dispatch_peers.py` do: with messages made by hand, so that they cost l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -39,22 +40,29 @@ class Attending(Trainer):
             f"/{MASTER}/Attend", lambda m: m.SerializeToString(), pb.AttendEvent.FromString
         )
         self._stream: Any = None
-        self._beats = 0
+        self._answering: asyncio.Task[None] | None = None
+        self.beats = 0
 
     async def begin(self) -> None:
         """Register, open the stream and hold one lease."""
         await super().begin()
         self._stream = self._attend(pb.AttendRequest(session=self._session))
         await self._stream.read()
+        self._answering = asyncio.create_task(self._answer())
         await self.call()
 
-    async def beat(self) -> int:
-        """One heartbeat of a loop that moves on."""
-        self._beats += 1
+    async def _answer(self) -> None:
+        """Send a heartbeat each time that the master asks for one."""
+        with contextlib.suppress(asyncio.CancelledError):
+            while await self._stream.read() is not grpc.aio.EOF:
+                await self.beat()
+
+    async def beat(self) -> None:
+        """Send a heartbeat of a loop that moves on."""
+        self.beats += 1
         await self._heartbeat(
-            pb.HeartbeatRequest(session=self._session, member=self._fence["member"], progress=self._beats)
+            pb.HeartbeatRequest(session=self._session, member=self._fence["member"], progress=self.beats)
         )
-        return 1
 
     async def join(self, dataset: str) -> None:
         """Take part in another dataset, of one shard."""
@@ -83,6 +91,8 @@ class Attending(Trainer):
     async def close(self) -> None:
         """As a trainer that dies."""
         self._stream.cancel()
+        if self._answering is not None:
+            await self._answering
         await self._channel.close()
 
 
@@ -106,12 +116,17 @@ async def spread(
         running.add(task)
         task.add_done_callback(running.discard)
     await asyncio.gather(*running)
-    if not latencies:
-        await asyncio.sleep(seconds)
-        return {"calls": 0, "p50_ms": 0.0, "p99_ms": 0.0}
     latencies.sort()
     middle, late = latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100]
     return {"calls": len(latencies), "p50_ms": 1e3 * middle, "p99_ms": 1e3 * late}
+
+
+async def wait_for_beats(trainers: Sequence[Attending], seconds: float) -> dict[str, float]:
+    """Do nothing but what the master asks for."""
+    before = sum(trainer.beats for trainer in trainers)
+    await asyncio.sleep(seconds)
+    calls = sum(trainer.beats for trainer in trainers) - before
+    return {"calls": calls, "p50_ms": 0.0, "p99_ms": 0.0}
 
 
 async def wait_for_one(trainers: list[Attending], seconds: float) -> dict[str, float]:
@@ -137,10 +152,10 @@ async def main(address: str, count: int) -> None:
         if name == "waits":
             print(json.dumps(await wait_for_one(trainers, float(seconds))), flush=True)
             continue
-        calls = {
-            "beats": [trainer.beat for trainer in trainers],
-            "leases": [trainer.call for trainer in trainers],
-        }[name]
+        if name == "beats":
+            print(json.dumps(await wait_for_beats(trainers, float(seconds))), flush=True)
+            continue
+        calls = [trainer.call for trainer in trainers]
         print(json.dumps(await spread(calls, float(rate), float(seconds))), flush=True)
     await asyncio.gather(*(trainer.close() for trainer in trainers))
 

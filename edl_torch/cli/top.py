@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from edl_torch.cli.figures import duration, epoch_of, of_data, percent, rate, share, short
 from edl_torch.cli.status import client_of, trainer_state
@@ -23,7 +24,6 @@ except ModuleNotFoundError as exc:
     raise InvalidArgument("edl-torch top needs rich: pip install 'edl-torch[top]'") from exc
 
 EVENTS = 10
-WIDE = 100  # columns of a terminal, of which trainers' times of reading want some
 _BAD = {EventKind.DIED, EventKind.STALLED, EventKind.QUARANTINED, EventKind.SUSPENDED}
 _SIGNS = {  # of a cell, by the state that most of its records are in; the letters work without colour
     "done": ("█", "green"),
@@ -32,6 +32,26 @@ _SIGNS = {  # of a cell, by the state that most of its records are in; the lette
     "quarantined": ("x", "red"),
     "waiting": ("·", "bright_black"),
 }
+
+
+class _Column(NamedTuple):
+    """What is shown of each trainer, on screens of a width that it `fits`."""
+
+    heading: str
+    text: Callable[[TrainerStatus], str]
+    fits: int = 0
+
+
+_COLUMNS = (
+    _Column("PACE", lambda one: rate(one.pace)),
+    _Column("WAITS", lambda one: share(one.waiting_share)),
+    _Column("READ", lambda one: short(one.mean_read_s), fits=70),
+    _Column("TRANSFORM", lambda one: short(one.mean_transform_s), fits=70),
+    _Column("LEASES", lambda one: str(one.leases), fits=90),
+    _Column("OLDEST", lambda one: duration(one.oldest_lease_s) if one.leases else "-", fits=110),
+    _Column("HEARD", lambda one: duration(one.idle_s)),
+    _Column("MOVED ON", lambda one: duration(one.since_progress_s), fits=100),
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -53,7 +73,7 @@ def view(status: MasterStatus, width: int, height: int) -> Group:
     """Return the screen for a status."""
     parts = [*_head(status), *(part for item in status.datasets for part in _dataset(item, status, width))]
     rows = max(4, height - EVENTS - 4 * max(1, len(status.datasets)) - 6)
-    return Group(*parts, _trainers(status, rows, is_wide=width >= WIDE), *_events(status))
+    return Group(*parts, _trainers(status, rows, width), *_events(status))
 
 
 def _head(status: MasterStatus) -> Iterator[RenderableType]:
@@ -91,28 +111,22 @@ def bar(picture: Picture, width: int) -> Text:
     return made
 
 
-def _trainers(status: MasterStatus, rows: int, *, is_wide: bool) -> Table:
+def _trainers(status: MasterStatus, rows: int, width: int) -> Table:
+    columns = [column for column in _COLUMNS if width >= column.fits]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
-    for heading in ("TRAINER", "STATE"):
-        table.add_column(heading, overflow="ellipsis", no_wrap=True)
-    reading = ("READ", "TRANSFORM") if is_wide else ()
-    for heading in ("PACE", "WAITS", *reading, "LEASES", "OLDEST", "HEARD", "MOVED ON"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("TRAINER")  # may wrap: so this is the column that gives way. Its cells do not wrap
+    table.add_column("STATE", no_wrap=True)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
     order = sorted(status.trainers, key=lambda one: (_rank(one), one.worker_id))
     for one in order[:rows]:
         table.add_row(
-            Text(printable(one.worker_id)),
+            Text(printable(one.worker_id), no_wrap=True, overflow="ellipsis"),
             Text(trainer_state(one), ("red", "yellow", "green")[_rank(one)]),
-            rate(one.pace),
-            share(one.waiting_share),
-            *((short(one.mean_read_s), short(one.mean_transform_s)) if is_wide else ()),
-            str(one.leases),
-            duration(one.oldest_lease_s) if one.leases else "-",
-            duration(one.idle_s),
-            duration(one.since_progress_s),
+            *[column.text(one) for column in columns],
         )
     if len(order) > rows:
-        table.add_row(Text(f"and {len(order) - rows} more", "bright_black"))
+        table.add_row(Text(f"and {len(order) - rows} more", "bright_black", no_wrap=True))
     return table
 
 

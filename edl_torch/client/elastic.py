@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, ConcurrentIteration
 from edl_torch.shard import Indices, Slice
+from edl_torch.system.interrupts import Switch, drop_switch, keep_switch
 from edl_torch.trainer.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ class ElasticSession:
         self._session = session
         self._trainer = session.trainer
         self._passes = session.trainer.elastic
+        self.opened = 0  # the newest pass
+        self._switch: Switch | None = None  # of Ctrl-C, kept while a loop asks for batches of that pass
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
 
     def __repr__(self) -> str:
@@ -33,7 +36,17 @@ class ElasticSession:
         """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
         self.end_abandoned()
         self._session.loop_thread = threading.get_ident()
-        return self._session.run(self._trainer.open(epoch))
+        number = self._session.run(self._trainer.open(epoch))
+        self.loop_left(self.opened)
+        self.opened, self._switch = number, keep_switch()
+        return number
+
+    def loop_left(self, number: int) -> None:
+        """Note that no batch of pass `number` is asked for any more. For finalisers, too: takes no lock."""
+        switch = self._switch
+        if switch is not None and number == self.opened:
+            self._switch = None
+            drop_switch(switch)
 
     @property
     def epoch(self) -> int:
@@ -70,6 +83,7 @@ class ElasticSession:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
         no call, never raises; `end_abandoned` acts on it."""
         self._abandoned = number
+        self.loop_left(number)
 
     @property
     def abandoned(self) -> bool:

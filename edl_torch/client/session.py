@@ -9,9 +9,11 @@ import logging
 import threading
 import time
 import uuid
+from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from threading import get_ident
 from typing import Any, TypeVar, TypeVarTuple
 
 from edl_torch.audit.log import AuditLog
@@ -26,7 +28,7 @@ from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.system.interrupts import hold_interrupts, release_interrupts
+from edl_torch.system.interrupts import MAIN, NUMBER, UNUSED, Switch, other_switch, uninstall
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.actions import Action, Attend, Call, Describe, LookAround, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
@@ -119,7 +121,11 @@ class Session:
         """Let the trainer decide something at once, Ctrl-C or not. Returns, or raises, what `decide` does."""
         state = self.trainer.state
         with self._lock:
-            held = hold_interrupts()
+            # As `interrupts.whole` does: its call would cost as much as what it does.
+            switch = getsignal(NUMBER) if get_ident() == MAIN else UNUSED
+            if type(switch) is not Switch or switch.noted is not None:
+                switch = other_switch(switch)
+            switch.noted, switch.__call__ = (), switch.note
             try:
                 state.now = self._clock()
                 try:
@@ -128,8 +134,12 @@ class Session:
                     if state.facts or self._waiting or self._may_need_worker:
                         self._decided()
             finally:
-                if held is not None:
-                    release_interrupts(held)
+                if not switch.kept:
+                    uninstall(switch)
+                switch.__call__ = switch.program
+                noted, switch.noted = switch.noted, None
+                if noted:
+                    switch.program(*noted)
 
     def _decided(self) -> None:
         """Write down what has happened, and wake whoever waits for it. The lock is held."""
@@ -319,7 +329,7 @@ class Session:
 
     def report_batch(self, batch_size: int | None) -> int:
         """Note that a batch was trained on. Returns how many leases that completed."""
-        self.loop_thread = threading.get_ident()
+        self.loop_thread = get_ident()
         return self.run(self.trainer.report(batch_size))
 
     def fail_batch(self, batch_size: int | None, reason: str) -> None:
@@ -336,6 +346,7 @@ class Session:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self.closed = True
+        self.elastic.loop_left(self.elastic.opened)
         try:
             self.run(self.trainer.close(CLOSE_TIMEOUT_S))
         except (MasterUnavailable, ServiceClosed, StaleLease):

@@ -13,6 +13,9 @@ from edl_torch.core.calls import LeaseAnswer
 from edl_torch.core.measures import Measures
 from edl_torch.errors import SessionLost
 
+HEARTBEATS_PER_TIMEOUT = 3
+LONGEST_TIMEOUT_S = 3600.0  # as far as heartbeats go: they also carry what people look at
+
 
 @dataclass(slots=True)
 class Member:
@@ -75,6 +78,12 @@ class Members:
 
     def __iter__(self) -> Iterator[Member]:
         return iter(tuple(self._members.values()))
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often a session is asked for a heartbeat: several times before silence or standstill counts."""
+        timeout_s = min(self.lease_timeout_s, self.progress_timeout_s or math.inf, LONGEST_TIMEOUT_S)
+        return timeout_s / HEARTBEATS_PER_TIMEOUT
 
     def enter(self, session: str, worker_id: str, now: float) -> Member:
         """Add a session, or note that it is a member already. Returns the member."""

@@ -78,6 +78,7 @@ def save_checkpoint(
                 checkpoint_id=partial,
             )
     except (OSError, CheckpointException) as exc:
+        _raise_interruption(exc)
         raise _unwritten(partial, partial, _reasons(exc)) from exc
     data = service.state_dict()
     _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _finish(partial, folder / name, data, keep))
@@ -118,6 +119,7 @@ def load_checkpoint(
         with _silent_when_alone():
             load(state, checkpoint_id=folder)
     except (OSError, CheckpointException, json.JSONDecodeError) as exc:
+        _raise_interruption(exc)
         raise CheckpointError(
             f"the checkpoint '{folder}' cannot be read: {_reasons(exc)}. It takes the model and the "
             "optimizer that it was made of; where its files are damaged, remove it: the one before is taken"
@@ -126,6 +128,15 @@ def load_checkpoint(
     service.load_state_dict(data)
     extra: dict[str, Any] = torch.load(io.BytesIO(state["extra"]), weights_only=True)
     return extra
+
+
+def _raise_interruption(error: BaseException) -> None:
+    """Raise Ctrl-C, or what else a signal handler raised here: torch makes a failure of all that it meets."""
+    if not isinstance(error, CheckpointException):
+        return
+    own = error.failures.get(0 if _alone() else dist.get_rank())
+    if own is not None and not isinstance(own[0], Exception):
+        raise own[0]
 
 
 def _reasons(error: OSError | CheckpointException | json.JSONDecodeError) -> str:

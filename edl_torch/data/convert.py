@@ -43,9 +43,9 @@ def _whole_or_stacked(rows: Rows, tensors: list[torch.Tensor], *, collate_fn_map
 
 def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     first = tensors[0]
-    large = first.nbytes * len(tensors) > IN_MESSAGE_BYTES
+    unusual = first.layout is not torch.strided or first.is_nested  # some of these have no `nbytes`
     try:
-        if large or first.layout is not torch.strided or first.is_nested:
+        if unusual or first.nbytes * len(tensors) > IN_MESSAGE_BYTES:
             stacked: torch.Tensor = torchs.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
             return stacked
         return torch.stack(tensors)

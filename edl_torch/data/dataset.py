@@ -10,6 +10,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import perf_counter
@@ -21,12 +22,14 @@ from edl_torch.client.service import DataShardService
 from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data.collate import Collated
 from edl_torch.data.columns import read_columns
 from edl_torch.data.frameworks import check_asked_by, check_no_trainer
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
 from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, record_seeds
+from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
@@ -38,6 +41,15 @@ from edl_torch.trainer.tickets import Tally
 
 Transform = Callable[[Any], Any]
 OnBadRecord = Literal["raise", "quarantine"]
+
+SEEDS = 1024  # of records, made at a time
+
+
+def _seeds(plan: Plan, part: Slice) -> Iterator[list[int]]:
+    """Yield the seeds of a part, some at a time: at each timed batch the rest of a lease begins anew."""
+    for skip in range(part.skip, part.stop, SEEDS):
+        some = replace(part, skip=skip, limit=min(SEEDS, part.stop - skip))
+        yield record_seeds(plan.spec.seed, part.epoch, plan.indices(some))
 
 
 class ShardedDataset(IterableDataset[Any]):
@@ -146,7 +158,7 @@ class ShardedDataset(IterableDataset[Any]):
         if feed.threading is not None:
             return self._in_threads(link, plan, feed, feed.threading)
         if feed.list_size:
-            return self._lists(link, plan, feed, feed.list_size)
+            return self._lists(link, plan, feed)
         return self._samples(link, plan, feed.tally)
 
     def _deliveries(self, link: Link, drawn: DrawnSamples) -> Deliveries | None:
@@ -174,10 +186,14 @@ class ShardedDataset(IterableDataset[Any]):
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
         return self._read(link, tally, partial(SampleReader(self.reader, self._to_samples).samples, plan))
 
-    def _lists(self, link: Link, plan: Plan, feed: Feed, size: int) -> Iterator[list[Any]]:
-        samples = SampleList(size, feed.times)
-        read = partial(SampleReader(self.reader, self._to_samples).lists, samples, plan)
-        return chain(self._read(link, feed.tally, read), samples.rest())
+    def _lists(self, link: Link, plan: Plan, feed: Feed) -> Iterator[list[Any] | Collated]:
+        """Lists of samples; batches, where these are made of the numbers of rows."""
+        rows = tensor_rows(self.reader) if feed.collates and self._record_transform is None else None
+        reader = self.reader if rows is None else rows.numbers
+        samples = SampleList(feed.list_size, feed.times)
+        read = partial(SampleReader(reader, self._to_samples).lists, samples, plan)
+        lists = chain(self._read(link, feed.tally, read), samples.rest())
+        return lists if rows is None else map(rows.batch, lists)
 
     def _read(
         self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBadInRun], Iterator[Any]]
@@ -250,7 +266,7 @@ class ShardedDataset(IterableDataset[Any]):
             return records
         if self._generators is None:
             return map(transform, records)
-        seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part))
+        seeds = chain.from_iterable(_seeds(plan, part))
         return map(self._generators.seeded(transform), records, seeds)
 
     def _generators_of(self, feed: Feed | None) -> Generators:
@@ -282,14 +298,17 @@ class Feed:
     """What an `ElasticDataLoader` binds to its dataset for a pass; pickled with it to loader workers.
 
     The iteration yields lists of `list_size` samples, by several threads where `threading` says so; samples
-    one by one where `list_size` is 0.
+    one by one where `list_size` is 0. Where it `collates`, it may yield what `to_batch` makes of a list.
     """
 
-    __slots__ = ("columnar", "generators", "list_size", "tally", "threading", "times")
+    __slots__ = ("collates", "columnar", "generators", "list_size", "tally", "threading", "times")
 
-    def __init__(self, *, columnar: bool, list_size: int, threading: Threading | None = None) -> None:
+    def __init__(
+        self, *, columnar: bool, list_size: int, collates: bool = False, threading: Threading | None = None
+    ) -> None:
         self.columnar = columnar
         self.list_size = list_size
+        self.collates = collates
         self.threading = threading
         self.generators = Generators(after_each=False)
         self.tally = Tally()

@@ -17,6 +17,7 @@ from edl_torch.data.dataset import Feed, ShardedDataset
 from edl_torch.data.reading_here import ReadingHere, reads_here
 from edl_torch.data.threaded_reading import Threading
 from edl_torch.data.worker_start import WorkerStart, end_by_kill, starting_workers
+from edl_torch.system.interrupts import whole
 
 
 class InnerLoader:
@@ -67,7 +68,10 @@ class InnerLoader:
         if not self.persistent_workers:
             self.end_workers()  # of an iterator that somebody keeps: its pass is over
         with starting_workers(loader.multiprocessing_context):
-            iterator = iter(loader)
+            # Ctrl-C among them would leave some behind, or be swallowed by what runs around a fork. Those
+            # that persist are waited for, which may take as long as they like.
+            persists = self.persistent_workers and loader._iterator is not None
+            iterator = iter(loader) if persists else whole(iter, loader)
         end_by_kill(iterator)
         self._working = weakref.ref(iterator)
         return iterator
@@ -75,14 +79,21 @@ class InnerLoader:
     def _make(self) -> DataLoader[Any]:
         size = self._batch_size
         list_size = 0 if size is None or not self._dataset._makes_lists else size
-        self._feed = Feed(columnar=self.columnar, list_size=list_size, threading=self._threading(list_size))
+        self._feed = Feed(
+            columnar=self.columnar,
+            list_size=list_size,
+            collates=self._arguments.get("collate_fn") is None,
+            threading=self._threading(list_size),
+        )
         feed = self._feed
         collate = TicketedCollate(
             self._user_collate(), feed.tally, feed.times, feed.generators, batched=size is not None
         )
         arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
         if self._arguments.get("num_workers"):
-            arguments["worker_init_fn"] = WorkerStart(self._arguments.get("worker_init_fn"))
+            arguments["worker_init_fn"] = WorkerStart(
+                self._arguments.get("worker_init_fn"), persists=self.persistent_workers
+            )
             self._dataset.service._take_along(self)
         return DataLoader(self._dataset, batch_size=None if list_size else size, **arguments)
 

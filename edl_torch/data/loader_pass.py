@@ -159,6 +159,7 @@ class LoaderPass(Iterator[Any]):
         """End threads and workers now: where the loop raised, its traceback would keep them, and the garbage
         collector can take 5 s for each."""
         inner, self._inner = self._inner, None
+        self._passes.loop_left(self._number)
         self._loader.end_threads()
         shut_down = getattr(inner, "_shutdown_workers", None)
         if shut_down is not None and (self._worker_died or not self._loader.persistent_workers):

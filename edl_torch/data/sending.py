@@ -17,6 +17,7 @@ from torch.serialization import get_safe_globals
 from edl_torch.data.lending import PLAIN
 from edl_torch.errors import InvalidArgument
 
+PROTOCOL = 4  # of pickle; 5, from Python 3.14 on the default, names a function for arrays that is not known
 IN_STRUCTURE_BYTES = 2 << 10  # a tensor of so much costs less in the bytes than as a message of its own
 
 _KNOWN: list[Any] = [*PLAIN, collections.OrderedDict, torch.Size, torch.device]
@@ -53,7 +54,7 @@ class Packed:
         tensors = [(tensor, _content(tensor)) for tensor in pickler.tensors]
         self.contents = [content for _, content in tensors if content.nbytes > IN_STRUCTURE_BYTES]
         described = [tuple(_described(tensor, content)) for tensor, content in tensors]
-        self.structure = pickle.dumps(described) + file.getvalue()
+        self.structure = pickle.dumps(described, PROTOCOL) + file.getvalue()
 
 
 class Unpacking:
@@ -75,7 +76,7 @@ class Unpacking:
 
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
+        super().__init__(file, PROTOCOL)
         self.tensors: list[torch.Tensor] = []
         self._numbers: dict[int, int] = {}
 

@@ -1,7 +1,7 @@
 """Loader workers leave SIGTERM to their trainer: whoever sends it to all processes means the job.
 
 A worker that it killed would end the trainer's loop before that can save. Workers go when their trainer ends
-them, or is gone.
+them, or is gone. Those that persist leave Ctrl-C to it too: a notebook begins its loop again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from multiprocessing import get_start_method, resource_tracker
 from types import FrameType
 from typing import Any
 
+from edl_torch.system.interrupts import forget_switch
+
 QUEUE_PATIENCE_S = 0.5  # for what a worker has read and nobody takes any more
 
 
 class WorkerStart:
-    """A `worker_init_fn` that makes the worker deaf to SIGTERM, and then calls the user's."""
+    """A `worker_init_fn` that makes the worker deaf to SIGTERM, and then calls the user's.
 
-    def __init__(self, user_init: Callable[[int], None] | None) -> None:
+    One that `persists` is deaf to SIGINT as well.
+    """
+
+    def __init__(self, user_init: Callable[[int], None] | None, *, persists: bool = False) -> None:
         self._user_init = user_init
+        self._persists = persists
 
     def __call__(self, worker_id: int) -> None:
         # Not SIG_IGN, which programs that a transform runs would inherit.
@@ -31,6 +37,10 @@ class WorkerStart:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         atexit.register(_ignore)
         atexit.register(_end_queue_threads)
+        forget_switch()
+        if self._persists:
+            signal.signal(signal.SIGINT, _do_nothing)
+            signal.siginterrupt(signal.SIGINT, False)
         if self._user_init is not None:
             self._user_init(worker_id)
 

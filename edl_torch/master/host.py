@@ -54,12 +54,14 @@ class SessionStream:
         self.ended = True
         self._news.set()
 
-    async def next(self) -> str | None:
-        """Return the next wanted dataset; None at the end."""
-        while not (self._wanted or self.ended):
-            self._news.clear()
-            await self._news.wait()
-        return None if self.ended else self._wanted.popitem()[0]
+    async def next(self, until: float | None = None) -> str | None:
+        """Return the next wanted dataset; None at the end, or where there is none `until` a loop's time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while not (self._wanted or self.ended):
+                    self._news.clear()
+                    await self._news.wait()
+        return self._wanted.popitem()[0] if self._wanted and not self.ended else None
 
 
 class MasterHost:

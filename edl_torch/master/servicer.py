@@ -6,6 +6,7 @@ leave before the journal has what it says.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -108,9 +109,12 @@ class MasterServicer:
         # A coroutine that writes, not a generator: its `finally` runs at once when the stream breaks.
         with self._host.attending(request.session) as stream:
             await self._host.committed()
-            await context.write(pb.AttendEvent(attending=_attending(self._host.dispatcher)))
-            while (dataset := await stream.next()) is not None:
-                await context.write(pb.AttendEvent(wanted=pb.Wanted(dataset=dataset)))
+            asks = pb.AttendEvent(attending=_attending(self._host.dispatcher))
+            while not stream.ended:
+                await context.write(asks)
+                until = asyncio.get_running_loop().time() + self._host.dispatcher.members.heartbeat_s
+                while (dataset := await stream.next(until)) is not None:
+                    await context.write(pb.AttendEvent(wanted=pb.Wanted(dataset=dataset)))
 
     @guarded
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:

@@ -59,11 +59,6 @@ class SimMaster:
         self.start()
 
     @property
-    def shortest_timeout_s(self) -> float:
-        """Of silence or standstill."""
-        return min(value for key, value in self._limits.items() if key != "grace_s" and value)
-
-    @property
     def ledger(self) -> ShardLedger:
         """The dataset's."""
         ledger = self.dispatcher.find_ledger(DATASET)
@@ -318,10 +313,17 @@ class SimMaster:
         if not self.up:
             stream.breaks()
             return
+        stream.asked_at = asked_at
         self._streams[stream.session] = stream
         self.dispatcher.stream_opened(stream.session, self.hub.now)
-        timeouts = self._limits["lease_timeout_s"], self._limits["progress_timeout_s"]
-        stream.stands(asked_at, *timeouts)
+        self._ask(stream, asked_at)
+
+    def _ask(self, stream: Heartbeat, asked_at: float) -> None:
+        """Ask for a heartbeat, again and again while the stream stands."""
+        if self.stream_of(stream.session) is stream and stream.asked_at == asked_at:
+            members = self.dispatcher.members
+            stream.attending(members.lease_timeout_s, members.progress_timeout_s)
+            self.hub.after(members.heartbeat_s, self._ask, stream, asked_at)
 
     def stream_broke(self, session: str) -> None:
         """A stream ended: its process died, or the connection did."""

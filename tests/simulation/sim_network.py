@@ -178,11 +178,11 @@ class Heartbeat:
         self, port: SimPort, session: str, liveness: Liveness, wanted: Callable[[str], None]
     ) -> None:
         self.session = session
+        self.asked_at = 0.0  # when the stream was asked for that the master has
         self._liveness = liveness
         self._wanted = wanted
         self._port = port
         self._open()
-        self._beat_later()
 
     # The stream -----------------------------------------------------------------------------------------
 
@@ -200,18 +200,21 @@ class Heartbeat:
         pause_s = self._port.network.chance.uniform(0.1, 1.0)
         self._port.hub.after(pause_s, self._port.process.deliver, self._open)
 
-    def stands(self, asked_at: float, lease_timeout_s: float, progress_timeout_s: float) -> None:
-        """The master has the stream."""
-        deliver = self._port.process.deliver
-        self._port.hub.after(
-            self._port.network.latency(), deliver, self._stands, asked_at, lease_timeout_s, progress_timeout_s
-        )
+    def attending(self, lease_timeout_s: float, progress_timeout_s: float) -> None:
+        """The master has the stream, and asks for a heartbeat."""
+        port = self._port
+        if not port.cut:
+            timeouts = lease_timeout_s, progress_timeout_s
+            port.hub.after(port.network.latency(), port.process.deliver, self._stands, *timeouts)
 
-    def _stands(self, asked_at: float, lease_timeout_s: float, progress_timeout_s: float) -> None:
-        if self._port.master.stream_of(self.session) is self:
+    def _stands(self, lease_timeout_s: float, progress_timeout_s: float) -> None:
+        if self._port.master.stream_of(self.session) is not self:
+            return
+        if not self._liveness.standing:
             self._liveness.stood(
-                asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
+                self.asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
             )
+        self._beat()
 
     def breaks(self) -> None:
         """The stream broke; the process sees it when it runs."""
@@ -230,15 +233,8 @@ class Heartbeat:
 
     # The heartbeat --------------------------------------------------------------------------------------
 
-    def _beat_later(self) -> None:
-        every_s = self._port.master.shortest_timeout_s / 3
-        self._port.hub.after(every_s, self._port.process.deliver, self._beat)
-
     def _beat(self) -> None:
         port = self._port
-        if port.process.dead:
-            return
-        self._beat_later()
         if not port.cut:
             beat = (port.hub.now, self._liveness.progress, self._liveness.member)
             port.hub.after(port.network.latency(), port.master.heartbeat, self, *beat)

@@ -156,7 +156,7 @@ def broken_refusals(patch: pytest.MonkeyPatch) -> None:
         (broken_progress, 10, SUPERSEDED, Fates(at="finished?", stop=0.5, kill=0.0), "were never trained"),
         (broken_evidence, 9, {"rollback": 1}, QUIET, "too often in it [1-9]"),
         (broken_losses, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),
-        (broken_refusals, 3, {"stop": 1}, QUIET, "too often in it [1-9]"),
+        (broken_refusals, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),
     ],
 )
 def test_code_that_lets_model_and_token_part_is_found_out(

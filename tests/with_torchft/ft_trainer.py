@@ -1,9 +1,9 @@
 """One replica of a torchft job as a process, which may kill itself before its gradients go out.
 
-    python ft_trainer.py NUMBER LIGHTHOUSE RECORDS FOLDER WORKERS DIES_AT
+    python ft_trainer.py '{"number": 0, "lighthouse": …}'
 
-WORKERS are loader workers. DIES_AT is the attempt at a step before which it is gone; 0 for none. The step
-that it came to and the counts of its model are in FOLDER/NUMBER.json at the end.
+Its argument is a `Life` as JSON. The step that it came to and the counts of its model are in
+FOLDER/NUMBER.json at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,34 +22,50 @@ from replicas import Replica
 from edl_torch import MasterClient
 
 
-def main(number: str, lighthouse: str, records: str, folder: str, workers: str, dies_at: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """What a replica is, until it ends or dies."""
+
+    number: int
+    lighthouse: str
+    folder: str
+    records: int
+    window: int = 2
+    workers: int = 0
+    dies_at: int = 0  # the attempt at a step before which it is gone; 0 for none
+    alone_s: float = 2.0  # alone it takes its time: data are left for one that takes seconds to start again
+    saves: bool = False
+
+
+def main(life: Life) -> None:
     """Train to the end of the data."""
     torch.set_num_threads(1)
-    attempts = Path(folder, f"{number}.attempts")
+    folder = Path(life.folder)
+    attempts = folder / f"{life.number}.attempts"
 
     def before(replica: Replica) -> None:
         with attempts.open("a") as log:
             log.write(".")
-        # Alone it takes its time, so that data are left for the other, which takes seconds to start again.
-        time.sleep(0.05 if replica.manager.num_participants() > 1 else 2.0)
-        if replica.attempts == int(dies_at):
+        time.sleep(0.05 if replica.manager.num_participants() > 1 else life.alone_s)
+        if replica.attempts == life.dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     replica = Replica(
-        int(number),
-        lighthouse,
+        life.number,
+        life.lighthouse,
         MasterClient(os.environ["EDL_MASTER_ADDR"]),
-        int(records),
-        window=2,
-        num_workers=int(workers),
-        audit_dir=Path(folder, "audit"),
+        life.records,
+        window=life.window,
+        num_workers=life.workers,
+        audit_dir=folder / "audit",
+        checkpoint=folder / "checkpoint.pt" if life.saves else None,
         before=before,
     )
     replica.train()
     step, counts = replica.manager.current_step(), replica.counts.tolist()
-    Path(folder, f"{number}.json").write_text(json.dumps([step, counts]))
+    (folder / f"{life.number}.json").write_text(json.dumps([step, counts]))
     replica.close()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Life(**json.loads(sys.argv[1])))

@@ -31,7 +31,10 @@ def no_fault(_: Replica) -> None:
 
 
 class Replica:
-    """One replica group of one rank. `before` and `after` are called around the sum of the gradients."""
+    """One replica group of one rank. `before` and `after` are called around the sum of the gradients.
+
+    With a `checkpoint` it saves each step that was committed there, and goes on from it: where it is alone.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Replica:
         window: int = 1,
         num_workers: int = 0,
         audit_dir: Path | None = None,
+        checkpoint: Path | None = None,
         before: Fault = no_fault,
         after: Fault = no_fault,
         **options: Any,
@@ -51,6 +55,7 @@ class Replica:
         self.number = number
         self.window = window
         self.counts = torch.nn.Parameter(torch.zeros(records))
+        self._checkpoint = checkpoint
         self._before = before
         self._after = after
         self.attempts = 0
@@ -102,6 +107,8 @@ class Replica:
 
         self.manager.should_commit = counted
         optimizer = Optimizer(self.manager, torch.optim.SGD([self.counts], lr=1.0))
+        if self._checkpoint:
+            self._restore(self._checkpoint)
         gathered = 0
         for _ in self.loader.epochs():
             for batch in self.loader:
@@ -134,7 +141,26 @@ class Replica:
         self._before(self)
         self.manager.allreduce(self.counts.grad, reduce_op=dist.ReduceOp.SUM).wait()
         self._after(self)
+        failed = self.failed
         optimizer.step()
+        if self._checkpoint and self.failed == failed:
+            self._save(self._checkpoint)
+
+    def _restore(self, path: Path) -> None:
+        saved = torch.load(path) if path.exists() else None
+        self.loader.load_state_dict(saved and saved["loader"])
+        if saved:
+            self._load(saved["model"])
+            self.manager.load_state_dict(saved["torchft"])
+
+    def _save(self, path: Path) -> None:
+        state = {
+            "model": {"counts": self.counts.detach()},
+            "torchft": self.manager.state_dict(),
+            "loader": self.loader.state_dict(),
+        }
+        torch.save(state, path.with_suffix(".half"))
+        path.with_suffix(".half").rename(path)
 
     def close(self) -> None:
         """Leave the master and the lighthouse."""

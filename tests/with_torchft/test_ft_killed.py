@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kill_matrix
 import pytest
+from framework_jobs import acknowledged_by
+from kill_matrix import KILLS, each_job, lives
 from processes import quiet_port
 
 from edl_torch.testing import wait_until
@@ -22,7 +25,8 @@ HERE = Path(__file__).parent
 EDL = (sys.executable, "-m", "edl_torch")
 RECORDS = 607
 EPOCHS = 2
-WINDOW_RECORDS = 8  # two batches of four
+BATCH = 4
+WINDOW_RECORDS = 2 * BATCH
 
 
 class Job:
@@ -38,19 +42,12 @@ class Job:
         assert self._master.stdout.readline().startswith("ready")
         self._replicas: dict[int, subprocess.Popen[str]] = {}
 
-    def start(self, number: int, dies_at: int = 0, workers: int = 0) -> subprocess.Popen[str]:
-        """Start a replica that kills itself in this attempt at a step."""
-        arguments = [
-            str(number),
-            self._lighthouse,
-            str(RECORDS),
-            str(self.folder),
-            str(workers),
-            str(dies_at),
-        ]
+    def start(self, number: int, **life: Any) -> subprocess.Popen[str]:
+        """Start a replica; `life` is what ft_trainer.py says of it."""
+        life = {"records": RECORDS, "folder": str(self.folder), "lighthouse": self._lighthouse, **life}
         with (self.folder / f"{number}.log").open("a") as log:
             self._replicas[number] = subprocess.Popen(
-                [sys.executable, str(HERE / "ft_trainer.py"), *arguments],
+                [sys.executable, str(HERE / "ft_trainer.py"), json.dumps({"number": number, **life})],
                 stdout=log,
                 stderr=log,
                 text=True,
@@ -62,6 +59,20 @@ class Job:
         """Steps that this replica has come to, in all its lives."""
         path = self.folder / f"{number}.attempts"
         return path.stat().st_size if path.exists() else 0
+
+    def kill_after(self, attempts: int, delay_s: float, number: int, **life: Any) -> None:
+        """Start a replica, and kill it so long after it came to so many steps."""
+        before = self.attempts(number)
+        dying = self.start(number, **life)
+        wait_until(lambda: self.attempts(number) >= before + attempts, timeout_s=100)
+        time.sleep(delay_s)
+        dying.kill()
+        assert dying.wait(20) == -signal.SIGKILL, self.log(number)
+
+    @property
+    def acknowledged(self) -> int:
+        """Records that have counted by now, of all epochs."""
+        return acknowledged_by(self.folder / "state")
 
     def log(self, number: int) -> str:
         return (self.folder / f"{number}.log").read_text()[-4000:]
@@ -96,17 +107,51 @@ def job(tmp_path: Path, lighthouse: str) -> Iterator[Job]:
 def test_killed_before_its_gradients_go_out_a_replica_leaves_nothing_in_the_model(job: Job) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
-    chance = random.Random(seed)
-    stays = job.start(0)
-    for _ in range(5):
-        dying = job.start(1, dies_at=chance.randint(1, 4))
+    kill_one_of_two(job, 5, random.Random(seed), records=RECORDS)
+    check(job, RECORDS)
+
+
+def kill_one_of_two(job: Job, kills: int, chance: random.Random, **life: int) -> None:
+    """Kill a replica before its gradients go out, and start it again, so often."""
+    stays = job.start(0, **life)
+    for _ in range(kills):
+        dying = job.start(1, dies_at=chance.randint(1, 4), **life)
         assert dying.wait(100) == -signal.SIGKILL, job.log(1)
         assert stays.poll() is None, "all data were read meanwhile"
-    assert job.start(1).wait(200) == 0, job.log(1)
+    assert job.start(1, **life).wait(200) == 0, job.log(1)
     assert stays.wait(100) == 0, job.log(0)
-    assert job.newest_counts() == [EPOCHS] * RECORDS
+
+
+def kill_the_only_one(job: Job, chance: random.Random, *, records: int, window: int, workers: int) -> None:
+    """Kill a replica anywhere, ten times: it goes on from its own checkpoint."""
+    life = {"records": records, "window": window, "workers": workers, "saves": True}
+    for planned in lives(1, lambda: (EPOCHS * records - job.acknowledged) // BATCH, chance):
+        steps, delay_s = (planned.batches - 1) // window, chance.uniform(0, 0.1)
+        print(f"after {job.acknowledged} records {steps} steps, {delay_s} s")
+        job.kill_after(steps, delay_s, 0, alone_s=0.05, **life)
+    assert job.start(0, alone_s=0.0, **life).wait(200) == 0, job.log(0)
+
+
+def check(job: Job, records: int) -> None:
+    """The model has learnt each record once an epoch, and the audit proves it."""
+    assert job.newest_counts() == [EPOCHS] * records
     status, verdict = job.audit()
     assert (status, verdict["verdict"]) == (0, "PROVEN"), verdict
+
+
+@each_job
+def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
+    job: Job, ranks: int, workers: int, accumulate: int
+) -> None:
+    """A replica that is alone is killed anywhere, one of two before its gradients go out."""
+    chance = random.Random(f"{ranks} {workers} {accumulate}")
+    if ranks == 1:
+        records = kill_matrix.RECORDS
+        kill_the_only_one(job, chance, records=records, window=accumulate, workers=workers)
+    else:
+        records = kill_matrix.RECORDS * accumulate + 3  # for those that the other one learns alone
+        kill_one_of_two(job, KILLS, chance, records=records, window=accumulate, workers=workers)
+    check(job, records)
 
 
 @pytest.mark.slow
@@ -118,13 +163,7 @@ def test_killed_anywhere_a_replica_leaves_one_window_twice_at_most(job: Job) -> 
     stays = job.start(0, workers=2)
     kills = 5
     for _ in range(kills):
-        before = job.attempts(1)
-        dying = job.start(1, workers=2)
-        wanted = before + chance.randint(1, 4)
-        wait_until(lambda: job.attempts(1) >= wanted, timeout_s=100)  # noqa: B023
-        time.sleep(chance.uniform(0, 0.1))
-        dying.kill()
-        assert dying.wait(20) == -signal.SIGKILL, job.log(1)
+        job.kill_after(chance.randint(1, 4), chance.uniform(0, 0.1), 1, workers=2)
         assert stays.poll() is None, "all data were read meanwhile"
     assert job.start(1, workers=2).wait(200) == 0, job.log(1)
     assert stays.wait(100) == 0, job.log(0)

@@ -148,7 +148,7 @@ class MasterClient:
     # Liveness -------------------------------------------------------------------------------------------
 
     def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float]:
-        """Keep the session alive, in two threads of its own, until `leave` or `close`."""
+        """Keep the session alive, in a thread of its own, until `leave` or `close`."""
         self._caller.check_usable()
         with self._lock:
             heartbeat = self._heartbeats.get(session)

@@ -157,9 +157,17 @@ class FollowingCall:
 
 
 class FollowingStream(FollowingCall):
-    """A method that streams: the end of its stream counts as a failed call."""
+    """A method that streams: the end of a stream counts as a failed call; so does opening another one."""
+
+    _has_ended = False
 
     def __call__(self, request: Any, **options: Any) -> Any:
         stream = self._call(request, **options)
-        stream.add_done_callback(lambda _: self._channel.doubt())
+        if self._has_ended:  # it may wait for a master that is there no more, and nobody else may call
+            self._channel.doubt()
+        stream.add_done_callback(self._end)
         return stream
+
+    def _end(self, _: Any) -> None:
+        self._has_ended = True
+        self._channel.doubt()

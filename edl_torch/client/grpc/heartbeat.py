@@ -1,7 +1,8 @@
-"""What keeps one session alive: a stream that stands as long as the process does, and heartbeats beside it.
+"""What keeps one session alive: a stream that stands as long as the process does, and heartbeats.
 
-Two threads of their own, so that neither depends on the training loop. They must not know leases: what the
-master wants, and how stream and heartbeats stand, goes to a `Listener`.
+The master sets the rhythm: it asks on the stream, and each time is answered with a heartbeat. So one thread
+does both; it does not depend on the training loop, and must not know leases: what the master wants, and how
+stream and heartbeats stand, goes to a `Listener`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from edl_torch.system.forks import ForkGuard
 
 log = logging.getLogger("edl_torch.client")
 
-DEFAULT_TIMEOUT_S = 30.0  # until the master has said its own
-LONGEST_TIMEOUT_S = 3600.0
-BEATS_PER_TIMEOUT = 3
 BEAT_LIMIT_S = 5.0
+BEAT_LIMIT_PART = (
+    1 / 3
+)  # of the lease timeout, if that is less: a heartbeat that is lost leaves time for others
 JOIN_S = 2.0
 
 
@@ -67,17 +68,11 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._stream: Any = None
         self._stop = threading.Event()
-        self._retime = threading.Event()  # the rhythm has changed, or the end has come
-        self._timeout_s = DEFAULT_TIMEOUT_S  # of silence or standstill, whichever is less
-        self._threads = [
-            threading.Thread(target=self._attend, name=f"edl-attend-{session[:8]}", daemon=True),
-            threading.Thread(target=self._beat, name=f"edl-beat-{session[:8]}", daemon=True),
-        ]
+        self._thread = threading.Thread(target=self._attend, name=f"edl-attend-{session[:8]}", daemon=True)
 
     def start(self) -> None:
         """Open the stream in the background."""
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     @property
     def attending(self) -> bool:
@@ -85,17 +80,13 @@ class Heartbeat:
         return self.listener.standing
 
     def close(self) -> None:
-        """End both threads. The master hears the stream break, unless the session has left before."""
+        """End the thread. The master hears the stream break, unless the session has left before."""
         self._stop.set()
-        self._retime.set()
         with self._lock:
             if self._stream is not None:
                 self._stream.cancel()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(JOIN_S)
-
-    # The stream -----------------------------------------------------------------------------------------
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
 
     def _attend(self) -> None:
         pauses = backoff()
@@ -103,8 +94,11 @@ class Heartbeat:
             asked_at = self.clock()
             try:
                 for event in self._open():
-                    if self._heard(event, asked_at):
+                    if event.HasField("attending"):
+                        self._stands(event.attending, asked_at)
                         pauses = backoff()
+                    elif event.HasField("wanted"):
+                        self.listener.wanted(event.wanted.dataset)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 log.debug("stream of session %s ended: %s", self._session, error)
             except Exception:  # the top of a thread: a failing callback must not end the session
@@ -121,34 +115,18 @@ class Heartbeat:
             stream: Iterator[pb.AttendEvent] = self._stream
         return stream
 
-    def _heard(self, event: pb.AttendEvent, asked_at: float) -> bool:
-        """Act on an event; True for the first one of a stream."""
-        kind = event.WhichOneof("event")
-        if kind == "attending":
-            lease_timeout_s = event.attending.lease_timeout_s
-            progress_timeout_s = event.attending.progress_timeout_s
-            self._timeout_s = min(lease_timeout_s, progress_timeout_s or lease_timeout_s)
-            self._retime.set()
+    def _stands(self, attending: pb.Attending, asked_at: float) -> None:
+        """Note that the stream, asked for at `asked_at`, stands, and answer with a heartbeat."""
+        lease_timeout_s, progress_timeout_s = attending.lease_timeout_s, attending.progress_timeout_s
+        if not self.listener.standing:
             self._guard.refresh()
             self.listener.stood(
                 asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
             )
-            return True
-        if kind == "wanted":
-            self.listener.wanted(event.wanted.dataset)
-        return False
+        shorter_s = min(lease_timeout_s, progress_timeout_s or lease_timeout_s)
+        self._beat(min(BEAT_LIMIT_S, BEAT_LIMIT_PART * shorter_s))
 
-    # The heartbeat --------------------------------------------------------------------------------------
-
-    def _beat(self) -> None:
-        while not self._stop.is_set():
-            every_s = min(self._timeout_s, LONGEST_TIMEOUT_S) / BEATS_PER_TIMEOUT
-            if self._retime.wait(every_s):
-                self._retime.clear()
-                continue
-            self._beat_once(min(BEAT_LIMIT_S, every_s))
-
-    def _beat_once(self, timeout_s: float) -> None:
+    def _beat(self, timeout_s: float) -> None:
         asked_at = self.clock()
         request = pb.HeartbeatRequest(
             session=self._session,

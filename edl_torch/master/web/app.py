@@ -54,10 +54,10 @@ def page() -> tuple[bytes, str]:
     return text.encode(), policy
 
 
-def pauses(took_s: float) -> tuple[float, float]:
-    """Return how long after a frame that took so long to make the next one may be made, and how long after it
-    will be though nothing happens."""
-    rest_s = took_s / SHARE
+def pauses(cpu_s: float) -> tuple[float, float]:
+    """Return how long after a frame that took so much processor time the next one may be made, and how long
+    after it will be though nothing happens."""
+    rest_s = cpu_s / SHARE
     return min(rest_s, SEEN_S), max(rest_s, REFRESH_S)
 
 
@@ -96,12 +96,12 @@ class Frames:
                 self._task, self._frame = None, b""
 
     def _make(self) -> float:
-        """Make a frame. Returns how long that took."""
-        begun = time.perf_counter()
+        """Make a frame. Returns its processor time: a machine that pauses says nothing of frames."""
+        begun = time.thread_time()
         value = plain_frame(self._status(), MOST_BAD)
         self._frame = b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
         self._number += 1
-        return time.perf_counter() - begun
+        return time.thread_time() - begun
 
     async def _run(self) -> None:
         while True:

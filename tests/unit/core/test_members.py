@@ -107,3 +107,14 @@ def test_a_start_of_the_master_gives_everybody_the_full_timeout(members: Members
     members.resume(500.0)
     assert members.dead(529.9) == ()
     assert sessions(members.dead(530.0)) == ("s",)
+
+
+@pytest.mark.parametrize(
+    ("lease_timeout_s", "progress_timeout_s", "heartbeat_s"),
+    [(30.0, 0.0, 10.0), (30.0, 6.0, 2.0), (6.0, 30.0, 2.0), (1e9, 0.0, 1200.0), (1e9, 1e9, 1200.0)],
+)
+def test_heartbeats_come_several_times_before_silence_or_standstill_counts(
+    lease_timeout_s: float, progress_timeout_s: float, heartbeat_s: float
+) -> None:
+    members = Members(lease_timeout_s=lease_timeout_s, grace_s=1.0, progress_timeout_s=progress_timeout_s)
+    assert members.heartbeat_s == heartbeat_s

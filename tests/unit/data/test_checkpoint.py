@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -155,6 +156,26 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, new_job: NewJo
     job = new_job()
     with pytest.raises(CheckpointError, match="file/checkpoints"):
         job.save(tmp_path / "file" / "checkpoints")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_is_no_checkpoint_that_cannot_be_written_or_read(
+    error: type[BaseException], tmp_path: Path, new_job: NewJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise error
+
+    job = new_job()
+    list(job.steps(1))
+    job.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSystemWriter, "write_data", interrupted)
+        with pytest.raises(error):
+            job.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSystemReader, "read_data", interrupted)
+        with pytest.raises(error):
+            new_job().load(tmp_path)
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, new_job: NewJob) -> None:

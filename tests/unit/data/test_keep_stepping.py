@@ -91,3 +91,18 @@ def test_a_pass_without_a_step_settles_what_earlier_ones_left_unstepped(
     assert looking._look() is more
     assert bool(settled) == (is_over and not more and not stepped)
     assert waits == [0.0 if padding else FIRST_WAIT_S], "without a batch to pad with it can only wait"
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+def test_a_step_is_taken_with_a_batch_or_a_padding_batch(has_one: bool) -> None:
+    noted: list[object] = []
+    stepping = PaddedPass.__new__(PaddedPass)
+    stepping._stepped = False
+    stepping._padding = SimpleNamespace(made=True, keep=noted.append)  # type: ignore[assignment]
+    stepping._weights = SimpleNamespace(step=noted.append)  # type: ignore[assignment]
+    stepping._passes = SimpleNamespace(is_over=False, hand=None)  # type: ignore[assignment]
+    stepping._pull = lambda more, take: SimpleNamespace(batch="own", size=3) if has_one else None  # type: ignore[assignment, method-assign, return-value]
+    stepping._pad = lambda: "padding"  # type: ignore[method-assign]
+    assert stepping._step() == (("own", 3) if has_one else ("padding", 0))
+    assert stepping._stepped
+    assert noted == (["own", 3] if has_one else [])

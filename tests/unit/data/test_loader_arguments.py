@@ -75,6 +75,20 @@ def test_threads_are_a_batch_ahead_or_more() -> None:
         ElasticDataLoader(range(8), 4, num_threads=1, prefetch_factor=0)
 
 
+class Doubled(ShardedDataset):
+    """Does something to each sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (2 * sample for sample in super().__iter__())
+
+
+def test_a_dataset_that_iterates_in_its_own_way_is_asked_sample_by_sample() -> None:
+    reader = NumberReader({"a": 6})
+    with DataShardService(4, FakeMaster(), reader=reader) as service:
+        batches = [batch.tolist() for batch in ElasticDataLoader(Doubled(service, reader))]
+    assert batches == [[0, 2, 4, 6], [8, 10]]
+
+
 @pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
 @pytest.mark.parametrize("value", [None, False])
 def test_an_order_that_is_left_open_is_none(name: str, value: object) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from edl_torch.client.peers import Ballot, Count, Doing
+from edl_torch.client.peers import Ballot, Count, Doing, Parcel
 from edl_torch.data import lockstep_pass as module
 from edl_torch.data.lockstep_pass import PATIENCE_S, LockstepPass
+from edl_torch.data.parts_pass import PartsPass
 from edl_torch.errors import BadRecord
 
 
@@ -100,3 +101,20 @@ def test_a_pass_without_a_step_settles_what_earlier_ones_left(
     )
     ending._end()
     assert done == (["ends"] if stepped else ["settles", "ends"])
+
+
+def test_a_holder_that_cannot_read_sends_an_empty_parcel() -> None:
+    """Its followers wait for one, and hear in the vote what is wrong."""
+    sent: list[Parcel] = []
+
+    def fails(more: Any, take: Any) -> None:
+        raise BadRecord("no byte of 7")
+
+    holder: Any = PartsPass.__new__(PartsPass)
+    holder._lockstep = SimpleNamespace(finished=False)
+    holder._peers = SimpleNamespace(parts=SimpleNamespace(send=sent.append))
+    holder._passes = SimpleNamespace(discarded=2)
+    holder._pull = fails
+    with pytest.raises(BadRecord, match="no byte of 7"):
+        holder._read_for_all(0.0)
+    assert sent == [Parcel(discarded=2)]

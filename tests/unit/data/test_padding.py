@@ -79,3 +79,14 @@ def test_running_statistics_are_put_back_where_a_padding_batch_was_passed_forwar
     assert norm.running_mean.item() > 0
     then(loader)
     assert norm.running_mean.item() == 0
+
+
+def test_an_engine_that_scales_gradients_itself_is_refused_before_any_is_touched() -> None:
+    loader = Methods()
+
+    def refuse(*optimizers: object) -> None:
+        raise InvalidArgument(f"{len(optimizers)} engine(s)")
+
+    loader._check_no_engine = refuse
+    with pytest.raises(InvalidArgument, match=r"1 engine\(s\)"):
+        loader.scale_gradients(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))

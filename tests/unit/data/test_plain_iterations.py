@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from edl_torch.data.iterations import Iteration, Iterations, _asked_by, _persistent_loader
+from edl_torch.data.iterations import Iteration, Iterations, _asked_by, _persistent_loader, _yields_records
 from edl_torch.errors import ForeignLoop
 
 
@@ -149,6 +149,7 @@ def test_samples_of_a_dataset_between_are_no_records() -> None:
     table = Iterations()
     iterator, iteration = begun(table, Wrapped(table))
     assert not iteration.counts_records
+    assert not _yields_records(object())
     assert table.deliveries(iteration.run) is None
     assert not table.is_over(iteration.run)
     del iterator

@@ -170,7 +170,7 @@ def test_the_ranks_are_those_of_the_group_or_all(
 ) -> None:
     asked: list[object] = []
     everyone = object()
-    monkeypatch.setattr(dist.GroupMember, "WORLD", everyone)
+    monkeypatch.setattr(dist.distributed_c10d._world, "default_pg", everyone)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: asked.append(group) or [0])
     ProcessGroupPeers(own)  # type: ignore[arg-type]
     assert asked == [own or everyone]

@@ -8,14 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from loader_kit import ColumnReader, trainer
 from plan_kit import planned
 
+from edl_torch import ElasticDataLoader
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data import cells, dataset, reading, reading_times, threaded_reading
 from edl_torch.data.reading import SampleList, SampleReader
 from edl_torch.data.reading_times import EACH_S, ReadingTimes, Times
+from edl_torch.data.seeding import record_seeds
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
@@ -124,6 +127,33 @@ def test_a_shard_that_is_kept_is_read_for_the_batch_that_needs_it_first(clock: C
         (0.0, 3 * TRANSFORM_S),
         (6 * READ_S, 3 * TRANSFORM_S),
     ]
+
+
+def test_timing_makes_no_seeds_of_all_that_is_left_of_a_large_lease(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def counted(*arguments: Any) -> list[int]:
+        made.extend(seeds := record_seeds(*arguments))
+        return seeds
+
+    monkeypatch.setattr(dataset, "record_seeds", counted)
+    numbers, size = range(200_000), 10
+    with ElasticDataLoader(
+        numbers,
+        batch_size=size,
+        records_per_shard=len(numbers),
+        transform=partial(clock.works, EACH_S / size / 3),
+        seed_transforms=True,
+    ) as loader:
+        iterator = iter(loader)
+        batches = [next(iterator) for _ in range(60)]
+        timed = loader.progress().measures.timed
+        loader.stepped()
+    assert torch.equal(torch.cat(batches), torch.arange(600))
+    assert timed >= 10
+    assert len(made) < len(numbers)
 
 
 def test_an_abandoned_batch_is_in_no_other(clock: Clock) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import pickle
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from edl_torch.data import sending
 from edl_torch.data.sending import IN_STRUCTURE_BYTES, Packed, Unpacking
 from edl_torch.errors import InvalidArgument
 
@@ -71,6 +75,24 @@ def test_everything_else_arrives_too() -> None:
     found = travelled(value)
     assert np.array_equal(found.pop("array"), value.pop("array"))
     assert found == value
+
+
+class NewerPickler(pickle.Pickler):
+    """Python 3.14's: its default protocol is 5."""
+
+    def __init__(self, file: io.BytesIO, protocol: int | None = None) -> None:
+        super().__init__(file, 5 if protocol is None else protocol)
+
+
+def test_arrays_are_sent_by_every_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickle, "Pickler", NewerPickler)
+    spec = importlib.util.find_spec(sending.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = module.Unpacking(module.Packed({"x": np.arange(3)}).structure, pin_memory=False).value()
+    assert found["x"].tolist() == [0, 1, 2]
 
 
 def test_a_tensor_that_is_there_twice_is_sent_once() -> None:

@@ -115,6 +115,20 @@ async def test_others_are_told_that_a_trainer_waits(calls):
 
 
 @on_loop
+async def test_a_stream_that_nobody_wants_anything_of_is_looked_at_until_then():
+    loop = asyncio.get_running_loop()
+    with new_host().attending("a") as stream:
+        assert await stream.next(loop.time() + 0.01) is None
+        assert not stream.ended
+        stream.want("d")
+        assert await stream.next(loop.time() - 1.0) == "d"
+        waiting = asyncio.create_task(stream.next(loop.time() + 30))
+        await settle()
+        stream.want("e")
+        assert await waiting == "e"
+
+
+@on_loop
 async def test_broken_stream_releases_leases_after_the_grace(calls):
     host = new_host(grace_s=0.05)
     host.start()

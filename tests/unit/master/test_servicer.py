@@ -112,6 +112,29 @@ def test_heartbeats_keep_a_session_that_says_nothing_else(start_server, calls):
     wait_until(lambda: not server.dispatcher.sessions_of("d"))
 
 
+def test_a_stream_asks_for_heartbeats_in_the_rhythm_of_the_timeouts_whatever_else_it_says(
+    start_server, calls
+):
+    server = start_server(lease_timeout_s=30.0, progress_timeout_s=0.15)
+    a, b = server.client("a"), server.client("b")
+    a.register(calls.register("a", size=2))
+    b.register(calls.register("b", size=2))
+    a.lease(calls.lease(1, "a"))
+    with grpc.insecure_channel(server.address) as channel:
+        stream = channel.unary_stream(
+            "/edl_torch.v1.Master/Attend", pb.AttendRequest.SerializeToString, pb.AttendEvent.FromString
+        )(pb.AttendRequest(session="a"), timeout=30)
+        asked, kinds = next(stream).attending, []
+        began = time.monotonic()
+        while kinds.count("attending") < 3:
+            if "wanted" not in kinds:
+                b.lease(calls.lease(1, "b", epoch=0), 0.01)
+            kinds.append(next(stream).WhichOneof("event"))
+        assert time.monotonic() - began >= 2 * 0.05
+    assert (asked.lease_timeout_s, asked.progress_timeout_s) == (30.0, 0.15)
+    assert "wanted" in kinds
+
+
 def test_heartbeats_carry_what_the_trainer_measures(start_server, calls):
     client = start_server(lease_timeout_s=0.3).client()
     client.register(calls.register())

@@ -210,6 +210,15 @@ def test_what_is_granted_to_a_pass_that_is_over_is_not_wanted() -> None:
     assert supply.draw("worker 0", first) is None
 
 
+def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
+    supply = Supply(ahead=True)
+    first = supply.open(Mode.ELASTIC)
+    second = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1)), second)
+    assert supply.draw("worker 0", first) is None
+    assert supply.draw("worker 0", second) == lease(1)
+
+
 def test_answers_are_counted_and_those_without_a_lease() -> None:
     supply = Supply(ahead=True)
     number = supply.open(Mode.ELASTIC)

@@ -200,6 +200,7 @@ def test_a_plain_pass_that_a_restore_ended_is_not_finished(master: Master, shell
     shell.report()
     restore(shell, None)
     assert shell.warnings == []
+    assert shell.state.plain.begun == set()
     shell.begin_plain()
     assert shell.warnings == []
 

@@ -1,0 +1,85 @@
+"""Ctrl-C at a terminal, or in a notebook: loader workers get it too, and the loop is begun again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from edl_torch import ElasticDataLoader, LocalMaster
+
+RECORDS, BATCH = 24, 2
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks and signals")
+
+_at_fork: list[Callable[[], object]] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=lambda: _at_fork and _at_fork.pop()())
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def with_its_handler(record: Any) -> tuple[Any, bool]:
+    return record, signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def learn(loader: ElasticDataLoader, on_batch: Callable[[int], object]) -> list[int]:
+    """Train until the epoch is over, again after each Ctrl-C. Returns how often each record was learnt."""
+    learnt: Any = torch.zeros(RECORDS, requires_grad=True)
+    optimizer = torch.optim.SGD([learnt], lr=1.0)
+    loader.attach(optimizer)
+    taken = interrupted = 0
+    while int(learnt.sum()) < RECORDS:
+        try:
+            for batch in loader:
+                taken += 1
+                on_batch(taken)
+                optimizer.zero_grad()
+                (-learnt[batch].sum()).backward()
+                optimizer.step()
+        except KeyboardInterrupt:
+            interrupted += 1
+    assert interrupted == 1
+    return [int(times) for times in learnt.tolist()]
+
+
+def made(**arguments: Any) -> ElasticDataLoader:
+    return ElasticDataLoader(
+        torch.arange(RECORDS), BATCH, shuffle=True, master_client=LocalMaster(), **arguments
+    )
+
+
+@pytest.mark.filterwarnings("ignore:the loop was left:UserWarning")
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_a_loop_whose_workers_get_ctrl_c_too_is_begun_again(persistent_workers: bool) -> None:
+    def interrupt_all(taken: int) -> None:
+        if taken == 3:
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid or 0, signal.SIGINT)
+            interrupt()
+
+    with made(num_workers=2, persistent_workers=persistent_workers) as loader:
+        assert learn(loader, interrupt_all) == [1] * RECORDS
+
+
+def test_ctrl_c_among_workers_that_start_comes_when_they_have() -> None:
+    _at_fork.append(interrupt)
+    try:
+        with made(num_workers=2) as loader:
+            assert learn(loader, lambda taken: None) == [1] * RECORDS
+    finally:
+        _at_fork.clear()
+
+
+def test_a_worker_has_the_programs_handler() -> None:
+    with made(num_workers=1, transform=with_its_handler) as loader:
+        for _, own in loader:
+            assert own.all()
