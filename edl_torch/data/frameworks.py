@@ -5,6 +5,7 @@ They are told by the module that asks for an iterator or a length. Nothing of th
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import FrameType
 from typing import Any
@@ -85,13 +86,18 @@ def check_no_trainer(frame: FrameType | None) -> None:
         frame = frame.f_back
 
 
-def check_no_manager(frame: FrameType) -> None:
-    """Raise ForeignLoop where the function or module of `frame` has a manager of torchft's by a name."""
+def check_no_manager() -> None:
+    """Raise ForeignLoop where this process has a manager of torchft's, whoever holds it."""
     torchft = sys.modules.get("torchft.manager")
-    if torchft is not None:
-        named = (*frame.f_locals.values(), *frame.f_globals.values())
-        if any(isinstance(value, torchft.Manager) for value in named):
-            raise ForeignLoop(_TORCHFT)
+    if torchft is None or not _is_alive(torchft.Manager):
+        return
+    gc.collect()  # one that nobody holds any more is none
+    if _is_alive(torchft.Manager):
+        raise ForeignLoop(_TORCHFT)
+
+
+def _is_alive(kind: type) -> bool:
+    return any(issubclass(type(value), kind) for value in gc.get_objects())
 
 
 def _has(value: Any, path: str) -> bool:

@@ -297,7 +297,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         try:
             check_asked_by(sys._getframe(1), repr(self))
             if not self._keeps_stepping:  # attach_manager() has seen to it
-                check_no_manager(sys._getframe(1))
+                check_no_manager()
         except ForeignLoop as error:
             return map(raise_error, [error])
         return self._iterate(NEW_PASS)

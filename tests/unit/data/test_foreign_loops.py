@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,12 +120,14 @@ def test_a_loop_with_a_manager_of_torchfts_is_refused_unless_that_is_attached(
     monkeypatch.setitem(sys.modules, "torchft.manager", torchft)
     with ElasticDataLoader(range(12), batch_size=4, num_epochs=2) as loader:
         assert len(list(loader)) == 3, "it is imported, and not used here"
-        manager = torchft.Manager()
+        job = SimpleNamespace(manager=torchft.Manager())
         with pytest.raises(ForeignLoop, match=r"attach_manager\(loader, manager\)"):
             next(iter(loader))
+        job.manager.itself, job = job.manager, None
+        assert len(next(iter(loader))) == 4, "nobody has a manager any more"
+        job = SimpleNamespace(manager=torchft.Manager())
         loader.keep_stepping()  # as attach_manager() does
         next(iter(loader))
-        del manager
 
 
 def test_a_loader_says_what_wrappers_need_to_know() -> None:
