@@ -22,6 +22,7 @@ def _taker(kind: type, *derived: str, without: tuple[str, ...] = ()) -> _Taker:
 
 
 _MEASURED = ("waiting_share", "mean_read_s", "mean_transform_s")
+_DIGITS = (3, 6, 6)  # that the page shows
 _get_measured = attrgetter(*_MEASURED)
 _DATASET = _taker(
     DatasetStatus,
@@ -109,4 +110,5 @@ def _row(trainer: TrainerStatus) -> tuple[Any, ...]:
 def _measured(measures: Measures | None) -> tuple[float | None, ...]:
     if measures is None:
         return (None,) * len(_MEASURED)
-    return tuple([None if value is None else round(value, 6) for value in _get_measured(measures)])
+    values = zip(_get_measured(measures), _DIGITS, strict=True)
+    return tuple([None if value is None else round(value, digits) for value, digits in values])

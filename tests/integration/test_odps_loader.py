@@ -59,7 +59,13 @@ def with_context(num_workers, method):
 
 @pytest.mark.parametrize(
     ("num_workers", "method", "shuffle"),
-    [(0, None, False), (0, None, True), (2, "fork", False), (2, "fork", True), (2, "forkserver", True)],
+    [
+        (0, None, False),
+        (0, None, True),
+        (2, "fork", False),
+        (2, "fork", True),
+        (2, "spawn", True),  # a forkserver began without the key
+    ],
 )
 def test_columnar_batches_train_each_row_once_in_each_epoch(server, num_workers, method, shuffle):
     reader = ODPSDataReader("clicks")

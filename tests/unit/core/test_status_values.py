@@ -160,11 +160,14 @@ def test_a_frame_of_the_page_leaves_out_what_is_much() -> None:
 
 def test_a_frame_of_the_page_has_no_more_digits_than_it_shows() -> None:
     times = {"idle_s": 1.26, "since_progress_s": 2.26, "oldest_lease_s": 3.26}
-    one = replace(trainer("one", 1.0, 2.0), pace=4.126, **times)  # type: ignore[arg-type]
+    measures = Measures(
+        waited=Histogram(sum_s=1.0), stepped=Histogram(sum_s=2.0), timed=2, read_s=0.2469134, transform_s=1e-7
+    )
+    one = replace(trainer("one"), pace=4.126, measures=measures, **times)  # type: ignore[arg-type]
     shown = plain_frame(master(one, trainer("untimed")), 0)
-    assert [row[-6:] for row in shown["trainers"]] == [
-        (4.13, 1.3, 2.3, 3.3, "live", 0.333),
-        (0.0, 1.0, 0.0, 0.0, "live", None),
+    assert [row[-8:] for row in shown["trainers"]] == [
+        (4.13, 1.3, 2.3, 3.3, "live", 0.333, 0.123457, 0.0),
+        (0.0, 1.0, 0.0, 0.0, "live", None, None, None),
     ]
 
 
