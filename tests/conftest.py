@@ -3,7 +3,8 @@
 import gc
 import multiprocessing
 import signal
-from collections.abc import Generator, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 
 import pytest
@@ -43,6 +44,13 @@ def index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def preloaded_forkserver() -> None:
     """Processes of a forkserver find torch imported."""
     multiprocessing.set_forkserver_preload(["torch", "edl_torch.data.loader"])
+
+
+@pytest.fixture
+def own_threads() -> Callable[[], list[threading.Thread]]:
+    """Threads of the package that this test began; an earlier one's may still wait for a master."""
+    before = set(threading.enumerate())
+    return lambda: [t for t in threading.enumerate() if t.name.startswith("edl-") and t not in before]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import preloaded
@@ -20,6 +21,8 @@ from edl_torch.testing import FakeMaster, wait_until
 
 SCRIPT = Path(__file__).with_name("loader_process.py")
 ROOT = SCRIPT.parents[2]
+
+OwnThreads = Callable[[], list[threading.Thread]]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -105,13 +108,9 @@ def test_a_forked_child_leaves_the_service_alone(how: str) -> None:
     assert out == "batches 100 finished True\n"
 
 
-def own_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("edl-")]
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-def test_close_ends_every_thread(in_process: bool, num_workers: int) -> None:
+def test_close_ends_every_thread(in_process: bool, num_workers: int, own_threads: OwnThreads) -> None:
     fake = FakeMaster()
     with trainer(fake, in_process=in_process) as (service, dataset):
         loader = elastic(dataset, num_workers=num_workers)
@@ -122,7 +121,7 @@ def test_close_ends_every_thread(in_process: bool, num_workers: int) -> None:
         wait_until(lambda: not own_threads())
 
 
-def test_close_with_workers_that_idle_in_a_plain_pass_is_quick() -> None:
+def test_close_with_workers_that_idle_in_a_plain_pass_is_quick(own_threads: OwnThreads) -> None:
     fake = FakeMaster()
     with trainer(fake, in_process=False) as (service, dataset):
         iterator = iter(DataLoader(dataset, 4, num_workers=2, persistent_workers=True))
@@ -151,7 +150,7 @@ def test_a_master_that_is_away_is_an_error_in_the_loop_and_not_an_end(
     fake.outcomes["training"].check_complete(1)
 
 
-def test_closing_while_the_master_is_away_is_quick_and_quiet() -> None:
+def test_closing_while_the_master_is_away_is_quick_and_quiet(own_threads: OwnThreads) -> None:
     fake = FakeMaster()
     with trainer(fake, in_process=False) as (_, dataset):
         take(iter(elastic(dataset)), 2)

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ SPEC = DatasetSpec(
     task_type=TaskType.EVALUATION,
 )
 GRANT = Grant(task=7, attempt=2, slice=Slice(epoch=1, shard=2, skip=3, limit=4), bundle=5)
+
+OwnThreads = Callable[[], list[threading.Thread]]
 
 
 class Trainer:
@@ -158,7 +160,9 @@ def test_a_worker_that_ends_says_goodbye(server: LinkServer, trainer: Trainer) -
     assert trainer.broken == []
 
 
-def test_after_close_workers_are_told_so_and_no_thread_is_left(server: LinkServer) -> None:
+def test_after_close_workers_are_told_so_and_no_thread_is_left(
+    own_threads: OwnThreads, server: LinkServer
+) -> None:
     links = [SocketLink(server.handle, f"worker {n}") for n in range(3)]
     for link in links:
         link.begin(Mode.PLAIN)
@@ -168,7 +172,7 @@ def test_after_close_workers_are_told_so_and_no_thread_is_left(server: LinkServe
             link.next()
     with pytest.raises(ServiceClosed, match="cannot reach its trainer"):
         SocketLink(server.handle, "worker 9")
-    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("edl-")])
+    wait_until(lambda: not own_threads())
     server.close()
 
 
@@ -229,7 +233,7 @@ def test_a_caller_that_does_not_show_the_key_in_time_is_hung_up_on(trainer: Trai
     server.close()
 
 
-def test_silent_callers_have_a_bounded_number_of_threads(trainer: Trainer) -> None:
+def test_silent_callers_have_a_bounded_number_of_threads(own_threads: OwnThreads, trainer: Trainer) -> None:
     server = LinkServer(trainer, most_knocking=3)
     silent = [knock(server) for _ in range(10)]
     wait_until(lambda: len(server._connections) == 3)
@@ -237,4 +241,4 @@ def test_silent_callers_have_a_bounded_number_of_threads(trainer: Trainer) -> No
     for caller in silent:
         caller.close()
     server.close()
-    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("edl-")])
+    wait_until(lambda: not own_threads())

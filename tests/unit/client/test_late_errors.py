@@ -13,10 +13,6 @@ from edl_torch.errors import EdlError
 from edl_torch.testing import FakeMaster, wait_until
 
 
-def own_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("edl-")]
-
-
 def another_lineage(fake: FakeMaster) -> None:
     """Somebody went back to a checkpoint: every report of this trainer is refused."""
     fake.go_back("training", None)
@@ -44,7 +40,9 @@ def report_in_vain(
 @pytest.mark.parametrize("what_happens", [another_lineage, nobody_there])
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 def test_a_service_whose_reports_are_not_taken_closes_all_the_same(
-    in_process: bool, what_happens: Callable[[FakeMaster], None]
+    own_threads: Callable[[], list[threading.Thread]],
+    in_process: bool,
+    what_happens: Callable[[FakeMaster], None],
 ) -> None:
     fake = FakeMaster()
     service = DataShardService(

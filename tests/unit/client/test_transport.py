@@ -114,12 +114,12 @@ def test_close_ends_a_call_that_waits(address, request):
         client.status()
 
 
-def test_close_leaves_no_thread_of_a_stream_that_never_stood(nobody):
+def test_close_leaves_no_thread_of_a_stream_that_never_stood(own_threads, nobody):
     client = MasterClient(nobody)
     client.attend("s", 1, Listening(1))
     client.close()
     client.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("edl-")]
+    assert not own_threads()
 
 
 def test_goodbye_to_a_master_that_is_gone_is_not_insisted_on(nobody):
