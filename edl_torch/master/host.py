@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
@@ -34,6 +35,7 @@ MAX_WAIT_S = 30.0  # of one lease call
 LOOK_AGAIN_S = 1.0  # a waiting call looks at least so often, and so stays known as waiting
 CALL_BACK_S = 0.2  # between two rounds of `wanted` events of a dataset
 REAPER_PAUSE_S = 1.0  # after a failure of the reaper itself
+STOPPED_S = 1.0  # a master that is so late was stopped itself, or its machine was
 
 
 class SessionStream:
@@ -287,7 +289,12 @@ class MasterHost:
     async def _reap_once(self) -> None:
         self._deadlines_changed.clear()
         self._reaps_at = deadline = self.dispatcher.next_deadline(self._clock())
-        await _set_within(self._deadlines_changed, None if deadline is None else deadline - self._clock())
+        wait_s = math.inf if deadline is None else max(0.0, deadline - self._clock())
+        begun = time.monotonic()
+        await _set_within(self._deadlines_changed, None if deadline is None else wait_s)
+        if time.monotonic() - begun > wait_s + STOPPED_S:
+            # The silence was this process' own: what trainers said meanwhile is heard first.
+            await asyncio.sleep(self.dispatcher.members.heartbeat_s)
         released = self.apply(lambda dispatcher, now: dispatcher.expire(now))
         log_released(tuple(item for item in released if not item.stalled), "expired")
         log_released(tuple(item for item in released if item.stalled), "stalled")

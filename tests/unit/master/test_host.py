@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from loop_kit import on_loop, settle
@@ -10,6 +11,7 @@ from loop_kit import on_loop, settle
 from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import StaleLease
+from edl_torch.master import host as host_module
 from edl_torch.master.host import MasterHost
 
 
@@ -181,6 +183,31 @@ async def test_looks_of_a_waiting_call_do_not_keep_a_silent_session_alive(calls)
     waiting = asyncio.create_task(host.lease(calls.lease(2, "a", epoch=0), 30))
     with pytest.raises(StaleLease):
         await waiting
+    await host.close()
+
+
+@on_loop
+async def test_a_master_that_was_stopped_hears_its_trainers_before_it_gives_them_up(calls, monkeypatch):
+    monkeypatch.setattr(host_module, "STOPPED_S", 0.1)
+    host = new_host(lease_timeout_s=0.3)
+    host.start()
+    for session in ("a", "b"):
+        host.register(calls.register(session, size=2))
+    await settle()
+    left = asyncio.get_running_loop().create_future()
+    expire = host.dispatcher.expire
+
+    def note(now):
+        released = expire(now)
+        if not left.done():
+            left.set_result(host.dispatcher.sessions_of("d"))
+        return released
+
+    monkeypatch.setattr(host.dispatcher, "expire", note)
+    time.sleep(0.6)  # noqa: ASYNC251  nothing runs: the process is stopped
+    await settle()
+    host.apply(lambda dispatcher, now: dispatcher.heartbeat("a", 1, now))
+    assert await left == {"a"}
     await host.close()
 
 
