@@ -318,6 +318,13 @@ class Away(grpc.RpcError):
         return ()
 
 
+class Stranger(Away):
+    """A web server has the port."""
+
+    def details(self) -> str:
+        return "Failed parsing HTTP/2"
+
+
 class Unhurried(Caller):
     """Its pauses pass on a clock of its own."""
 
@@ -353,6 +360,27 @@ def test_who_waits_for_a_master_that_is_away_says_so(caplog: pytest.LogCaptureFi
     assert caller.call(rpc, "request") == "answer"
     assert len(caplog.messages) == 3  # another wait has its own
     assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_who_waits_is_told_who_answers_in_place_of_the_master(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Attempts that wait inside grpc say only that they took too long."""
+    clock = FakeClock()
+    began = clock()
+    waited: list[bool] = []
+
+    def rpc(request: str, *, timeout: float, wait_for_ready: bool) -> str:
+        waited.append(wait_for_ready)
+        if wait_for_ready:
+            clock.advance(timeout)
+        if clock() - began > 60:
+            return "answer"
+        raise Away if len(waited) == 1 or wait_for_ready else Stranger
+
+    assert Unhurried(clock, 600.0).call(rpc, "request") == "answer"
+    assert waited[:4] == [False, True, False, True]
+    assert any("does not speak gRPC" in message for message in caplog.messages)
 
 
 # Windows that the loop drops at the very end ----------------------------------------------------------------

@@ -64,6 +64,7 @@ class Caller:
         first = ""  # in words: an error would hold this frame, and with it the loop's iterator, as garbage
         pauses = backoff()
         silence = Silence()
+        waits = False  # inside grpc: every other attempt, for only the others can say who answers instead
         while True:
             now = self._clock()
             left_s = give_up_at - now
@@ -71,13 +72,13 @@ class Caller:
             if first and now - began < FIRST_S:  # it waits inside grpc: not beyond the time to say so
                 timeout_s = min(timeout_s, FIRST_S - (now - began))
             try:
-                answer = self.attempt(rpc, request, timeout_s, wait_for_ready=bool(first))
+                answer = self.attempt(rpc, request, timeout_s, wait_for_ready=waits)
                 self._answered, self._warned = True, False
                 return answer
             except (MasterUnavailable, NoTrust) as error:
                 if not self._answered:
                     self._explain_or_raise(error, left_s, not first)
-                first = first or str(error)
+                first, waits = first or str(error), not waits
                 pause_s = next(pauses)
                 now = self._clock()
                 if now + pause_s >= give_up_at:
@@ -110,8 +111,8 @@ class Caller:
     def attempt(
         self, rpc: Callable[..., A], request: Any, timeout_s: float, *, wait_for_ready: bool = False
     ) -> A:
-        """Call once. The first attempt fails fast, so that it can say why. Later ones wait inside grpc: older
-        releases make a new connection only while a call waits for it."""
+        """Call once. Without `wait_for_ready` it fails fast, and can say why. With it, it waits inside grpc:
+        older releases make a new connection only while a call waits for it."""
         self.check_usable()
         try:
             return rpc(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
