@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
-from edl_torch.data.transport import IN_MESSAGE_BYTES
+from edl_torch.data.transport import IN_MESSAGE_BYTES, new_batch
 
 
 class Rows:
@@ -75,12 +74,7 @@ class Rows:
         return whole if whole.shape[1:] == like.shape and whole.dtype == like.dtype else None
 
     def _made(self, like: torch.Tensor) -> torch.Tensor:
-        shape = (self._size, *like.shape)
-        if get_worker_info() is None:
-            return torch.empty(shape, dtype=like.dtype)
-        # Elsewhere it would be copied there to be sent to the trainer.
-        shared = torch.UntypedStorage._new_shared(like.nbytes * self._size)  # type: ignore[no-untyped-call]
-        return torch.tensor([], dtype=like.dtype).set_(shared).view(shape)
+        return new_batch((self._size, *like.shape), like.dtype)
 
     def whole(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
         """The tensor that has these for its rows, all of them and in this order; None where none has."""

@@ -8,11 +8,13 @@ tensors to torch. Two small tensors over one storage arrive as two, with the sam
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 IN_MESSAGE_BYTES = 512 << 10
 
@@ -32,21 +34,37 @@ def unpacked(message: bytes) -> Any:
 class _BatchPickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         """Called for whatever is no plain Python value; the memo of `pickle` keeps one object one."""
-        if type(obj) is torch.Tensor and _is_small_and_plain(obj):
+        if isinstance(obj, torch.Tensor) and _is_small_and_plain(obj):
             content = bytearray(obj.reshape(-1).view(torch.uint8).numpy())
             return _tensor, (content, obj.dtype, tuple(obj.shape))
         return NotImplemented
 
 
-def _is_small_and_plain(tensor: torch.Tensor) -> bool:
-    """Whether a copy cannot be told from it: no gradient, and no part of a storage that others may see."""
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a copy of its bytes cannot be told from it."""
     return (
-        tensor.layout is torch.strided  # first: other layouts have no answer to what follows
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided  # first: other layouts have no answer to what follows
         and not tensor.is_nested
         and tensor.device.type == "cpu"
-        and 0 < tensor.nbytes <= IN_MESSAGE_BYTES
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         and tensor.is_contiguous()
+    )
+
+
+def new_batch(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor to be filled; in a loader worker in shared memory: it is sent without a copy."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    shared = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(shared).view(shape)
+
+
+def _is_small_and_plain(tensor: torch.Tensor) -> bool:
+    """Whether it may travel in a message: a plain one, and no part of a storage that others may see."""
+    return (
+        is_plain(tensor)
+        and 0 < tensor.nbytes <= IN_MESSAGE_BYTES
         and tensor.untyped_storage().nbytes() == tensor.nbytes
         and not tensor.untyped_storage().is_shared()
     )

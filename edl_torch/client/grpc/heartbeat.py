@@ -26,9 +26,7 @@ from edl_torch.system.forks import ForkGuard
 log = logging.getLogger("edl_torch.client")
 
 BEAT_LIMIT_S = 5.0
-BEAT_LIMIT_PART = (
-    1 / 3
-)  # of the lease timeout, if that is less: a heartbeat that is lost leaves time for others
+BEAT_LIMIT_PART = 1 / 3  # of the shorter timeout, if that is less: one that is lost leaves time for others
 JOIN_S = 2.0
 
 

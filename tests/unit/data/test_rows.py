@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edl_torch.data import rows as module
+from edl_torch.data import transport
 from edl_torch.data.convert import to_batch
 from edl_torch.data.rows import Rows
 from edl_torch.errors import InvalidArgument
@@ -97,7 +97,7 @@ def test_unequal_shapes_are_refused_as_ever() -> None:
 
 
 def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "get_worker_info", lambda: object())
+    monkeypatch.setattr(transport, "get_worker_info", lambda: object())
     batch, rows = collated(KINDS["image and label"])
     assert batch[0].is_shared()
     assert any(batch[0] is whole for whole in rows._wholes.values())
