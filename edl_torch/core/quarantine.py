@@ -23,7 +23,9 @@ def row_of(bad: QuarantinedRecord) -> BadRow:
 
 def token_bytes(records: Iterable[QuarantinedRecord]) -> int:
     """Return the bytes that these records add to a token; in a message each takes up to 64 bytes more."""
-    return sum(len(json.dumps(row_of(bad), separators=(",", ":"))) + 1 for bad in records)
+    rows = list(map(row_of, records))
+    # Of all at once: a comma stands behind each but the last, and the list has two brackets.
+    return len(json.dumps(rows, separators=(",", ":"))) - 1 if rows else 0
 
 
 class Quarantine:
