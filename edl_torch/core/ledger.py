@@ -162,7 +162,7 @@ class ShardLedger:
         if self.plan.window == 1:
             begun = len(self._in_progress) - (self._todo.cut in self._in_progress)
         else:
-            begun = sum(len(self.plan.shards_in(*w)) for w in self._in_progress if w != self._todo.cut)
+            begun = sum(self.plan.num_shards_in(*w) for w in self._in_progress if w != self._todo.cut)
         return self._todo.shards_ahead + begun
 
     @property
