@@ -190,14 +190,15 @@ class Plan:
 
     def locate(self, epoch: int, shard: int, position: int) -> tuple[str, int]:
         """Return name and record number of one position of a window: `indices` for a single record."""
-        one = Slice(epoch=epoch, shard=shard, skip=position, limit=1)
-        if self._storage is not None:
-            return self.indices(one)[0]
-        source, start, end = self._bounds_of(one)
+        source, start, end = self._bounds_of(Slice(epoch=epoch, shard=shard, skip=position, limit=1))
         if self._global is not None:
             return self._global.one(self._rho(epoch)(start + position))
         if self.order is Shuffle.SHARD:
             position = self._omega(epoch, shard, end - start)(position)
+        if self._storage is not None:
+            places, inside = self._ends_in(epoch).find(np.array([start + position]))
+            source, start, _ = self.bounds(self.shard_at(epoch, int(places[0])))
+            position = int(inside[0])
         return self.spec.sources[source].name, start + position
 
     def shard(self, slice: Slice) -> Shard:
