@@ -8,7 +8,6 @@ keep. It does not know which sessions are alive; the dispatcher tells it which j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -37,8 +36,7 @@ from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooMa
 from edl_torch.shard import DatasetSpec, Slice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(NamedTuple):
     """What the journal keeps of a ledger: its cursor, counts of outcomes, and the ids that come next."""
 
     lineage: int
