@@ -122,6 +122,6 @@ def to_tensors(batch: Any) -> Any:
 def _array(array: npt.NDArray[Any]) -> Any:
     if array.dtype.kind not in _HELD_BY_TORCH:
         return array
-    if not (array.flags.writeable and array.dtype.isnative and all(step >= 0 for step in array.strides)):
+    if not (array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0):
         array = array.astype(array.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(array)
