@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data.batch_memory import BatchMemory
 from edl_torch.data.cells import (
     Block,
     Cell,
@@ -30,7 +31,7 @@ from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
 from edl_torch.data.reading import SampleReader, too_few
 from edl_torch.data.reading_times import ReadingTimes
-from edl_torch.data.rows import BatchMemory, Rows
+from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import Generators, GeneratorStates
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
