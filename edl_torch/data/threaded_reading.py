@@ -126,10 +126,14 @@ class ThreadedReading(Iterator[Any]):
             self._pool.close()
             self._let_go()
 
-    def __del__(self) -> None:
+    def abandon(self) -> None:
+        """Let the threads end, and wait for none. For finalisers, too."""
         if not self._closed:
+            self._closed = True
             self._pool.stop()
             self._let_go()
+
+    __del__ = abandon
 
     def _let_go(self) -> None:
         for block in (*self._blocks, *self._waited):
