@@ -227,7 +227,6 @@ class ShardedDataset(IterableDataset[Any]):
     def _end_reading(self) -> None:
         """End the threads of an iteration that was left."""
         reading = None if self._reading is None else self._reading()
-        self._reading = None
         if reading is not None:
             reading.close()
 

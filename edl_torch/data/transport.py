@@ -19,6 +19,11 @@ from torch.utils.data import get_worker_info
 IN_MESSAGE_BYTES = 512 << 10
 
 
+def is_small(nbytes: int) -> bool:
+    """Whether a tensor of so many bytes, or a batch of small ones, travels in the message itself."""
+    return nbytes <= IN_MESSAGE_BYTES
+
+
 def packed(batch: Any) -> bytes:
     """The batch as a message to another process of this machine, which `unpacked` reads once."""
     buffer = io.BytesIO()
@@ -64,7 +69,8 @@ def _is_small_and_plain(tensor: torch.Tensor) -> bool:
     """Whether it may travel in a message: a plain one, and no part of a storage that others may see."""
     return (
         is_plain(tensor)
-        and 0 < tensor.nbytes <= IN_MESSAGE_BYTES
+        and tensor.nbytes > 0
+        and is_small(tensor.nbytes)
         and tensor.untyped_storage().nbytes() == tensor.nbytes
         and not tensor.untyped_storage().is_shared()
     )

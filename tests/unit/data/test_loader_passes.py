@@ -214,20 +214,81 @@ class Own(EdlError):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("died", [False, True])
-def test_workers_outlive_their_pass_where_they_are_persistent_and_alive(died: bool, persistent: bool) -> None:
+def test_workers_outlive_their_pass_where_they_are_persistent(persistent: bool) -> None:
     done: list[str] = []
     ending = LoaderPass.__new__(LoaderPass)
     ending._loader = SimpleNamespace(  # type: ignore[assignment]
         persistent_workers=persistent, end_threads=lambda: done.append("threads")
     )
     ending._inner = SimpleNamespace(_shutdown_workers=lambda: done.append("workers"))  # type: ignore[assignment]
-    ending._worker_died = died
     ending._let_go()
-    assert done == (["threads"] if persistent and not died else ["threads", "workers"])
+    assert done == (["threads"] if persistent else ["threads", "workers"])
     assert ending._inner is None
     ending._let_go()
     assert done.count("workers") < 2
+
+
+def test_workers_of_which_one_has_died_are_ended_though_they_persist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[str] = []
+    with trainer(FakeMaster()) as (service, dataset):
+        monkeypatch.setattr(service._live_session, "broken_streams", lambda timeout_s: {})
+        loader = elastic(dataset)
+        loader._inner.persistent_workers = True
+        loader._inner.end_workers = lambda: ended.append("workers")  # type: ignore[method-assign]
+        batches = iter(loader)
+        next(batches)
+        batches._inner = map(dies, [7])
+        with pytest.raises(
+            LoaderWorkerDied, match=r"^DataLoader worker \(pid 7\) is gone\. It held no record; "
+        ):
+            next(batches)
+    assert ended == ["workers"]
+
+
+def dies(pid: int) -> None:
+    raise RuntimeError(f"DataLoader worker (pid {pid}) is gone. ")
+
+
+def test_the_loop_is_given_a_batch_that_is_weighed_and_counted() -> None:
+    with trainer(FakeMaster()) as (service, dataset):
+        loader = elastic(dataset)
+        batches = iter(loader)
+        for number in (1, 2):
+            next(batches)
+            assert loader.weight == 4
+            measuring = service._live_session.trainer.state.measuring
+            assert (measuring.batches, measuring.records) == (number, 4 * number)
+        batches.close()
+        assert loader.weight == 0
+        assert list(batches) == []
+
+
+def test_an_iterator_that_was_closed_is_over_whoever_iterates_anew() -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = elastic(dataset)
+        older, newest = iter(loader), iter(loader)
+        older.close()
+        assert list(older) == []
+        assert next(newest) is not None
+        left = iter(loader)
+        next(left)
+        iter(elastic(dataset))
+        with pytest.raises(ConcurrentIteration):
+            next(left)
+        assert left._inner is None, "nothing keeps what it has read"
+
+
+def test_loader_workers_that_are_ended_are_not_those_of_the_next_pass() -> None:
+    """torch's loader keeps the iterator whose workers persist."""
+    with trainer(FakeMaster()) as (_, dataset):
+        inner = elastic(dataset)._inner
+        inner.end_workers()
+        assert inner.loader is None
+        inner.loader = SimpleNamespace(_iterator=object())  # type: ignore[assignment]
+        inner.end_workers()
+        assert inner.loader._iterator is None  # type: ignore[union-attr]
 
 
 def test_persistent_workers_are_those_of_the_pass_before() -> None:

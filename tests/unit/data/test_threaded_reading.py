@@ -357,6 +357,12 @@ def test_a_lease_is_read_as_one_stream() -> None:
     assert streams == [(0, 6), (7, 12), (12, 18), (19, 23), (0, 6), (7, 9)]
 
 
+def test_the_first_batch_is_made_in_a_thread_though_its_first_record_is_transformed_by_seed() -> None:
+    book, generators = Book(quarantines=False), Generators(after_each=False)
+    reading = in_threads(Safe(), PLANS["one shard"], 4, book, float, generators, collate=as_list)
+    assert [isinstance(batch, Collated) for batch in reading] == [True] * 7 + [False]
+
+
 def test_batches_after_a_bad_record_are_made_in_threads_again() -> None:
     book = Book(quarantines=True)
     found = list(in_threads(Safe({1}), PLANS["one shard"], 4, book, collate=as_list))

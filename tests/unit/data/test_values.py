@@ -47,4 +47,4 @@ def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said
     }
     assert (options.num_epochs, options.shuffle, options.seed, options.lookahead) == (1, False, 0, 0)
     assert (options.epoch_barrier, options.max_bad_records) == (True, 0)
-    assert _Order() == _Order(all_records=False, shards=False, in_shard=False)
+    assert _Order() == _Order(all_records=False, shards=False)
