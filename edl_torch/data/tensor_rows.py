@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 from torch.utils.data._utils import collate as torchs
@@ -33,7 +34,7 @@ class TensorRows:
         if torchs.default_collate_fn_map.get(torch.Tensor) is torchs.collate_tensor_fn and all(
             map(is_plain, tensors)
         ):
-            index = torch.tensor(numbers)
+            index = torch.from_numpy(np.fromiter(numbers, np.int64, len(numbers)))
             made: Any = [_gathered(tensor, index) for tensor in tensors]
         else:
             made = to_batch([self._dataset[number] for number in numbers])

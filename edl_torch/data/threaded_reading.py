@@ -29,6 +29,7 @@ from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
 from edl_torch.data.reading import SampleReader, too_few
 from edl_torch.data.reading_times import ReadingTimes
+from edl_torch.data.rows import BatchMemory, Rows
 from edl_torch.data.seeding import Generators, GeneratorStates
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
@@ -87,6 +88,7 @@ class ThreadedReading(Iterator[Any]):
         self._keeps_samples = keeps_samples  # a batch that a thread has made may have to be taken apart
         self._steps = Steps(transform, threading.collate)
         self._seeding = None if transform is None or generators is None else _Seeding(transform, generators)
+        self._memory = BatchMemory()
         picks = can_pick(reader, plan)
         self._ahead = cells_of(reader, plan, grants, self._steps, picks=picks)
         self._ended = False
@@ -211,7 +213,8 @@ class ThreadedReading(Iterator[Any]):
             return
         collates = self._threading.collate is not None and not self._steps.only_read
         whole = len(cells) == self._threading.batch_size
-        block = Block(cells, collates=collates and whole, keeps_samples=self._keeps_samples)
+        rows = Rows(len(cells), self._memory) if collates and whole else None
+        block = Block(cells, rows=rows, keeps_samples=self._keeps_samples)
         self._blocks.append(block)
         for cell in cells[:done]:
             cell.settle()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
+from edl_torch.data import rows as rows_module
 from edl_torch.data import transport
 from edl_torch.data.convert import to_batch
-from edl_torch.data.rows import Rows
+from edl_torch.data.rows import BatchMemory, Rows
 from edl_torch.errors import InvalidArgument
 
 SIDE = 260  # four of them are more than a message
@@ -55,7 +57,7 @@ UNUSUAL: dict[str, Any] = {
 
 
 def collated(make: Any, size: int = 4) -> tuple[Any, Rows]:
-    rows = Rows(size)
+    rows = Rows(size, BatchMemory())
     return to_batch([rows.place(make(n), n) for n in range(size)], rows), rows
 
 
@@ -84,7 +86,7 @@ def test_large_tensors_are_copied_once(kind: str) -> None:
 
 
 def test_a_part_of_the_rows_and_another_order_are_stacked() -> None:
-    rows = Rows(4)
+    rows = Rows(4, BatchMemory())
     samples = [rows.place(tensor(n, SIDE, SIDE), n) for n in range(4)]
     for chosen in (samples[:3], samples[::-1], [*samples[:3], tensor(3, SIDE, SIDE)]):
         assert same(to_batch(chosen, rows), to_batch([sample.clone() for sample in chosen]))
@@ -97,7 +99,8 @@ def test_unequal_shapes_are_refused_as_ever() -> None:
 
 
 def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "get_worker_info", lambda: object())
+    for module in (transport, rows_module):
+        monkeypatch.setattr(module, "get_worker_info", lambda: object())
     batch, rows = collated(KINDS["image and label"])
     assert batch[0].is_shared()
     assert any(batch[0] is whole for whole in rows._wholes.values())
@@ -107,7 +110,7 @@ def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest
 @pytest.mark.parametrize("kind", ["O", ">f8", "M8[s]", "U4", "V8"])
 def test_what_torch_has_no_type_for_stays_where_it_is(kind: str) -> None:
     value = np.zeros((SIDE, SIDE), dtype=kind)
-    assert Rows(4).place(value, 0) is value
+    assert Rows(4, BatchMemory()).place(value, 0) is value
 
 
 @pytest.mark.parametrize(
@@ -122,11 +125,64 @@ def test_what_torch_has_no_type_for_stays_where_it_is(kind: str) -> None:
     ids=["transposed", "gradient", "conjugate", "negated", "elsewhere"],
 )
 def test_unusual_tensors_stay_where_they_are(value: torch.Tensor) -> None:
-    assert Rows(4).place(value, 0) is value
+    assert Rows(4, BatchMemory()).place(value, 0) is value
+
+
+def test_memory_is_used_again_when_nobody_holds_the_batch() -> None:
+    memory, size = BatchMemory(), (4, SIDE, SIDE)
+    first, second = memory.tensor(size, torch.float32), memory.tensor(size, torch.float32)
+    places = [first.data_ptr(), second.data_ptr()]
+    assert len(set(places)) == 2
+    del first
+    again = memory.tensor((SIDE, 4, SIDE), torch.int32)
+    assert again.data_ptr() == places[0]
+    assert (again.shape, again.dtype) == ((SIDE, 4, SIDE), torch.int32)
+    assert memory.tensor(size, torch.float64).data_ptr() not in places
+
+
+HOLDERS: dict[str, Any] = {
+    "a view": lambda batch: batch[2:, 1],
+    "an array": lambda batch: batch.numpy(),
+    "an array of a view": lambda batch: batch[0].numpy()[3:],
+    "a storage": lambda batch: batch.untyped_storage(),
+    "another type": lambda batch: batch.view(torch.int32),
+    "autograd": lambda batch: (torch.ones(SIDE, requires_grad=True) * batch).sum(),
+    "DLPack": lambda batch: torch.utils.dlpack.to_dlpack(batch),
+    "a buffer": lambda batch: memoryview(batch.numpy()),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_memory_is_not_used_again_while_somebody_holds_it(holder: str) -> None:
+    memory, size = BatchMemory(), (4, SIDE, SIDE)
+    batch = memory.tensor(size, torch.float32)
+    place, held = batch.data_ptr(), HOLDERS[holder](batch)
+    del batch
+    assert memory.tensor(size, torch.float32).data_ptr() != place
+    del held
+    assert memory.tensor(size, torch.float32).data_ptr() == place
+
+
+def test_two_unused_batches_are_kept_at_most() -> None:
+    memory, size = BatchMemory(), (4, SIDE, SIDE)
+    batches = [memory.tensor(size, torch.float32) for _ in range(5)]
+    batches.clear()
+    assert [len(unused) for unused in memory._unused.values()] == [2]
+
+
+def test_memory_goes_with_who_made_it() -> None:
+    memory = BatchMemory()
+    batch = memory.tensor((4, SIDE, SIDE), torch.float32).fill_(3)
+    unused = weakref.ref(memory._unused[batch.nbytes])
+    del memory
+    assert (batch == 3).all()
+    assert unused() is not None
+    del batch
+    assert unused() is None
 
 
 def test_a_batch_of_one_large_sample_is_its_row() -> None:
-    rows = Rows(1)
+    rows = Rows(1, BatchMemory())
     sample = rows.place(tensor(0, 2 * SIDE, 2 * SIDE), 0)
     whole = rows.whole([sample])
     assert whole is not None
