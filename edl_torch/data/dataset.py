@@ -246,8 +246,7 @@ class ShardedDataset(IterableDataset[Any]):
                     run[2] = after
                 if self.transform is not None:
                     batch = self.transform(batch)
-                if read_at >= times.due_at:
-                    times.begin()
+                if times.begin_if_due():
                     times.add(read_at - asked_at, perf_counter() - read_at)
                 yield batch
                 asked_at = perf_counter()

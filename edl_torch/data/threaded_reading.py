@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from time import perf_counter
 from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
@@ -192,7 +191,7 @@ class ThreadedReading(Iterator[Any]):
         """Keep the threads at work."""
         size, most = self._threading.batch_size, self._threading.ahead
         if self._steps.only_read:  # records may be far larger than samples
-            size, most = max(1, min(size, 2 * self._threading.threads)), 2
+            size, most = min(size, 2 * self._threading.threads), 2
         while not self._ended and len(self._blocks) < most:
             self._add(self._plan_cells(size - self._planned % size))
 
@@ -320,6 +319,5 @@ class _Runs:
         """Count them: the batch is handed over."""
         for task, first, after in self._runs:
             tally.start(task, first)[2] = after
-        if perf_counter() >= times.due_at:
-            times.begin()
+        if times.begin_if_due():
             times.add(self._read_s, self._transform_s)

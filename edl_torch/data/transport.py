@@ -62,7 +62,7 @@ def new_batch(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     shared = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=dtype).set_(shared).view(shape)
+    return torch.tensor([], dtype=dtype).set_(shared).view(shape)
 
 
 def _is_small_and_plain(tensor: torch.Tensor) -> bool:

@@ -519,3 +519,28 @@ def test_ranks_tell_each_other_how_they_weigh(count: float | None) -> None:
             weight=2.5 if by_count else 4,
         )
     ]
+
+
+def test_a_batch_of_the_last_ones_counts_once_however_late_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(windows, "_REMEMBERED", 2)
+    window = windows.Window()
+    for backward, (batch, count) in enumerate([(1, 2.0), (2, 3.0), (1, 2.0)]):
+        window.add(batch, count, "records", backward)
+    assert window.total == 5.0
+
+
+def test_a_parameter_that_a_second_optimizer_has_too_stays_in_its_window() -> None:
+    p, q = parameter(), parameter()
+    known = windows.Windows()
+    for optimizer in (sgd(p), both := sgd(p, q)):
+        known.know(optimizer)
+    assert [parameters for _, parameters in known.of([both])] == [[p], [q]]
+
+
+def test_what_is_weighed_shows_the_number_of_the_batch() -> None:
+    weights = Weights()
+    weights.step(3)
+    weights.step(2)
+    assert repr(weights) == "<Weights own=2 batch=2>"
