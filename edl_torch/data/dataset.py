@@ -227,7 +227,6 @@ class ShardedDataset(IterableDataset[Any]):
     def _end_reading(self) -> None:
         """End the threads of an iteration that was left."""
         reading = None if self._reading is None else self._reading()
-        self._reading = None
         if reading is not None:
             reading.close()
 
@@ -247,8 +246,7 @@ class ShardedDataset(IterableDataset[Any]):
                     run[2] = after
                 if self.transform is not None:
                     batch = self.transform(batch)
-                if read_at >= times.due_at:
-                    times.begin()
+                if times.begin_if_due():
                     times.add(read_at - asked_at, perf_counter() - read_at)
                 yield batch
                 asked_at = perf_counter()

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from edl_torch.data.batch_memory import BatchMemory
-from edl_torch.data.transport import IN_MESSAGE_BYTES, new_batch
+from edl_torch.data.transport import is_small, new_batch
 
 
 class Rows:
@@ -52,7 +52,7 @@ class Rows:
 
     def _as_tensor(self, value: Any) -> torch.Tensor | None:
         """The value, where stacking leaves each of its bytes as it is."""
-        if value.nbytes * self._size <= IN_MESSAGE_BYTES:
+        if is_small(value.nbytes * self._size):
             return None
         if isinstance(value, np.ndarray):
             plain = value.dtype.kind in "biufc" and value.dtype.isnative

@@ -20,6 +20,11 @@ from edl_torch.data.batch_memory import BatchMemory, SharedSegment, shared_segme
 IN_MESSAGE_BYTES = 512 << 10
 
 
+def is_small(nbytes: int) -> bool:
+    """Whether a tensor of so many bytes, or a batch of small ones, travels in the message itself."""
+    return nbytes <= IN_MESSAGE_BYTES
+
+
 def packed(batch: Any) -> bytes:
     """The batch as a message to another process of this machine, which `unpacked` reads once."""
     buffer = io.BytesIO()
@@ -39,7 +44,7 @@ class _BatchPickler(ForkingPickler):
             segment = shared_segment(obj)
             if segment is not None and (sent := segment.sent(obj)) is not None:
                 return sent
-            if _is_small(obj):
+            if _is_small_by_itself(obj):
                 content = bytearray(obj.reshape(-1).view(torch.uint8).numpy())
                 return _tensor, (content, obj.dtype, tuple(obj.shape))
         return NotImplemented
@@ -62,10 +67,11 @@ def new_batch(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype) if get_worker_info() is None else _of_worker.tensor(shape, dtype)
 
 
-def _is_small(tensor: torch.Tensor) -> bool:
+def _is_small_by_itself(tensor: torch.Tensor) -> bool:
     """Whether a plain one may travel in a message: it is no part of a storage that others may see."""
     return (
-        0 < tensor.nbytes <= IN_MESSAGE_BYTES
+        tensor.nbytes > 0
+        and is_small(tensor.nbytes)
         and tensor.untyped_storage().nbytes() == tensor.nbytes
         and not tensor.untyped_storage().is_shared()
     )

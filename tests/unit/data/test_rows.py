@@ -126,3 +126,11 @@ def test_what_torch_has_no_type_for_stays_where_it_is(kind: str) -> None:
 )
 def test_unusual_tensors_stay_where_they_are(value: torch.Tensor) -> None:
     assert Rows(4, BatchMemory()).place(value, 0) is value
+
+
+def test_a_batch_of_one_large_sample_is_its_row() -> None:
+    rows = Rows(1, BatchMemory())
+    sample = rows.place(tensor(0, 2 * SIDE, 2 * SIDE), 0)
+    whole = rows.whole([sample])
+    assert whole is not None
+    assert whole.data_ptr() == sample.data_ptr()
