@@ -64,14 +64,16 @@ def kill_and_check(start_job: Start, settings: Any, seed: int, most: dict[str, i
 
 
 def kill_ten_times_and_check(
-    start_job: Start, settings: Any, places: dict[str, int], ends: Sequence[str]
+    start_job: Start, settings: Any, places: dict[str, int], ends: Sequence[str], *, same: bool = False
 ) -> None:
-    """Kill it ten times; `places` and `ends` are where it can die, as `kill_ten_times` says."""
+    """Kill it ten times; `places` and `ends` are where it can die, and `same`, as `kill_ten_times` says."""
     settings = replace(settings, records=kill_matrix.RECORDS)
     job = start_job(settings)
     batches = EPOCHS * settings.records // BATCH
     places = {"batch": 1, "backward": 1, "step": 1, "batch over": 1, **places}
-    found = kill_ten_times(job, settings, settings.ranks, batches=batches, places=places, ends=ends)
+    found = kill_ten_times(
+        job, settings, settings.ranks, batches=batches, places=places, ends=ends, same=same
+    )
     check(found, settings.records)
     assert job.prove() == EPOCHS * settings.records
 

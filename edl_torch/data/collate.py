@@ -71,8 +71,7 @@ class TicketedCollate:
         self._batched = batched
 
     def __call__(self, samples: Any) -> Envelope:
-        if self._generators.lent is not None:
-            self._generators.put_back()
+        self._generators.put_back()
         ticket = self._tally.take()
         times = self._times.take() if self._times.timing else None
         size = ticket_size(ticket)

@@ -118,8 +118,7 @@ class SampleReader:
                 rest, timed = self._drawn(plan, part, records, times), times.timing
                 while samples.draw(rest, run, stop):
                     yield samples.take()
-                    if perf_counter() >= times.due_at:
-                        times.begin()
+                    times.begin_if_due()
                     if times.timing is not timed and run[2] < stop:
                         part = _from(cut, run[2])
                         rest, timed = self._drawn(plan, part, records, times), times.timing

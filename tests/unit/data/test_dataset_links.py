@@ -42,6 +42,13 @@ def test_a_loader_worker_serves_an_iteration_and_ends_with_its_trainer(
     assert told == ["ends with its parent", ("worker 2", "12:3")]
 
 
+def test_what_reading_imports_is_imported_before_workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[Any] = []
+    monkeypatch.setattr(module, "import_for_reading", imported.append)
+    with trainer(FakeMaster()) as (_, dataset):
+        assert imported == [dataset.reader]
+
+
 def test_another_child_serves_none(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with trainer(FakeMaster()) as (_, dataset):
         for pid in (7, 7, 8):
