@@ -187,13 +187,13 @@ class Cell:
 
 
 class Block:
-    """Consecutive records. Where they are a batch, the thread that finishes the last one makes it."""
+    """Consecutive records. With `rows` they are a batch; the thread that finishes the last one makes it."""
 
-    def __init__(self, cells: list[Cell], *, collates: bool, keeps_samples: bool) -> None:
+    def __init__(self, cells: list[Cell], *, rows: Rows | None, keeps_samples: bool) -> None:
         self.cells = cells
         self.batch: Any = None
         self.is_batch = False
-        self.rows = Rows(len(cells)) if collates else None
+        self.rows = rows
         self._keeps_samples = keeps_samples
         self._lock = threading.Lock()
         self._left = len(cells)

@@ -36,16 +36,17 @@ def read_columns(
     indices = plan.indices(grant.slice)
     scattered = plan.window > 1 or indices.sources is not None
     together = _ReadTogether(reader, indices, batch_size) if scattered else None
-    for skip in range(0, len(indices), batch_size):
-        part = indices[skip : skip + batch_size]
-        start = grant.slice.skip + skip
-        batch = None if together is None else together.batch(skip, len(part))
+    names, numbers, sources, begin = indices.names, indices.numbers, indices.sources, grant.slice.skip
+    for skip in range(0, len(numbers), batch_size):
+        stop = min(skip + batch_size, len(numbers))
+        batch = None if together is None else together.batch(skip, stop - skip)
         if batch is not None:
-            yield [(start, start + len(part))], batch
+            yield [(begin + skip, begin + stop)], batch
             continue
-        for first, after in _same_source(part):
-            numbers = part.numbers[first:after]
-            read = _read(reader, part[first][0], numbers, start + first, on_bad)
+        runs = ((skip, stop),) if sources is None else _same_source(sources, skip, stop)
+        for first, after in runs:
+            name = names[0 if sources is None else int(sources[first])]
+            read = _read(reader, name, numbers[first:after], begin + first, on_bad)
             if read is not None:
                 yield read
 
@@ -92,7 +93,7 @@ class _ReadTogether:
         joined = _joined(found)
         self._fits = joined is not None
         if joined is not None:
-            self._records = _rows(joined, np.argsort(by_source)) if len(found) > 1 else joined
+            self._records = _rows(joined, np.argsort(by_source)) if edges.size else joined
             self._batches = max(1, min(_MOST_BATCHES, _MOST_BYTES * self._batches // max(1, _nbytes(joined))))
 
 
@@ -118,11 +119,10 @@ def _nbytes(records: Any) -> int:
     return sum(map(_nbytes, records.values())) if isinstance(records, dict) else int(records.nbytes)
 
 
-def _same_source(indices: Indices) -> Iterable[tuple[int, int]]:
-    """The longest runs of one source."""
-    if indices.sources is None:
-        return ((0, len(indices)),)
-    return pairwise([0, *(np.flatnonzero(np.diff(indices.sources)) + 1).tolist(), len(indices)])
+def _same_source(sources: IndexArray, first: int, stop: int) -> Iterable[tuple[int, int]]:
+    """The longest runs of one source, from one place to another."""
+    changes = np.flatnonzero(np.diff(sources[first:stop])) + first + 1
+    return pairwise([first, *changes.tolist(), stop])
 
 
 def _read(

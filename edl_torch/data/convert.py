@@ -13,18 +13,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate as torchs
 
 from edl_torch.data.rows import Rows
-from edl_torch.data.transport import IN_MESSAGE_BYTES
+from edl_torch.data.transport import is_plain, is_small, new_batch
 from edl_torch.errors import InvalidArgument
 
 _HELD_BY_TORCH = frozenset("biufc")
 
 
 def to_batch(samples: list[Any], rows: Rows | None = None) -> Any:
-    """torch's `default_collate`: the same batch, but no shared memory in a worker for small tensors, and no
-    tensor of its own for each small array. Tensors that are all of the `rows` of one are that one."""
+    """torch's `default_collate`: the same batch, but no shared memory in a worker for small tensors, no
+    tensor of its own for each small array, and numbers through an array, in a fifth of the time. Tensors that
+    are all of the `rows` of one are that one."""
     table: dict[Any, Any] = torchs.default_collate_fn_map
     # Where another function than torch's stands, a user has put his own there.
     faster = dict(table)
@@ -33,7 +35,19 @@ def to_batch(samples: list[Any], rows: Rows | None = None) -> Any:
             faster[kind] = ours
     if rows is not None and faster.get(torch.Tensor) is _stacked:
         faster[torch.Tensor] = partial(_whole_or_stacked, rows)
+    if type(samples[0]) is tuple and not any(issubclass(tuple, kind) for kind in table):
+        columns = _transposed(samples)
+        if columns is not None:
+            return [torchs.collate(column, collate_fn_map=faster) for column in columns]
     return torchs.collate(samples, collate_fn_map=faster)
+
+
+def _transposed(samples: list[Any]) -> list[tuple[Any, ...]] | None:
+    """Return the columns of tuples; None where these are not of one length: torch says so."""
+    try:
+        return list(zip(*samples, strict=True))
+    except (TypeError, ValueError):
+        return None
 
 
 def _whole_or_stacked(rows: Rows, tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
@@ -45,7 +59,9 @@ def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torc
     first = tensors[0]
     unusual = first.layout is not torch.strided or first.is_nested  # some of these have no `nbytes`
     try:
-        if unusual or first.nbytes * len(tensors) > IN_MESSAGE_BYTES:
+        if unusual or not is_small(first.nbytes * len(tensors)):
+            if get_worker_info() is not None and all(map(is_plain, tensors)):
+                return torch.stack(tensors, out=new_batch((len(tensors), *first.shape), first.dtype))
             stacked: torch.Tensor = torchs.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
             return stacked
         return torch.stack(tensors)
@@ -63,7 +79,7 @@ def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torc
 def _joined(arrays: Sequence[npt.NDArray[Any]], *, collate_fn_map: Any = None) -> Any:
     first = arrays[0]
     if (
-        first.nbytes * len(arrays) <= IN_MESSAGE_BYTES
+        is_small(first.nbytes * len(arrays))
         and first.dtype.kind in _HELD_BY_TORCH
         and set(map(type, arrays)) == {np.ndarray}
     ):
@@ -74,9 +90,24 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], *, collate_fn_map: Any = None) -
     return torchs.collate_numpy_array_fn(arrays, collate_fn_map=collate_fn_map)
 
 
+def _integers(numbers: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+    if set(map(type, numbers)) == {int}:
+        with suppress(OverflowError):  # torch says so
+            return torch.as_tensor(np.fromiter(numbers, np.int64, len(numbers)))
+    return torchs.collate_int_fn(numbers, collate_fn_map=collate_fn_map)
+
+
+def _floats(numbers: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+    if set(map(type, numbers)) == {float}:
+        return torch.as_tensor(np.fromiter(numbers, np.float64, len(numbers)))
+    return torchs.collate_float_fn(numbers, collate_fn_map=collate_fn_map)
+
+
 _FASTER: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {
     torch.Tensor: (torchs.collate_tensor_fn, _stacked),
     np.ndarray: (torchs.collate_numpy_array_fn, _joined),
+    int: (torchs.collate_int_fn, _integers),
+    float: (torchs.collate_float_fn, _floats),
 }
 
 
@@ -94,6 +125,6 @@ def to_tensors(batch: Any) -> Any:
 def _array(array: npt.NDArray[Any]) -> Any:
     if array.dtype.kind not in _HELD_BY_TORCH:
         return array
-    if not (array.flags.writeable and array.dtype.isnative and all(step >= 0 for step in array.strides)):
+    if not (array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0):
         array = array.astype(array.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(array)

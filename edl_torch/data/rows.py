@@ -1,6 +1,7 @@
 """A batch that exists before its samples do: each is copied to its place when it is made.
 
-A sample's memory is then used again at once for the next one. It must not know where samples come from.
+A sample's memory is then used again at once for the next one, and a batch's for a later batch. It must not
+know where samples come from.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
-from edl_torch.data.transport import IN_MESSAGE_BYTES, new_batch
+from edl_torch.data.batch_memory import BatchMemory
+from edl_torch.data.transport import is_small, new_batch
 
 
 class Rows:
-    """The tensors of a batch of `size` samples, each as large as all of its rows.
+    """The tensors of a batch of `size` samples, each as large as all of its rows, in `memory`.
 
     They are made like the tensors and arrays of the first sample that comes. What is not like these, small or
     unusual stays where it is: then the batch is made of the samples.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, memory: BatchMemory) -> None:
         self._size = size
+        self._memory = memory
         self._lock = threading.Lock()
         self._wholes: dict[int, torch.Tensor] = {}  # by the place that a tensor has in its sample
 
@@ -48,7 +52,7 @@ class Rows:
 
     def _as_tensor(self, value: Any) -> torch.Tensor | None:
         """The value, where stacking leaves each of its bytes as it is."""
-        if value.nbytes * self._size <= IN_MESSAGE_BYTES:
+        if is_small(value.nbytes * self._size):
             return None
         if isinstance(value, np.ndarray):
             plain = value.dtype.kind in "biufc" and value.dtype.isnative
@@ -70,11 +74,13 @@ class Rows:
             with self._lock:
                 whole = self._wholes.get(number)
                 if whole is None:
-                    whole = self._wholes[number] = self._made(like)
+                    shape = self._size, *like.shape
+                    whole = self._wholes[number] = self._new(shape, like.dtype)
         return whole if whole.shape[1:] == like.shape and whole.dtype == like.dtype else None
 
-    def _made(self, like: torch.Tensor) -> torch.Tensor:
-        return new_batch((self._size, *like.shape), like.dtype)
+    def _new(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        in_worker = get_worker_info() is not None
+        return new_batch(shape, dtype) if in_worker else self._memory.tensor(shape, dtype)
 
     def whole(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
         """The tensor that has these for its rows, all of them and in this order; None where none has."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 from torch.utils.data._utils import collate as torchs
 
 from edl_torch.data.collate import Collated
 from edl_torch.data.convert import to_batch
-from edl_torch.data.transport import IN_MESSAGE_BYTES, is_plain, new_batch
+from edl_torch.data.transport import is_plain, is_small, new_batch
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.map_dataset import MapDatasetReader
 
@@ -33,7 +34,7 @@ class TensorRows:
         if torchs.default_collate_fn_map.get(torch.Tensor) is torchs.collate_tensor_fn and all(
             map(is_plain, tensors)
         ):
-            index = torch.tensor(numbers)
+            index = torch.from_numpy(np.fromiter(numbers, np.int64, len(numbers)))
             made: Any = [_gathered(tensor, index) for tensor in tensors]
         else:
             made = to_batch([self._dataset[number] for number in numbers])
@@ -48,6 +49,6 @@ def tensor_rows(reader: AbstractDataReader) -> TensorRows | None:
 
 
 def _gathered(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    if tensor[0].nbytes * len(index) <= IN_MESSAGE_BYTES:
+    if is_small(tensor[0].nbytes * len(index)):
         return tensor.index_select(0, index)
     return torch.index_select(tensor, 0, index, out=new_batch((len(index), *tensor.shape[1:]), tensor.dtype))

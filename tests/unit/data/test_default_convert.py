@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
+from edl_torch.data.batch_memory import shared_segment
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.transport import IN_MESSAGE_BYTES
 from edl_torch.errors import InvalidArgument
@@ -91,6 +93,74 @@ def test_what_torch_refuses_to_collate_is_refused_in_its_words(samples: list[Any
     assert str(ours.value) == str(torchs.value)
 
 
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Celsius(float):
+    """A number that is a float, and more."""
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [1, 2, 3],
+        [-(2**63), 2**63 - 1],
+        [True, False],
+        [1, True],
+        [True, 7],
+        [1, 2.5],
+        [2.5, 1],
+        [Level.LOW, 2],
+        [2, Level.LOW],
+        [0.1, -0.0, float("inf")],
+        [Celsius(1.5), 2.5],
+        [2.5, Celsius(1.5)],
+        [np.float64(0.1), 2.5],
+        [0.1, np.float64(2.5)],
+        [np.int8(3), 4],
+        [4, np.int8(3)],
+    ],
+    ids=str,
+)
+def test_numbers_become_what_torch_makes_of_them(numbers: list[Any]) -> None:
+    assert records_equal(to_batch(numbers), default_collate(numbers))
+    pairs = [(number, str(number)) for number in numbers]
+    assert records_equal(to_batch(pairs), default_collate(pairs))
+
+
+def test_a_batch_of_numbers_is_where_tensors_are_made() -> None:
+    with torch.device("meta"):
+        assert [column.device.type for column in to_batch([(1, 0.5), (2, 1.5)])] == ["meta", "meta"]
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [2**63, 1],
+        [1, None],
+        [1, "a"],
+        [0.5, "a"],
+        [(1, 2), (1,)],
+        [(1,), (1, 2)],
+        [(1, (2,)), (1, (2, 3))],
+        [(1,), 1],
+    ],
+    ids=str,
+)
+def test_numbers_and_tuples_that_torch_refuses_are_refused_in_its_words(samples: list[Any]) -> None:
+    with pytest.raises((RuntimeError, TypeError, ValueError, OverflowError)) as torchs:
+        default_collate(samples)
+    with pytest.raises(type(torchs.value)) as ours:
+        to_batch(samples)
+    assert str(ours.value) == str(torchs.value)
+
+
+@pytest.mark.parametrize("samples", [[(), ()], [(1, 2), [3, 4]], [((1, 2), 3), ((4, 5), 6)]], ids=str)
+def test_tuples_become_columns_as_torch_makes_them(samples: list[Any]) -> None:
+    assert records_equal(to_batch(samples), default_collate(samples))
+
+
 def test_arrays_beside_something_else_are_left_to_torch() -> None:
     masked = np.ma.masked_array([1.0, 2.0], [True, False])  # type: ignore[no-untyped-call]
     for samples in ([masked, np.ones(2)], [np.ones(2), masked], [np.array(1.5), 2.1]):
@@ -123,7 +193,7 @@ def test_small_batches_take_no_shared_memory_in_a_worker():
 
 
 def _is_shared(samples: list[Any]) -> bool:
-    return bool(to_batch(samples).is_shared())
+    return shared_segment(to_batch(samples)) is not None
 
 
 def test_a_users_own_entry_in_torchs_table_is_kept(monkeypatch):
@@ -132,6 +202,11 @@ def test_a_users_own_entry_in_torchs_table_is_kept(monkeypatch):
     monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: "own")
     monkeypatch.setitem(collate.default_collate_fn_map, complex, lambda batch, *, collate_fn_map: sum(batch))
     monkeypatch.setitem(collate.default_collate_fn_map, np.ndarray, lambda batch, *, collate_fn_map: "array")
+    monkeypatch.setitem(collate.default_collate_fn_map, int, lambda batch, *, collate_fn_map: "int")
+    monkeypatch.setitem(collate.default_collate_fn_map, float, lambda batch, *, collate_fn_map: "float")
+    assert to_batch([(1, 0.5)]) == ["int", "float"]
+    monkeypatch.setitem(collate.default_collate_fn_map, tuple, lambda batch, *, collate_fn_map: "tuple")
+    assert to_batch([(1, 0.5)]) == "tuple"
     assert to_batch([torch.ones(2)]) == "own"
     assert to_batch([np.ones(2)]) == "array"
     assert to_batch([1j, 2j]) == 3j

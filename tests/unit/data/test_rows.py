@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from edl_torch.data import rows as rows_module
 from edl_torch.data import transport
+from edl_torch.data.batch_memory import BatchMemory, shared_segment
 from edl_torch.data.convert import to_batch
 from edl_torch.data.rows import Rows
 from edl_torch.errors import InvalidArgument
@@ -55,7 +57,7 @@ UNUSUAL: dict[str, Any] = {
 
 
 def collated(make: Any, size: int = 4) -> tuple[Any, Rows]:
-    rows = Rows(size)
+    rows = Rows(size, BatchMemory())
     return to_batch([rows.place(make(n), n) for n in range(size)], rows), rows
 
 
@@ -84,7 +86,7 @@ def test_large_tensors_are_copied_once(kind: str) -> None:
 
 
 def test_a_part_of_the_rows_and_another_order_are_stacked() -> None:
-    rows = Rows(4)
+    rows = Rows(4, BatchMemory())
     samples = [rows.place(tensor(n, SIDE, SIDE), n) for n in range(4)]
     for chosen in (samples[:3], samples[::-1], [*samples[:3], tensor(3, SIDE, SIDE)]):
         assert same(to_batch(chosen, rows), to_batch([sample.clone() for sample in chosen]))
@@ -97,9 +99,10 @@ def test_unequal_shapes_are_refused_as_ever() -> None:
 
 
 def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "get_worker_info", lambda: object())
+    for module in (transport, rows_module):
+        monkeypatch.setattr(module, "get_worker_info", lambda: object())
     batch, rows = collated(KINDS["image and label"])
-    assert batch[0].is_shared()
+    assert shared_segment(batch[0]) is not None
     assert any(batch[0] is whole for whole in rows._wholes.values())
     assert same(batch, to_batch([KINDS["image and label"](n) for n in range(4)]))
 
@@ -107,7 +110,7 @@ def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest
 @pytest.mark.parametrize("kind", ["O", ">f8", "M8[s]", "U4", "V8"])
 def test_what_torch_has_no_type_for_stays_where_it_is(kind: str) -> None:
     value = np.zeros((SIDE, SIDE), dtype=kind)
-    assert Rows(4).place(value, 0) is value
+    assert Rows(4, BatchMemory()).place(value, 0) is value
 
 
 @pytest.mark.parametrize(
@@ -122,4 +125,12 @@ def test_what_torch_has_no_type_for_stays_where_it_is(kind: str) -> None:
     ids=["transposed", "gradient", "conjugate", "negated", "elsewhere"],
 )
 def test_unusual_tensors_stay_where_they_are(value: torch.Tensor) -> None:
-    assert Rows(4).place(value, 0) is value
+    assert Rows(4, BatchMemory()).place(value, 0) is value
+
+
+def test_a_batch_of_one_large_sample_is_its_row() -> None:
+    rows = Rows(1, BatchMemory())
+    sample = rows.place(tensor(0, 2 * SIDE, 2 * SIDE), 0)
+    whole = rows.whole([sample])
+    assert whole is not None
+    assert whole.data_ptr() == sample.data_ptr()
