@@ -228,7 +228,7 @@ class Todo:
     @property
     def returned_records(self) -> int:
         """Records of the slices that came back."""
-        return sum(queue.records for queue in self._returned.values())
+        return sum([queue.records for queue in self._returned.values()])
 
     def returned(self) -> Iterator[Slice]:
         """Return the slices that came back, oldest epoch first."""
@@ -291,7 +291,7 @@ class Todo:
     @property
     def behind(self) -> int:
         """Those of them that lie before the cursor."""
-        return self.returned_records + sum(queue.records for queue in self._remainders.values())
+        return self.returned_records + sum([queue.records for queue in self._remainders.values()])
 
     def restore(self, token: Token) -> None:
         """Wait for exactly what has no outcome in the token."""
