@@ -163,7 +163,8 @@ class Todo:
 
     def _take_ahead(self, limit: int) -> Waiting:
         window = self._next_window()
-        left = self.plan.records_in(self.cursor_epoch, window) - self._offset
+        passed = self.plan.size - self._ahead
+        left = self.plan.records_before(self.cursor_epoch, self._position + 1) - passed
         taken = Slice(epoch=self.cursor_epoch, shard=window, skip=self._offset, limit=min(limit, left))
         self._ahead -= taken.limit
         if taken.limit == left:
