@@ -63,9 +63,7 @@ class Statistics:
     def keep(self) -> None:
         """A padding batch goes to the loop."""
         self._kept = [
-            (norm, name, buffer.clone())
-            for norm in self._norms
-            for name, buffer in norm.named_buffers(recurse=False)
+            (norm, name, buffer.clone()) for norm in self._norms for name, buffer in norm.named_buffers()
         ]
 
     def put_back(self) -> None:

@@ -139,7 +139,7 @@ class ElasticTrainer:
     def _end_on_notice(self) -> Any:
         from transformers import TrainerCallback
 
-        notices = type("EndOnNotice", (EndOnNotice, TrainerCallback), {})(self.elastic_loader)
+        notices = type("_EndOnNotice", (_EndOnNotice, TrainerCallback), {})(self.elastic_loader)
         self.add_callback(notices)
         return notices
 
@@ -335,7 +335,7 @@ class ElasticTrainer:
             )
 
 
-class EndOnNotice:
+class _EndOnNotice:
     """Makes a Trainer save a checkpoint after the step under way, and end without evaluating, on a notice.
 
     A mixin for `transformers.TrainerCallback`. On synchronous ranks all see the notice after the same step.

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edl_torch import ElasticDataLoader
-from edl_torch.integrations.transformers import EndOnNotice
+from edl_torch.integrations.transformers import _EndOnNotice
 
 
 class SIGTERMException(SystemExit):
@@ -60,7 +60,7 @@ def loader() -> Iterator[ElasticDataLoader]:
 
 
 def test_transformers_saves_after_the_step_and_does_not_evaluate(loader: ElasticDataLoader) -> None:
-    notices = EndOnNotice(loader)
+    notices = _EndOnNotice(loader)
     control = SimpleNamespace(should_save=False, should_evaluate=True, should_training_stop=False)
     notices.on_train_begin(None, None, control)
     notices.on_step_end(None, None, control)
