@@ -1,9 +1,10 @@
 """Python programs that find torch imported, which else takes each of them seconds of a processor's time.
 
-`Popen` and `run` are those of `subprocess`, for a script or `-c`, if need be after `-W ignore`. The process
-is a fork of a server that imports torch once for all tests of a pytest process. As any other it is a child of
-pytest, has the environment, folder and files that it is given, runs its program as `__main__`, and ends with
-its interpreter; but /proc has the server's command and environment. Away from Linux it is a plain process.
+`Popen` and `run` are those of `subprocess`, for a script or `-c`, if need be after `-W ignore` or `-u`. The
+process is a fork of a server that imports torch once for all tests of a pytest process. As any other it is a
+child of pytest, has the command line, environment, folder and files that it is given, runs its program as
+`__main__`, and ends with its interpreter; but /proc has the server's environment. Away from Linux it is a
+plain process. A program that has torch imported may call `fork_from_here`: what it starts is a fork of it.
 It must not know what runs in them.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("preloaded_server.py")
 PR_SET_CHILD_SUBREAPER = 36
+ROOM_FOR_COMMANDS = 8000  # bytes, in /proc
 
 
 class Server:
@@ -31,7 +33,7 @@ class Server:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # none where it is a fork of this process
         self._owner = 0
 
     def start(self, request: dict[str, Any], fds: list[int]) -> int:
@@ -56,13 +58,26 @@ class Server:
         ours, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, str(SERVER), str(its.fileno())],
+                [sys.executable, str(SERVER), str(its.fileno()), "-" * ROOM_FOR_COMMANDS],
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
         self._socket, self._owner = ours, os.getpid()
         atexit.register(self._close)
+
+    def fork(self) -> None:
+        """Let a fork of this process, which has no threads yet, be the server."""
+        if sys.platform != "linux":
+            return
+        import preloaded_server
+
+        ours, its = socket.socketpair()
+        if os.fork() == 0:
+            ours.close()
+            preloaded_server.run(its)
+        its.close()
+        self._socket = ours  # at its end the server ends
 
     def _close(self) -> None:
         assert self._socket is not None
@@ -81,6 +96,7 @@ def adopt(whether: bool) -> None:
 
 
 _server = Server()
+fork_from_here = _server.fork
 
 
 class Popen(subprocess.Popen):

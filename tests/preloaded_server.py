@@ -1,10 +1,12 @@
 """The process behind `preloaded.py`: it imports torch, then forks for each program that is asked for.
 
-    python preloaded_server.py FD
+    python preloaded_server.py FD PADDING
 
-FD is its socket. A fork leaves `serve` and goes on at the end of this file, as `__main__` of its program.
+FD is its socket. A fork leaves `serve`, and runs its program as `__main__`. PADDING makes room in its command
+line, as /proc has it, for that of each program.
 """
 
+import ctypes
 import gc
 import json
 import os
@@ -12,7 +14,9 @@ import socket
 import struct
 import sys
 import warnings
-from types import CodeType
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
 
 import numpy
 import torch
@@ -20,6 +24,22 @@ import torch._dynamo  # the first optimizer would
 
 import edl_torch.data.checkpoint
 import edl_torch.data.loader  # noqa: F401
+
+
+def run(connection: socket.socket) -> NoReturn:
+    """Serve; in each fork, run the program, and end with it."""
+    gc.freeze()  # else each fork looks through all that is imported when it ends
+    first, *rest = serve(connection)
+    program = sys.modules["__main__"] = ModuleType("__main__")
+    if first == "-c":
+        text, *rest = rest
+        sys.path[0], sys.argv, file = "", [first, *rest], "<string>"
+    else:
+        text, file = Path(first).read_bytes(), first  # type: ignore[assignment]
+        sys.path[0], sys.argv = os.path.dirname(os.path.abspath(first)), [first, *rest]
+        program.__file__ = os.path.abspath(first)
+    exec(compile(text, file, "exec"), program.__dict__)
+    sys.exit()
 
 
 def serve(connection: socket.socket) -> list[str]:
@@ -59,6 +79,7 @@ def fork() -> int:
 
 def become(arguments: list[str], cwd: str, env: dict[str, str]) -> list[str]:
     """Take over what a new process has from its parent, and the interpreter's options."""
+    show([sys.executable, *arguments])
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -69,7 +90,10 @@ def become(arguments: list[str], cwd: str, env: dict[str, str]) -> list[str]:
     if ignored:
         sys.warnoptions.append("ignore")
         warnings.simplefilter("ignore")
-    if env.get("PYTHONUNBUFFERED"):
+    unbuffered = arguments[0] == "-u"
+    if unbuffered:
+        del arguments[0]
+    if unbuffered or env.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     if "PYTHONPATH" in env:
         sys.path[1:1] = [os.path.abspath(path) for path in env["PYTHONPATH"].split(os.pathsep) if path]
@@ -79,22 +103,14 @@ def become(arguments: list[str], cwd: str, env: dict[str, str]) -> list[str]:
     return arguments
 
 
-def code_of(arguments: list[str]) -> CodeType:
-    """The program, with `sys.argv` and `sys.path` as it finds them."""
-    first, *rest = arguments
-    if first == "-c":
-        code, *rest = rest
-        sys.path[0], sys.argv = "", [first, *rest]
-        return compile(code, "<string>", "exec")
-    sys.path[0], sys.argv = os.path.dirname(os.path.abspath(first)), arguments
-    globals()["__file__"] = os.path.abspath(first)
-    with open(first, "rb") as source:
-        return compile(source.read(), first, "exec")
+def show(command: list[str]) -> None:
+    """Let /proc have it as this process's command line."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = "\0".join(command).encode()[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 if __name__ == "__main__":
-    gc.freeze()  # else each fork looks through all that is imported when it ends
-    _code = code_of(serve(socket.socket(fileno=int(sys.argv[1]))))
-    for _name in [name for name in globals() if not name.startswith("_")]:
-        del globals()[_name]
-    exec(_code)
+    show(sys.orig_argv[:3])
+    run(socket.socket(fileno=int(sys.argv[1])))

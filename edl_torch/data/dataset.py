@@ -222,7 +222,7 @@ class ShardedDataset(IterableDataset[Any]):
             keeps_samples=self._quarantines,
         )
         self._reading = weakref.ref(reading)
-        return reading
+        return _batches_of(reading)
 
     def _end_reading(self) -> None:
         """End the threads of an iteration that was left."""
@@ -286,6 +286,19 @@ class ShardedDataset(IterableDataset[Any]):
     def _makes_lists(self) -> bool:
         """Whether an iteration may yield samples by the list: not where a subclass does something to each."""
         return type(self).__iter__ is ShardedDataset.__iter__
+
+
+def _batches_of(reading: ThreadedReading) -> Iterator[Any]:
+    """Yield the batches, and abandon the reading when nobody asks for more.
+
+    A record's error keeps the frames that it came through, and they those that called them, up to the loop
+    with its iterator. A generator that waits has no caller: an error that is kept does not keep the loop's.
+    """
+    try:
+        for batch in reading:  # noqa: UP028  `yield from` would wait for the threads when this is let go
+            yield batch
+    finally:
+        reading.abandon()
 
 
 def raise_error(error: EdlError) -> NoReturn:

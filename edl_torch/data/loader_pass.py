@@ -68,7 +68,7 @@ class LoaderPass(Iterator[Any]):
         return self._passes.open(self._epoch)
 
     def __next__(self) -> Any:
-        self._stopwatch.asked()
+        asked_at = self._stopwatch.clock()
         self._request()
         going_on = False
         try:
@@ -76,8 +76,9 @@ class LoaderPass(Iterator[Any]):
             going_on = True
         finally:
             if not going_on:
+                self._stopwatch.ended(asked_at)
                 self.close()
-        self._stopwatch.handed(records)
+        self._stopwatch.handed(asked_at, records)
         return batch
 
     def _step(self) -> tuple[Any, int]:

@@ -53,7 +53,7 @@ class SampleList:
         """Add samples up to position `stop`, or as many as come, and keep `run` at the next one. Returns
         whether the list is whole."""
         before, position, timing = len(self._samples), run[2], self.times.timing
-        begun = perf_counter()
+        begun = perf_counter() if timing else 0.0
         try:  # an error leaves what came before it
             self._samples.extend(islice(samples, min(self._size - before, stop - position)))
         finally:

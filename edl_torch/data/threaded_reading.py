@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data.batch_memory import BatchMemory
 from edl_torch.data.cells import (
     Block,
     Cell,
@@ -28,7 +29,7 @@ from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
 from edl_torch.data.reading import SampleReader, too_few
 from edl_torch.data.reading_times import ReadingTimes
-from edl_torch.data.rows import BatchMemory, Rows
+from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import Generators, GeneratorStates
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
@@ -121,10 +122,14 @@ class ThreadedReading(Iterator[Any]):
             self._pool.close()
             self._let_go()
 
-    def __del__(self) -> None:
+    def abandon(self) -> None:
+        """Let the threads end, and wait for none. For finalisers, too."""
         if not self._closed:
+            self._closed = True
             self._pool.stop()
             self._let_go()
+
+    __del__ = abandon
 
     def _let_go(self) -> None:
         for block in (*self._blocks, *self._waited):

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import preloaded
 from processes import alive, quiet_port
 
 from edl_torch.testing import wait_until
 
+TORCHRUN = Path(__file__).parents[1] / "preloaded_torchrun.py"
 WORKER = Path(__file__).with_name("torchrun_worker.py")
 ASYNCHRONOUS = Path(__file__).with_name("torchrun_trainer.py")
 QUICK = "join_timeout=120,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60"
@@ -36,8 +38,9 @@ class Agent:
         foreign = ("EDL_MASTER", "TORCH")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
         with open(self.logs / "agent.log", "wb") as log:
-            self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "torch.distributed.run", f"--log-dir={self.logs}", *command],
+            start = subprocess.Popen if prefix else preloaded.Popen
+            self.process = start(
+                [*prefix, sys.executable, str(TORCHRUN), f"--log-dir={self.logs}", *command],
                 stdout=log,
                 stderr=log,
                 env=kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | environment,

@@ -214,19 +214,21 @@ class Trainer:
         for ticket in self._in_loop:
             self._model.trained(ticket)
         self._in_loop.clear()
-        if self.pace.accumulates:
-            yield from self._trainer.elastic.stepped(self._optimizer)
+        if self.pace.accumulates and self._trainer.elastic.step_now(self._optimizer):
+            yield from self._trainer.reporter.send()
 
     def _save(self) -> Procedure[None]:
         yield from self._trainer.position.snapshot()
 
-    # What `data.loader_pass` does -------------------------------------------------------------------------
+    # What `data.loader_pass` and `client.elastic` do -------------------------------------------------------
 
     def _next_batch(self, number: int) -> Procedure[Ticket | None]:
         passes = self._trainer.elastic
-        if not passes.is_open(number):
+        is_open = passes.request_now(number)
+        if is_open is None:
+            yield from self._trainer.reporter.send()
+        elif not is_open:
             return None
-        yield from passes.batch_requested()
         while True:
             if self._inner is None:
                 if not (yield from passes.more_to_read()):
@@ -239,7 +241,7 @@ class Trainer:
                 self._stop_reading()
             elif self.job.drop_last and ticket_size(ticket) < self.job.batch:
                 yield from passes.return_remainder(ticket)
-            elif (yield from passes.hand(ticket)):
+            elif passes.hand_now(ticket) or (yield from passes.hand(ticket)):
                 return ticket
 
     def _stop_reading(self) -> None:

@@ -21,7 +21,7 @@ from edl_torch.integrations.torchft import attach_manager
 from edl_torch.master.embedded import LocalMaster
 from edl_torch.readers import MapDatasetReader
 
-TIMEOUT = timedelta(seconds=4)
+TIMEOUT = timedelta(seconds=30)  # for a machine that is busy: who leaves closes its connections
 
 Fault = Callable[["Replica"], None]
 
@@ -63,8 +63,9 @@ class Replica:
         self.failures: list[float] = []  # when a commit failed
         self.ended = float("inf")
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.group = ProcessGroupGloo(timeout=TIMEOUT)
         self.manager = Manager(
-            pg=ProcessGroupGloo(timeout=TIMEOUT),
+            pg=self.group,
             load_state_dict=self._load,
             state_dict=lambda: {"counts": self.counts.detach().clone()},
             min_replica_size=1,
@@ -166,6 +167,7 @@ class Replica:
         """Leave the master and the lighthouse."""
         self.loader.close()
         self.manager.shutdown(wait=False)
+        self.group.abort()
 
 
 def run(*replicas: Replica, delays_s: tuple[float, ...] = (), timeout_s: float = 120.0) -> None:

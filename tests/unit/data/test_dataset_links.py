@@ -93,10 +93,13 @@ def test_an_iteration_ends_the_threads_of_the_one_before() -> None:
     threading = Threading(threads=1, ahead=1, batch_size=4, collate=None)
     with trainer(FakeMaster()) as (_, dataset):
         dataset._bind(Feed(columnar=False, list_size=4, threading=threading))
-        first = iter(dataset)
+        first_batches = iter(dataset)
+        first = dataset._reading()
         assert "alive=1" in repr(first)
-        second = iter(dataset)
+        second_batches = iter(dataset)
         assert "alive=0" in repr(first)
+        second = dataset._reading()
         assert "alive=1" in repr(second)
+        assert first_batches is not second_batches
         dataset._end_reading()
         assert "alive=0" in repr(second)

@@ -112,4 +112,4 @@ def test_half_a_megabyte_travels_in_the_message(nbytes: int, small: bool) -> Non
 
 @pytest.mark.parametrize(("elements", "small"), [(0, False), (1, True)])
 def test_a_tensor_of_a_byte_is_small_and_one_of_none_is_left_to_torch(elements: int, small: bool) -> None:
-    assert transport._is_small_and_plain(torch.ones(elements, dtype=torch.uint8)) is small
+    assert transport._is_small_by_itself(torch.ones(elements, dtype=torch.uint8)) is small

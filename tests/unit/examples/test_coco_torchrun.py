@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import generate
+import preloaded
 import pytest
 
 from edl_torch.cli.main import main
 from edl_torch.testing import wait_until
 
 ROOT = Path(__file__).parents[3]
+TORCHRUN = ROOT / "tests" / "preloaded_torchrun.py"
 TRAIN = ROOT / "examples" / "coco" / "train.py"
 EPOCHS, CAPTIONS = 2, 300
 
@@ -38,7 +40,7 @@ class Job:
         data = folder / "data"
         generate.generate(data, generate.Recipe(images=60, val=4, size=32))
         self._command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:3", "--nproc-per-node=2"),
+            *(sys.executable, str(TORCHRUN), "--nnodes=1:3", "--nproc-per-node=2"),
             *("--max-restarts=2", "--rdzv-backend=c10d", "--rdzv-id=coco", "--rdzv-endpoint=localhost:0"),
             *("--rdzv-conf", "last_call_timeout=1"),
             *("--monitor-interval=0.1", "--log-dir", str(folder / "logs"), str(TRAIN)),
@@ -60,7 +62,7 @@ class Job:
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
         command = [*self._command, *more]
         with (self._folder / "log").open("ab") as file:
-            job = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=self._folder)
+            job = preloaded.Popen(command, stdout=file, stderr=file, env=environment, cwd=self._folder)
         try:
             yield job
         finally:
