@@ -134,17 +134,3 @@ def test_a_batch_of_one_large_sample_is_its_row() -> None:
     whole = rows.whole([sample])
     assert whole is not None
     assert whole.data_ptr() == sample.data_ptr()
-
-
-def test_memory_that_is_lent_as_the_program_ends_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    class Finalizer:
-        atexit = True
-
-        def __init__(self, *arguments: Any) -> None:
-            made.append(self)
-
-    monkeypatch.setattr(weakref, "finalize", Finalizer)
-    BatchMemory().tensor((4,), torch.float32)
-    assert [finalizer.atexit for finalizer in made] == [False]
