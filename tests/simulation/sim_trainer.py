@@ -220,15 +220,13 @@ class Trainer:
     def _save(self) -> Procedure[None]:
         yield from self._trainer.position.snapshot()
 
-    # What `data.loader_pass` and `client.elastic` do -------------------------------------------------------
+    # What `data.loader_pass` does -------------------------------------------------------------------------
 
     def _next_batch(self, number: int) -> Procedure[Ticket | None]:
         passes = self._trainer.elastic
-        is_open = passes.request_now(number)
-        if is_open is None:
-            yield from self._trainer.reporter.send()
-        elif not is_open:
+        if not passes.is_open(number):
             return None
+        yield from passes.batch_requested()
         while True:
             if self._inner is None:
                 if not (yield from passes.more_to_read()):
@@ -241,7 +239,7 @@ class Trainer:
                 self._stop_reading()
             elif self.job.drop_last and ticket_size(ticket) < self.job.batch:
                 yield from passes.return_remainder(ticket)
-            elif passes.hand_now(ticket) or (yield from passes.hand(ticket)):
+            elif (yield from passes.hand(ticket)):
                 return ticket
 
     def _stop_reading(self) -> None:
