@@ -44,13 +44,16 @@ class Life:
     ends_epoch: bool
 
 
-def lives(ranks: int, left: Callable[[], int], chance: random.Random) -> Iterator[Life]:
+def lives(
+    ranks: int, left: Callable[[], int], chance: random.Random, *, same: bool = False
+) -> Iterator[Life]:
     """Plan ten lives of a job of two epochs, each when the one before has ended.
 
     `left` returns how many batches the job has left, of all ranks together. Each life may have its part of
-    them and a quarter more. The fifth ends with an epoch, and the tenth; of several ranks three have but one.
+    them and a quarter more. The fifth ends with an epoch, and the tenth; of several ranks three have but one,
+    unless their number stays the `same`.
     """
-    several = [ranks] * 7 + [1] * 3
+    several = [ranks] * 7 + [ranks if same else 1] * 3
     chance.shuffle(several)
     for number, now in enumerate(several):
         most = left() * 5 // 4 // (KILLS - number + 1) // now - LATER
@@ -70,17 +73,29 @@ def death_in(life: Life, places: Mapping[str, int], ends: Sequence[str], chance:
 
 
 def kill_ten_times(
-    job: Job, settings: Any, ranks: int, *, batches: int, places: Mapping[str, int], ends: Sequence[str]
+    job: Job,
+    settings: Any,
+    ranks: int,
+    *,
+    batches: int,
+    places: Mapping[str, int],
+    ends: Sequence[str],
+    same: bool = False,
 ) -> dict[str, Any]:
     """Kill a job of two epochs ten times, then let it come to its end. Returns what it found there.
 
     It has as many `batches`, of all ranks together, as `RECORDS` make. `places` are where it can die, with
-    the number of batches from one time there to the next; it comes to `ends` once an epoch.
+    the number of batches from one time there to the next; it comes to `ends` once an epoch. With `same` it
+    has always so many ranks.
     """
     chance = random.Random(f"{settings}")
-    for life in lives(ranks, lambda: batches - batches * job.acknowledged() // (2 * RECORDS), chance):
+
+    def left() -> int:
+        return batches - batches * job.acknowledged() // (2 * RECORDS)
+
+    for life in lives(ranks, left, chance, same=same):
         death = death_in(life, places, ends, chance)
         print(f"after {job.acknowledged()} records {life.ranks} ranks, {death}")
         job.run_to_death(life.ranks, replace(settings, death=death, step_s=BATCH_S))
     assert job.kills == KILLS
-    return job.run(chance.randint(1, ranks))
+    return job.run(ranks if same else chance.randint(1, ranks))

@@ -19,6 +19,7 @@ import pytest
 from framework_jobs import Death, Job, audit_of
 from kill_matrix import kill_ten_times
 from memory_model import BATCH, EPOCHS, RECORDS
+from processes import quiet_port
 
 Start = Callable[[Any], Job]
 
@@ -64,14 +65,16 @@ def kill_and_check(start_job: Start, settings: Any, seed: int, most: dict[str, i
 
 
 def kill_ten_times_and_check(
-    start_job: Start, settings: Any, places: dict[str, int], ends: Sequence[str]
+    start_job: Start, settings: Any, places: dict[str, int], ends: Sequence[str], *, same: bool = False
 ) -> None:
-    """Kill it ten times; `places` and `ends` are where it can die, as `kill_ten_times` says."""
+    """Kill it ten times; `places` and `ends` are where it can die, and `same`, as `kill_ten_times` says."""
     settings = replace(settings, records=kill_matrix.RECORDS)
     job = start_job(settings)
     batches = EPOCHS * settings.records // BATCH
     places = {"batch": 1, "backward": 1, "step": 1, "batch over": 1, **places}
-    found = kill_ten_times(job, settings, settings.ranks, batches=batches, places=places, ends=ends)
+    found = kill_ten_times(
+        job, settings, settings.ranks, batches=batches, places=places, ends=ends, same=same
+    )
     check(found, settings.records)
     assert job.prove() == EPOCHS * settings.records
 
@@ -91,7 +94,7 @@ def kill_under_torchrun_and_check(program: Path, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("EDL_MASTER_ADDR", raising=False)
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-        command += ["--monitor-interval=0.1", str(program), str(folder)]
+        command += [f"--master-port={quiet_port()}", "--monitor-interval=0.1", str(program), str(folder)]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "exitcode: -9" in ran.stderr

@@ -55,11 +55,16 @@ _COLUMNS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the status until Ctrl-C."""
+    """Show the status until Ctrl-C. Raises InvalidArgument where there is no screen to draw it on."""
     console = Console()
+    if not console.is_terminal or console.is_dumb_terminal:  # rich would print one picture, at the very end
+        raise InvalidArgument(
+            "top draws on a terminal, and the output is none that it can draw on: "
+            "'edl-torch status --watch' prints the same into a pipe or a file"
+        )
     with client_of(options) as client:
         status = client.status()
-        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 live.update(view(status, console.width, console.height), refresh=True)
                 time.sleep(options.every)

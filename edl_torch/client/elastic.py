@@ -85,7 +85,7 @@ class ElasticSession:
     def abandon(self, number: int) -> None:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
         no call, never raises; `end_abandoned` acts on it."""
-        self._abandoned = number
+        self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
         self.loop_left(number)
 
     @property

@@ -8,7 +8,6 @@ keep. It does not know which sessions are alive; the dispatcher tells it which j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -37,8 +36,7 @@ from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooMa
 from edl_torch.shard import DatasetSpec, Slice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(NamedTuple):
     """What the journal keeps of a ledger: its cursor, counts of outcomes, and the ids that come next."""
 
     lineage: int
@@ -162,7 +160,7 @@ class ShardLedger:
         if self.plan.window == 1:
             begun = len(self._in_progress) - (self._todo.cut in self._in_progress)
         else:
-            begun = sum(len(self.plan.shards_in(*w)) for w in self._in_progress if w != self._todo.cut)
+            begun = sum(self.plan.num_shards_in(*w) for w in self._in_progress if w != self._todo.cut)
         return self._todo.shards_ahead + begun
 
     @property

@@ -30,7 +30,7 @@ _TABLE_SIZE = 32
 
 # Elements worked on at a time: the few arrays of them stay in a core's second-level cache.
 _BLOCK = 1 << 14
-# Below this many elements left to walk, Python integers beat a pass of numpy calls.
+# Up to this many elements, Python integers beat a pass of numpy calls.
 _FEW = 12
 
 _U_M1, _U_M2, _U_2, _U_32 = np.uint64(_M1), np.uint64(_M2), np.uint64(2), np.uint64(32)
@@ -127,6 +127,9 @@ class Permutation:
         self, block: Callable[[UInt64Array], None], step: Callable[[int], int], numbers: UInt64Array
     ) -> None:
         """The same in place for an array, where only the numbers still outside are walked on."""
+        if len(numbers) <= _FEW:
+            numbers[:] = [self._walk(step, step(number)) for number in numbers.tolist()]
+            return
         _in_blocks(block, numbers)
         outside = np.flatnonzero(numbers >= np.uint64(self.n))
         while len(outside) > _FEW:

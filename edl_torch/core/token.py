@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
+
+import numpy as np
 
 from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.identity import differences, identity
@@ -82,16 +84,20 @@ class Token:
             raise InvalidArgument(f"the cursor is at record {self.offset} of a shard with {length}")
 
     def _check_slices(self, plan: Plan) -> None:
-        cursor = self.epoch, self.position, self.offset
+        cursor = self.epoch, plan.records_before(self.epoch, self.position) + self.offset
         bad = (Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in self.quarantine)
-        slices = (*self.open, *self.remainders, *bad)
-        for s in slices:
-            length = plan.records_in(s.epoch, s.shard)
-            if not s.limit or s.stop > length:
-                raise InvalidArgument(f"{s} is not a part of its shard, which has {length} records")
-            if (s.epoch, plan.window_position(s.epoch, s.shard), s.stop) > cursor:
-                raise InvalidArgument(f"{s} reaches beyond the cursor")
-        for before, s in pairwise(sorted(slices, key=lambda s: (s.epoch, s.shard, s.skip))):
+        slices = sorted((*self.open, *self.remainders, *bad), key=lambda s: (s.epoch, s.shard, s.skip))
+        for epoch, of_it in groupby(slices, key=lambda s: s.epoch):
+            found = list(of_it)
+            plan.length(found[-1].shard)  # the largest: it raises where the dataset has no such shard
+            starts, ends = plan.window_bounds(epoch, np.array([s.shard for s in found]))
+            for s, start, end in zip(found, starts.tolist(), ends.tolist(), strict=True):
+                if not s.limit or start + s.stop > end:
+                    length = plan.records_in(epoch, s.shard)
+                    raise InvalidArgument(f"{s} is not a part of its shard, which has {length} records")
+                if (epoch, start + s.stop) > cursor:
+                    raise InvalidArgument(f"{s} reaches beyond the cursor")
+        for before, s in pairwise(slices):
             if (s.epoch, s.shard) == (before.epoch, before.shard) and s.skip < before.stop:
                 raise InvalidArgument(f"{s} overlaps another slice")
 

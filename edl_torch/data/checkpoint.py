@@ -213,7 +213,7 @@ def _prepare(folder: Path, last: str | None) -> str:
     newest = _newest(folder)
     if last is not None and newest != last:
         raise CheckpointError(_overtaken(folder / newest))
-    return f"{int(newest or 0) + 1:08d}.{uuid.uuid4().hex[:8]}{_PARTIAL}"
+    return f"{int(newest or 0) + 1:08d}.{uuid.uuid4().hex}{_PARTIAL}"
 
 
 def _overtaken(other: Path) -> str:

@@ -93,7 +93,7 @@ class _ReadTogether:
         joined = _joined(found)
         self._fits = joined is not None
         if joined is not None:
-            self._records = _rows(joined, np.argsort(by_source)) if len(found) > 1 else joined
+            self._records = _rows(joined, np.argsort(by_source)) if edges.size else joined
             self._batches = max(1, min(_MOST_BATCHES, _MOST_BYTES * self._batches // max(1, _nbytes(joined))))
 
 

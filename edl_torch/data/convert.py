@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate as torchs
 
 from edl_torch.data.rows import Rows
-from edl_torch.data.transport import IN_MESSAGE_BYTES
+from edl_torch.data.transport import is_plain, is_small, new_batch
 from edl_torch.errors import InvalidArgument
 
 _HELD_BY_TORCH = frozenset("biufc")
@@ -58,7 +59,9 @@ def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torc
     first = tensors[0]
     unusual = first.layout is not torch.strided or first.is_nested  # some of these have no `nbytes`
     try:
-        if unusual or first.nbytes * len(tensors) > IN_MESSAGE_BYTES:
+        if unusual or not is_small(first.nbytes * len(tensors)):
+            if get_worker_info() is not None and all(map(is_plain, tensors)):
+                return torch.stack(tensors, out=new_batch((len(tensors), *first.shape), first.dtype))
             stacked: torch.Tensor = torchs.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
             return stacked
         return torch.stack(tensors)
@@ -76,7 +79,7 @@ def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torc
 def _joined(arrays: Sequence[npt.NDArray[Any]], *, collate_fn_map: Any = None) -> Any:
     first = arrays[0]
     if (
-        first.nbytes * len(arrays) <= IN_MESSAGE_BYTES
+        is_small(first.nbytes * len(arrays))
         and first.dtype.kind in _HELD_BY_TORCH
         and set(map(type, arrays)) == {np.ndarray}
     ):

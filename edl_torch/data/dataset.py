@@ -222,12 +222,11 @@ class ShardedDataset(IterableDataset[Any]):
             keeps_samples=self._quarantines,
         )
         self._reading = weakref.ref(reading)
-        return reading
+        return _batches_of(reading)
 
     def _end_reading(self) -> None:
         """End the threads of an iteration that was left."""
         reading = None if self._reading is None else self._reading()
-        self._reading = None
         if reading is not None:
             reading.close()
 
@@ -247,8 +246,7 @@ class ShardedDataset(IterableDataset[Any]):
                     run[2] = after
                 if self.transform is not None:
                     batch = self.transform(batch)
-                if read_at >= times.due_at:
-                    times.begin()
+                if times.begin_if_due():
                     times.add(read_at - asked_at, perf_counter() - read_at)
                 yield batch
                 asked_at = perf_counter()
@@ -288,6 +286,19 @@ class ShardedDataset(IterableDataset[Any]):
     def _makes_lists(self) -> bool:
         """Whether an iteration may yield samples by the list: not where a subclass does something to each."""
         return type(self).__iter__ is ShardedDataset.__iter__
+
+
+def _batches_of(reading: ThreadedReading) -> Iterator[Any]:
+    """Yield the batches, and abandon the reading when nobody asks for more.
+
+    A record's error keeps the frames that it came through, and they those that called them, up to the loop
+    with its iterator. A generator that waits has no caller: an error that is kept does not keep the loop's.
+    """
+    try:
+        for batch in reading:  # noqa: UP028  `yield from` would wait for the threads when this is let go
+            yield batch
+    finally:
+        reading.abandon()
 
 
 def raise_error(error: EdlError) -> NoReturn:

@@ -12,20 +12,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from edl_torch.errors import PeerFailed
 from edl_torch.system.address import address_towards
 from edl_torch.system.fresh_names import fresh_name
-
-
-def broadcast(group: Any, tensor: torch.Tensor, source: int) -> Any:
-    """Begin to send a tensor of rank `source` of the group to the others, into theirs. Returns the work."""
-    options = dist.BroadcastOptions()
-    options.rootRank = source
-    return group.broadcast([tensor], options)
 
 
 def connect(ranks: list[int], rank: int, timeout_s: float) -> Any:

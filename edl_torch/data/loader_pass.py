@@ -59,7 +59,6 @@ class LoaderPass(Iterator[Any]):
         self._whole_batch = whole_batch
         self._weights = weights
         self._inner: Iterator[Envelope] | None = None
-        self._worker_died = False
         self._pid = os.getpid()
         self._epoch = epoch
         self._number = self._open()
@@ -69,7 +68,7 @@ class LoaderPass(Iterator[Any]):
         return self._passes.open(self._epoch)
 
     def __next__(self) -> Any:
-        self._stopwatch.asked()
+        asked_at = self._stopwatch.clock()
         self._request()
         going_on = False
         try:
@@ -77,8 +76,9 @@ class LoaderPass(Iterator[Any]):
             going_on = True
         finally:
             if not going_on:
+                self._stopwatch.ended(asked_at)
                 self.close()
-        self._stopwatch.handed(records)
+        self._stopwatch.handed(asked_at, records)
         return batch
 
     def _step(self) -> tuple[Any, int]:
@@ -130,7 +130,6 @@ class LoaderPass(Iterator[Any]):
                 self._inner = None
         except (EdlError, RuntimeError) as exc:
             if str(exc).startswith(WORKER_DIED):
-                self._worker_died = True
                 named = self._name_records(exc)
                 self._loader.end_workers()  # torch would wait for the dead one in each pass to come
                 raise named from exc
@@ -162,7 +161,7 @@ class LoaderPass(Iterator[Any]):
         inner, self._inner = self._inner, None
         self._loader.end_threads()
         shut_down = getattr(inner, "_shutdown_workers", None)
-        if shut_down is not None and (self._worker_died or not self._loader.persistent_workers):
+        if shut_down is not None and not self._loader.persistent_workers:
             shut_down()
 
     def __del__(self) -> None:

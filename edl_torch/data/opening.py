@@ -136,9 +136,13 @@ class _Order:
 
     all_records: bool = False
     shards: bool = False
-    in_shard: bool = False
     window: int | None = None
     usual_window: int | None = None
+
+    @property
+    def in_shard(self) -> bool:
+        """Whether records are mixed inside windows."""
+        return (self.window or self.usual_window) is not None
 
 
 def _order_of(reader: AbstractDataReader, options: ReadingOptions) -> _Order:
@@ -157,9 +161,9 @@ def _order_of(reader: AbstractDataReader, options: ReadingOptions) -> _Order:
             return _Order(all_records=True)
         case True:
             usual = USUAL_WINDOW if window is None else None
-            return _Order(shards=True, in_shard=True, window=window, usual_window=usual)
+            return _Order(shards=True, window=window, usual_window=usual)
         case "in_shard":
-            return _Order(shards=True, in_shard=True, window=window or 1)
+            return _Order(shards=True, window=window or 1)
     raise InvalidArgument(
         f"shuffle is {options.shuffle!r}: it must be True (as well as the reader can), False, 'in_shard' "
         f"(shards, and records inside each) or 'shards' (shards only)"

@@ -23,13 +23,12 @@ _LENGTH = struct.Struct("<q")
 
 
 class ProcessGroupParts:
-    """One of the `ranks` that hold one model in parts: the lowest holds the leases, the others follow it.
+    """One of the `ranks` that hold one model in parts: the first holds the leases, the others follow it.
 
     Every one of them makes it, at the same point of its program. Raises PeerFailed where one is missing.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, timeout_s: float, *, pin_memory: bool) -> None:
-        ranks = sorted(ranks)
+    def __init__(self, ranks: list[int], rank: int, timeout_s: float, *, pin_memory: bool) -> None:
         self.holds = rank == ranks[0]
         self._place = ranks.index(rank)
         self._size = len(ranks)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, Count
-from edl_torch.data.gloo import broadcast, connect, peers_alive
+from edl_torch.data.gloo import connect, peers_alive
 from edl_torch.data.lending import packed_batch, unpacked_batch
 from edl_torch.data.line import Line
 from edl_torch.data.mesh import parts_of
@@ -68,7 +68,7 @@ class ProcessGroupPeers:
         group: dist.ProcessGroup | None = None,
         timeout_s: float = TIMEOUT_S,
         *,
-        parts: Sequence[Sequence[int]] | None = None,
+        parts: Sequence[list[int]] | None = None,
         pin_memory: bool = False,
     ) -> None:
         _check_initialised("synchronous=True")
@@ -94,7 +94,15 @@ class ProcessGroupPeers:
 
     def share(self, text: str) -> str:
         """Rank 0's text, on every rank."""
-        return self._broadcast(text.encode(), 0).decode()
+        data, options = text.encode(), dist.BroadcastOptions()  # from rank 0
+        size = torch.tensor([len(data)], dtype=torch.int64)
+        with peers_alive():
+            self._gloo.broadcast([size], options).wait()
+            content = torch.zeros(int(size) + 1, dtype=torch.uint8)  # one more: never empty
+            if self.rank == 0:
+                content = torch.frombuffer(bytearray(data + b"\0"), dtype=torch.uint8)
+            self._gloo.broadcast([content], options).wait()
+        return content[:-1].numpy().tobytes().decode()
 
     def lend(self, batch: Any) -> Any:
         """A batch of the lowest rank that gives one (None is none), on every rank, and on its accelerator.
@@ -136,16 +144,6 @@ class ProcessGroupPeers:
         line.expect_to_answer()
         line.settle()
         return content.numpy().tobytes()
-
-    def _broadcast(self, data: bytes, source: int) -> bytes:
-        size = torch.tensor([len(data)], dtype=torch.int64)
-        with peers_alive():
-            broadcast(self._gloo, size, source).wait()
-            content = torch.zeros(int(size) + 1, dtype=torch.uint8)  # one more: never empty
-            if source == self.rank:
-                content[:-1] = torch.frombuffer(bytearray(data + b"\0"), dtype=torch.uint8)[:-1]
-            broadcast(self._gloo, content, source).wait()
-        return content[:-1].numpy().tobytes()
 
 
 class _Vote:

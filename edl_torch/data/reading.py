@@ -53,7 +53,7 @@ class SampleList:
         """Add samples up to position `stop`, or as many as come, and keep `run` at the next one. Returns
         whether the list is whole."""
         before, position, timing = len(self._samples), run[2], self.times.timing
-        begun = perf_counter()
+        begun = perf_counter() if timing else 0.0
         try:  # an error leaves what came before it
             self._samples.extend(islice(samples, min(self._size - before, stop - position)))
         finally:
@@ -118,8 +118,7 @@ class SampleReader:
                 rest, timed = self._drawn(plan, part, records, times), times.timing
                 while samples.draw(rest, run, stop):
                     yield samples.take()
-                    if perf_counter() >= times.due_at:
-                        times.begin()
+                    times.begin_if_due()
                     if times.timing is not timed and run[2] < stop:
                         part = _from(cut, run[2])
                         rest, timed = self._drawn(plan, part, records, times), times.timing

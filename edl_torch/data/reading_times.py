@@ -46,6 +46,14 @@ class ReadingTimes:
         self.timing = True
         self.due_at = perf_counter() + EACH_S
 
+    def begin_if_due(self) -> bool:
+        """Time the batch that begins now, unless the last one that was timed began a moment ago. Returns
+        whether it is timed."""
+        if perf_counter() < self.due_at:
+            return False
+        self.begin()
+        return True
+
     def add(self, read_s: float, transform_s: float) -> None:
         """Count work on records of the batch."""
         self._read_s += read_s

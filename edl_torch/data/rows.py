@@ -6,49 +6,17 @@ know where samples come from.
 
 from __future__ import annotations
 
-import math
 import threading
-import weakref
-from collections import defaultdict, deque
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from edl_torch.data.transport import IN_MESSAGE_BYTES, new_batch
-
-_UNUSED = 2  # of each size, that are kept
-
-
-class BatchMemory:
-    """Makes tensors in memory that earlier ones no longer need. Any thread may call it.
-
-    Memory that is new for each batch costs a page fault for every 4 kB. It comes back when the last tensor
-    over it is gone, whoever held that.
-    """
-
-    def __init__(self) -> None:
-        self._unused: defaultdict[int, deque[npt.NDArray[np.uint8]]] = defaultdict(
-            lambda: deque(maxlen=_UNUSED)
-        )
-
-    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor to be filled; in a loader worker a new one, in shared memory."""
-        if get_worker_info() is not None:
-            return new_batch(shape, dtype)
-        size = math.prod(shape) * dtype.itemsize
-        unused = self._unused[size]
-        try:
-            memory = unused.pop()
-        except IndexError:
-            memory = torch.empty(size, dtype=torch.uint8).numpy()
-        lent = memory.view()  # torch holds this array as long as it needs the memory
-        weakref.finalize(lent, unused.append, memory).atexit = False
-        return torch.from_numpy(lent).view(dtype).view(shape)
+from edl_torch.data.batch_memory import BatchMemory
+from edl_torch.data.transport import is_small, new_batch
 
 
 class Rows:
@@ -84,7 +52,7 @@ class Rows:
 
     def _as_tensor(self, value: Any) -> torch.Tensor | None:
         """The value, where stacking leaves each of its bytes as it is."""
-        if value.nbytes * self._size <= IN_MESSAGE_BYTES:
+        if is_small(value.nbytes * self._size):
             return None
         if isinstance(value, np.ndarray):
             plain = value.dtype.kind in "biufc" and value.dtype.isnative
@@ -107,8 +75,12 @@ class Rows:
                 whole = self._wholes.get(number)
                 if whole is None:
                     shape = self._size, *like.shape
-                    whole = self._wholes[number] = self._memory.tensor(shape, like.dtype)
+                    whole = self._wholes[number] = self._new(shape, like.dtype)
         return whole if whole.shape[1:] == like.shape and whole.dtype == like.dtype else None
+
+    def _new(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        in_worker = get_worker_info() is not None
+        return new_batch(shape, dtype) if in_worker else self._memory.tensor(shape, dtype)
 
     def whole(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
         """The tensor that has these for its rows, all of them and in this order; None where none has."""

@@ -17,39 +17,41 @@ T = TypeVar("T")
 class Stopwatch:
     """Adds what it times to `measuring`. `clock` tells seconds.
 
-    A wait that ends without a batch, as at the end of an epoch, is not counted. Nor is the work on a batch
-    after which the loop was left: nobody says when it was done.
+    One call a batch counts its wait and the work on the batch before it. A wait that ends without a batch, as
+    at the end of an epoch, is not counted. Nor is the work on a batch after which the loop was left: nobody
+    says when it was done.
     """
 
-    __slots__ = ("_asked_at", "_clock", "_for_ranks_s", "_handed_at", "_measuring")
-
-    _asked_at: float
-    _for_ranks_s: float  # since then
+    __slots__ = ("_for_ranks_s", "_handed_at", "_measuring", "clock")
 
     def __init__(self, measuring: Measuring, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
         self._measuring = measuring
-        self._clock = clock
         self._handed_at: float | None = None  # None: the loop has no batch in hand
+        self._for_ranks_s = 0.0  # of the wait that is under way
 
     def __repr__(self) -> str:
-        return f"<Stopwatch {'waiting' if self._handed_at is None else 'stepping'}>"
+        return f"<Stopwatch handed_at={self._handed_at}>"
 
-    def asked(self) -> None:
-        """The loop asks for a batch: it is done with the one before."""
-        self._asked_at = now = self._clock()
+    def handed(self, asked_at: float, records: int) -> None:
+        """The loop gets the batch, of so many records, for which it asked at a time of the clock."""
+        now, handed_at = self.clock(), self._handed_at
+        if handed_at is not None:
+            self._measuring.stepped.add(asked_at - handed_at)
+        self._handed_at = now
+        self._measuring.handed(records, now - asked_at, self._for_ranks_s)
         self._for_ranks_s = 0.0
-        if self._handed_at is not None:
-            self._measuring.stepped.add(now - self._handed_at)
-            self._handed_at = None
 
-    def handed(self, records: int) -> None:
-        """The loop gets the batch that it asked for, of so many records."""
-        self._handed_at = now = self._clock()
-        self._measuring.handed(records, now - self._asked_at, self._for_ranks_s)
+    def ended(self, asked_at: float) -> None:
+        """The loop asked for a batch at a time of the clock, and there is none."""
+        if self._handed_at is not None:
+            self._measuring.stepped.add(asked_at - self._handed_at)
+        self._handed_at = None
+        self._for_ranks_s = 0.0
 
     def wait_for_ranks(self, wait: Callable[[], T]) -> T:
         """Return what `wait` does, which is ready when the other synchronous ranks are."""
-        began = self._clock()
+        began = self.clock()
         result = wait()
-        self._for_ranks_s += self._clock() - began
+        self._for_ranks_s += self.clock() - began
         return result

@@ -15,7 +15,7 @@ from torch.utils.data._utils import collate as torchs
 
 from edl_torch.data.collate import Collated
 from edl_torch.data.convert import to_batch
-from edl_torch.data.transport import IN_MESSAGE_BYTES, is_plain, new_batch
+from edl_torch.data.transport import is_plain, is_small, new_batch
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.map_dataset import MapDatasetReader
 
@@ -49,6 +49,6 @@ def tensor_rows(reader: AbstractDataReader) -> TensorRows | None:
 
 
 def _gathered(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    if tensor[0].nbytes * len(index) <= IN_MESSAGE_BYTES:
+    if is_small(tensor[0].nbytes * len(index)):
         return tensor.index_select(0, index)
     return torch.index_select(tensor, 0, index, out=new_batch((len(index), *tensor.shape[1:]), tensor.dtype))

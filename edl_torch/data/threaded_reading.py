@@ -10,16 +10,15 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from time import perf_counter
 from typing import Any, Protocol
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
+from edl_torch.data.batch_memory import BatchMemory
 from edl_torch.data.cells import (
     Block,
     Cell,
     Collate,
-    Seeded,
     Steps,
     Transform,
     can_pick,
@@ -30,7 +29,7 @@ from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
 from edl_torch.data.reading import SampleReader, too_few
 from edl_torch.data.reading_times import ReadingTimes
-from edl_torch.data.rows import BatchMemory, Rows
+from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import Generators, GeneratorStates
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
@@ -88,9 +87,7 @@ class ThreadedReading(Iterator[Any]):
         self._threading = threading
         self._keeps_samples = keeps_samples  # a batch that a thread has made may have to be taken apart
         self._steps = Steps(transform, threading.collate)
-        self._generators = None if transform is None else generators
-        self._seeded = None if transform is None or generators is None else generators.seeded(transform)
-        self._quiet: GeneratorStates | None = None  # while threads transform: the global generators
+        self._seeding = None if transform is None or generators is None else _Seeding(transform, generators)
         self._memory = BatchMemory()
         picks = can_pick(reader, plan)
         self._ahead = cells_of(reader, plan, grants, self._steps, picks=picks)
@@ -125,16 +122,19 @@ class ThreadedReading(Iterator[Any]):
             self._pool.close()
             self._let_go()
 
-    def __del__(self) -> None:
+    def abandon(self) -> None:
+        """Let the threads end, and wait for none. For finalisers, too."""
         if not self._closed:
+            self._closed = True
             self._pool.stop()
             self._let_go()
+
+    __del__ = abandon
 
     def _let_go(self) -> None:
         for block in (*self._blocks, *self._waited):
             block.let_go()
         self._blocks.clear()
-        self._waited.clear()
         self._cells.clear()
         self._whole = None
 
@@ -183,18 +183,20 @@ class ThreadedReading(Iterator[Any]):
     def _wait(self, *blocks: Block) -> None:
         """Wait for blocks. Raises StopIteration where another thread or a signal handler ends the reading."""
         self._waited.extend(blocks)
-        for block in blocks:
-            if not self._closed:
-                block.wait()
+        try:
+            for block in blocks:
+                if not self._closed:
+                    block.wait()
+        finally:
+            self._waited.clear()
         if self._closed:
             raise StopIteration
-        self._waited.clear()
 
     def _refill(self) -> None:
         """Keep the threads at work."""
         size, most = self._threading.batch_size, self._threading.ahead
         if self._steps.only_read:  # records may be far larger than samples
-            size, most = max(1, min(size, 2 * self._threading.threads)), 2
+            size, most = min(size, 2 * self._threading.threads), 2
         while not self._ended and len(self._blocks) < most:
             self._add(self._plan_cells(size - self._planned % size))
 
@@ -224,8 +226,8 @@ class ThreadedReading(Iterator[Any]):
 
     def _is_sample(self, cell: Cell) -> bool:
         """Whether a record has become a sample. Raises, or has it put in quarantine, where it has not."""
-        if cell.is_raw and self._seeded is not None:
-            cell.transform_here(self._seeded, again=False)
+        if cell.is_raw and self._seeding is not None:
+            cell.transform_here(self._seeding.transform, again=False)
         error = cell.error
         if error is None:
             return True
@@ -244,7 +246,8 @@ class ThreadedReading(Iterator[Any]):
     def _begin(self) -> None:
         """Where transforms are to be seeded: transform the first record in this thread, and look."""
         self._began = True
-        if self._generators is None or self._seeded is None:
+        seeding = self._seeding
+        if seeding is None:
             return
         first: list[Cell] = []
         while len(first) < self._threading.batch_size and (cells := self._plan_cells(1)):
@@ -254,13 +257,13 @@ class ThreadedReading(Iterator[Any]):
                 break
         if not first:
             return
-        drew = self._transform_and_look(first[-1], self._seeded, self._generators, again=False)
-        self._generators.put_back()
+        drew = seeding.draws(first[-1], again=False)
+        seeding.generators.put_back()
         done = len(first)
         if drew:
             self._steps.only_read = True
         else:
-            self._quiet = GeneratorStates()
+            seeding.quiet = GeneratorStates()
             if not self._ended:
                 first += self._plan_cells(self._threading.batch_size - done)
         self._add(first, done=done)
@@ -270,9 +273,8 @@ class ThreadedReading(Iterator[Any]):
 
         What has not been handed out is transformed anew: by that one knows whether a transform has drawn.
         """
-        if self._quiet is None or self._generators is None or self._seeded is None:
-            return
-        if GeneratorStates() == self._quiet:
+        seeding = self._seeding
+        if seeding is None or seeding.quiet is None or seeding.quiet == GeneratorStates():
             return
         self._steps.only_read = self._steps.skip_all = True
         drew = False
@@ -282,15 +284,24 @@ class ThreadedReading(Iterator[Any]):
         self._steps.skip_all = False
         self._whole = None
         for cell in chain(self._cells, *(block.cells for block in self._blocks)):
-            drew |= self._transform_and_look(cell, self._seeded, self._generators, again=True)
-        self._generators.put_back()
+            drew |= seeding.draws(cell, again=True)
+        seeding.generators.put_back()
         if drew:
-            self._quiet.restore()  # the loop's numbers go on as if no transform had drawn
-        self._quiet = None
+            seeding.quiet.restore()  # the loop's numbers go on as if no transform had drawn
+        seeding.quiet = None
 
-    def _transform_and_look(self, cell: Cell, seeded: Seeded, generators: Generators, *, again: bool) -> bool:
-        """Transform a record by its seed. Returns whether that drew random numbers."""
-        return cell.transform_here(seeded, again=again) and generators.drew_since(cell.seed)
+
+class _Seeding:
+    """Transforms records by their seeds, in the thread that iterates."""
+
+    def __init__(self, transform: Transform, generators: Generators) -> None:
+        self.generators = generators
+        self.transform = generators.seeded(transform)
+        self.quiet: GeneratorStates | None = None  # while threads transform: the global generators
+
+    def draws(self, cell: Cell, *, again: bool) -> bool:
+        """Transform a record. Returns whether that drew random numbers."""
+        return cell.transform_here(self.transform, again=again) and self.generators.drew_since(cell.seed)
 
 
 class _Runs:
@@ -313,6 +324,5 @@ class _Runs:
         """Count them: the batch is handed over."""
         for task, first, after in self._runs:
             tally.start(task, first)[2] = after
-        if perf_counter() >= times.due_at:
-            times.begin()
+        if times.begin_if_due():
             times.add(self._read_s, self._transform_s)

@@ -8,7 +8,6 @@ tensors to torch. Two small tensors over one storage arrive as two, with the sam
 from __future__ import annotations
 
 import io
-import math
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -16,7 +15,14 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from edl_torch.data.batch_memory import BatchMemory, SharedSegment, shared_segment
+
 IN_MESSAGE_BYTES = 512 << 10
+
+
+def is_small(nbytes: int) -> bool:
+    """Whether a tensor of so many bytes, or a batch of small ones, travels in the message itself."""
+    return nbytes <= IN_MESSAGE_BYTES
 
 
 def packed(batch: Any) -> bytes:
@@ -34,9 +40,13 @@ def unpacked(message: bytes) -> Any:
 class _BatchPickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         """Called for whatever is no plain Python value; the memo of `pickle` keeps one object one."""
-        if isinstance(obj, torch.Tensor) and _is_small_and_plain(obj):
-            content = bytearray(obj.reshape(-1).view(torch.uint8).numpy())
-            return _tensor, (content, obj.dtype, tuple(obj.shape))
+        if isinstance(obj, torch.Tensor) and is_plain(obj):
+            segment = shared_segment(obj)
+            if segment is not None and (sent := segment.sent(obj)) is not None:
+                return sent
+            if _is_small_by_itself(obj):
+                content = bytearray(obj.reshape(-1).view(torch.uint8).numpy())
+                return _tensor, (content, obj.dtype, tuple(obj.shape))
         return NotImplemented
 
 
@@ -54,17 +64,14 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def new_batch(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor to be filled; in a loader worker in shared memory: it is sent without a copy."""
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype)
-    shared = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=dtype).set_(shared).view(shape)
+    return torch.empty(shape, dtype=dtype) if get_worker_info() is None else _of_worker.tensor(shape, dtype)
 
 
-def _is_small_and_plain(tensor: torch.Tensor) -> bool:
-    """Whether it may travel in a message: a plain one, and no part of a storage that others may see."""
+def _is_small_by_itself(tensor: torch.Tensor) -> bool:
+    """Whether a plain one may travel in a message: it is no part of a storage that others may see."""
     return (
-        is_plain(tensor)
-        and 0 < tensor.nbytes <= IN_MESSAGE_BYTES
+        tensor.nbytes > 0
+        and is_small(tensor.nbytes)
         and tensor.untyped_storage().nbytes() == tensor.nbytes
         and not tensor.untyped_storage().is_shared()
     )
@@ -72,3 +79,6 @@ def _is_small_and_plain(tensor: torch.Tensor) -> bool:
 
 def _tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.frombuffer(content, dtype=dtype).view(shape)
+
+
+_of_worker = BatchMemory(SharedSegment)

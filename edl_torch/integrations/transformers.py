@@ -6,8 +6,8 @@
     trainer = MyTrainer(model=model, args=args, elastic_loader=loader)
     trainer.train(resume_from_checkpoint=…)       # as ever
 
-Needs the package transformers, which is imported when a checkpoint is saved. It keeps no account of records:
-the loader does.
+Needs the package transformers, which is imported when an ElasticTrainer is made. It keeps no account of
+records: the loader does.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ class ElasticTrainer:
             )
 
     def _end_on_notice(self) -> Any:
-        from edl_torch.integrations._transformers_notices import EndOnNotice
+        from transformers import TrainerCallback
 
-        notices = EndOnNotice(self.elastic_loader)
+        notices = type("_EndOnNotice", (_EndOnNotice, TrainerCallback), {})(self.elastic_loader)
         self.add_callback(notices)
         return notices
 
@@ -333,6 +333,38 @@ class ElasticTrainer:
                 best_model_checkpoint=self.state.best_model_checkpoint,
                 use_mtime=True,
             )
+
+
+class _EndOnNotice:
+    """Makes a Trainer save a checkpoint after the step under way, and end without evaluating, on a notice.
+
+    A mixin for `transformers.TrainerCallback`. On synchronous ranks all see the notice after the same step.
+
+    Attributes:
+        ended: whether it has ended the training.
+    """
+
+    def __init__(self, loader: ElasticDataLoader) -> None:
+        self._loader = loader
+        self.ended = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Begin to listen for SIGTERM."""
+        self.ended = False
+        _ = self._loader.preempted
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Ask for a checkpoint and the end of the training after a notice."""
+        if self._loader.preempted:
+            self.ended = True
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Leave out what the Trainer does after an epoch: this one is not over, and time is short."""
+        if self.ended:
+            control.should_save = False
+            control.should_evaluate = False
 
 
 class _EpochSize(int):

@@ -35,7 +35,7 @@ MAX_WAIT_S = 30.0  # of one lease call
 LOOK_AGAIN_S = 1.0  # a waiting call looks at least so often, and so stays known as waiting
 CALL_BACK_S = 0.2  # between two rounds of `wanted` events of a dataset
 REAPER_PAUSE_S = 1.0  # after a failure of the reaper itself
-STOPPED_S = 1.0  # a master that is so late was stopped itself, or its machine was
+STOPPED_S = 1.0  # a master that wakes so late was stopped itself, or its machine was; it looks as often
 
 
 class SessionStream:
@@ -91,6 +91,7 @@ class MasterHost:
         self._deadlines_changed = asyncio.Event()
         self._reaps_at: float | None = None  # None: whenever a deadline comes up
         self._reaper: asyncio.Task[None] | None = None
+        self._woke_at = -math.inf  # by time.monotonic(): when this process last went on after a stop
         dispatcher.history.set_wall(clock(), time.time())
         self.draining = False  # about to stop
 
@@ -290,14 +291,22 @@ class MasterHost:
         self._deadlines_changed.clear()
         self._reaps_at = deadline = self.dispatcher.next_deadline(self._clock())
         wait_s = math.inf if deadline is None else max(0.0, deadline - self._clock())
-        begun = time.monotonic()
-        await _set_within(self._deadlines_changed, None if deadline is None else wait_s)
-        if time.monotonic() - begun > wait_s + STOPPED_S:
-            # The silence was this process' own: what trainers said meanwhile is heard first.
-            await asyncio.sleep(self.dispatcher.members.heartbeat_s)
+        await self._wait(wait_s, self._deadlines_changed)
+        # The silence may have been this process' own: what trainers said meanwhile is heard first.
+        while (left := self._woke_at + self.dispatcher.members.heartbeat_s - time.monotonic()) > 0:
+            await self._wait(left, asyncio.Event())
         released = self.apply(lambda dispatcher, now: dispatcher.expire(now))
         log_released(tuple(item for item in released if not item.stalled), "expired")
         log_released(tuple(item for item in released if item.stalled), "stalled")
+
+    async def _wait(self, seconds: float, event: asyncio.Event) -> None:
+        """Wait so long, or until the event is set, and note where this process was stopped meanwhile."""
+        until = time.monotonic() + seconds
+        while not event.is_set() and (left := until - (begun := time.monotonic())) > 0:
+            step = min(left, STOPPED_S)
+            await _set_within(event, step)
+            if time.monotonic() - begun > step + STOPPED_S:
+                self._woke_at = time.monotonic()
 
     def __repr__(self) -> str:
         return f"<MasterHost {self.dispatcher!r} streams={len(self._streams)}>"

@@ -70,7 +70,7 @@ class Gate(grpc.aio.ServerInterceptor):
 async def _refuse(requests: Any, context: Any) -> None:
     refusal = AccessDenied(
         "the master wants the token that it was started with, and the call has not that one: "
-        "give EDL_MASTER_TOKEN_FILE=PATH, or token_file= of Credentials.read()"
+        "give EDL_MASTER_TOKEN_FILE=PATH, --token-file PATH, or token_file= of Credentials.read()"
     )
     await context.abort(*to_status(refusal))
 

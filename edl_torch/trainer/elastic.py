@@ -39,6 +39,7 @@ class ElasticPasses:
         self.discarded = 0  # how often a batch in hand failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
         self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
+        self._failed = False  # the batch that the loop has is in quarantine
         self._promised: Ticket = ()  # of the next step, on which the ranks have agreed
 
     def __repr__(self) -> str:
@@ -56,7 +57,7 @@ class ElasticPasses:
             self._withdraw()
         state.steps.begin_pass()
         yield from self.batch_requested()
-        self._exhausted = False
+        self._exhausted = self._failed = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
 
@@ -106,7 +107,7 @@ class ElasticPasses:
         """Give back what the loop has not finished with. Returns how many batches it was handed of that."""
         state, steps = self._state, self._state.steps
         in_hand = steps.in_hand if steps.attached else state.inflight.batches
-        if self._in_hand is None:  # those before the padding batch are not in hand any more
+        if self._in_hand is None or self._failed:  # those before it are not in hand any more
             in_hand = min(in_hand, steps.ahead)
         self.discarded += bool(in_hand)
         returned = state.inflight.handed(in_hand, steps.untouched)
@@ -252,6 +253,7 @@ class ElasticPasses:
             return False
         self.phase = LOOP[self.phase, Loop.TRAINING]
         self._state.steps.handed()
+        self._failed = self._failed and self._state.steps.is_told
         self._in_hand = holds
         return True
 
@@ -317,6 +319,7 @@ class ElasticPasses:
             )
         if not steps.attached:
             self._settle(steps.ahead, Way.NEXT)
+        self._failed = False
         if not padding:
             steps.passed_on()
         yield from self._reporter.send()
@@ -375,7 +378,7 @@ class ElasticPasses:
         Or the whole window: each batch that was handed out and is not acknowledged, if there is one.
         """
         state = self._state
-        if not state.inflight.batches if window else self._in_hand is None:
+        if not state.inflight.batches if window else self._in_hand is None or self._failed:
             return
         if state.steps.ahead:
             raise AccountingError(
@@ -405,10 +408,11 @@ class ElasticPasses:
     def fail_batch(self, reason: str) -> Procedure[None]:
         """Put the batch in hand into quarantine: it could not be trained on. Padding has no records."""
         state = self._state
-        if self._in_hand is None:
+        if self._in_hand is None or self._failed:
             return
         failures = state.inflight.fail_batch(reason, state.steps.ahead)
         state.steps.failed()
+        self._failed = True
         self.discarded += 1
         state.outbox.note(failures=failures)
         yield from self._reporter.send()

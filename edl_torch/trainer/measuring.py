@@ -1,41 +1,38 @@
 """Measures of this trainer as they grow: counters that the training loop adds to.
 
-They cost a batch one or two microseconds. They must not know a clock, nor what the measures are for.
+They cost a batch half a microsecond, and twice that where other code has the caches. They must not know a
+clock, nor what the measures are for.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from math import frexp
-
 from edl_torch.core.measures import BUCKETS, LEAST_EXPONENT, Histogram, Measures
 
-_SHORTEST_S = 1e-9  # stands for no time at all, which has no exponent
+_FIRST_BOUNDS = 2.0**-LEAST_EXPONENT  # in a second
+_POWERS = 64  # of two first bounds: more seconds than any clock counts
 
 
 class Durations:
     """A histogram that durations are added to."""
 
-    __slots__ = ("_by_exponent", "_sum_s")
+    __slots__ = ("_by_power", "_sum_s")
 
     def __init__(self) -> None:
-        self._by_exponent: defaultdict[int, int] = defaultdict(int)
+        self._by_power = [0] * _POWERS
         self._sum_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one duration. Called twice a batch: it is put into a bucket when somebody looks."""
-        self._by_exponent[frexp(seconds or _SHORTEST_S)[1]] += 1
+        """Count one duration. Called twice a batch: `frexp`, which makes a tuple, takes twice as long."""
+        self._by_power[int(seconds * _FIRST_BOUNDS).bit_length()] += 1
         self._sum_s += seconds
 
     def histogram(self) -> Histogram:
         """Return what was counted by now."""
-        counts = [0] * BUCKETS
-        for exponent, count in self._by_exponent.copy().items():
-            counts[min(max(exponent - LEAST_EXPONENT, 0), BUCKETS - 1)] += count
-        return Histogram(counts=tuple(counts), sum_s=self._sum_s)
+        counts = self._by_power.copy()
+        return Histogram(counts=(*counts[: BUCKETS - 1], sum(counts[BUCKETS - 1 :])), sum_s=self._sum_s)
 
     def __repr__(self) -> str:
-        return f"<Durations {sum(self._by_exponent.values())} in {self._sum_s:.3f} s>"
+        return f"<Durations {sum(self._by_power)} in {self._sum_s:.3f} s>"
 
 
 class Measuring:

@@ -170,7 +170,7 @@ def test_token_without_the_certificate_is_not_enough(start, token, certificates)
 def test_certificate_without_the_token_is_not_enough(start, token, certificates):
     master = start(door(certificates, client_ca=certificates.ca, token=token))
     before = master.digest
-    with pytest.raises(AccessDenied, match="EDL_MASTER_TOKEN_FILE"):
+    with pytest.raises(AccessDenied, match="EDL_MASTER_TOKEN_FILE=PATH, --token-file PATH"):
         master.client(credentials(certificates, own=certificates.trainer)).register(register())
     assert master.digest == before
 

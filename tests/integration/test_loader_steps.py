@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from loader_kit import acknowledged, all_records, elastic, flat, numbers, once, take, trainer
+from loader_kit import acknowledged, all_records, elastic, flat, numbers, once, quarantined, take, trainer
 
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.testing import FakeMaster
@@ -274,12 +274,37 @@ def test_a_failed_batch_is_the_one_in_hand_even_when_others_were_read_ahead() ->
             seen.append(numbers(batch))
             if len(seen) == 2:
                 service.report_batch_done(err_msg="NaN loss")
-        from loader_kit import quarantined
-
         assert quarantined(fake, service) == once(seen[1])
         assert take(iter(elastic(dataset)), 1) == []
         assert service.finished
     fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("then", ["leave", "fail", "give back"])
+@pytest.mark.parametrize("told", [False, True])
+def test_a_failed_batch_does_not_take_those_with_it_that_were_gathered_before(told: bool, then: str) -> None:
+    fake = FakeMaster()
+    weight = torch.nn.Parameter(torch.ones(()))
+    sgd = torch.optim.SGD([weight], lr=0.1)
+    with trainer(fake, max_bad_records=10, lookahead="told" if told else 0) as (service, dataset):
+        service.attach(sgd)
+        loader = elastic(dataset)
+        seen = []
+        for batch in loader:
+            if told:
+                loader.passed_on()
+            seen.append(numbers(batch))
+            if len(seen) == 2:
+                service.report_batch_done(err_msg="NaN loss")
+                if then == "fail":
+                    service.report_batch_done(err_msg="said again")
+                if then == "give back":
+                    loader.give_back()
+                break
+        weight.grad = torch.zeros(())
+        sgd.step()  # on what was gathered before
+        assert acknowledged(fake, service) == once(seen[0])
+        assert quarantined(fake, service) == once(seen[1])
 
 
 @pytest.mark.parametrize("reported", [False, True])
@@ -570,6 +595,21 @@ def test_an_engine_that_is_detached_is_as_it_was() -> None:
         service.attach(engine)
         service.detach(engine)
         assert "step" not in vars(engine)
+
+
+def test_an_engine_that_one_service_has_detached_steps_for_the_other() -> None:
+    engine: Any = Engine(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), accumulation=1)
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        with trainer(FakeMaster()) as (first, _):
+            first.attach(engine)
+            service.attach(engine)
+        loop = iter(elastic(dataset))
+        seen = take(loop, 1)
+        engine.step()
+        assert acknowledged(fake, service) == once(flat(seen))
+        service.detach(engine)
+        engine.step()
 
 
 def test_a_scheduler_is_no_optimizer() -> None:

@@ -95,6 +95,20 @@ def stop_by_service_close(loader: Any, seen: list[list[int]]) -> None:
 STOPS = [stop_by_break, stop_by_exception, stop_by_del, stop_by_loader_close, stop_by_service_close]
 
 
+def test_a_loop_inside_a_loop_that_are_both_left_give_back_the_batch_in_hand() -> None:
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        loader = elastic(dataset)
+        for _ in loader:
+            for batch in loader:  # ends the iteration around it
+                left = numbers(batch)
+                break
+            break  # its iterator goes after the newer one's
+        service.state_dict()
+        assert not acknowledged(fake, service)
+        assert numbers(next(iter(loader))) == left
+
+
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import pytest
 import torch
 from loader_kit import (
     UNEVEN,
+    NumberReader,
     PickingReader,
     acknowledged,
     all_records,
@@ -189,6 +191,29 @@ def test_a_loop_that_is_left_gives_back_what_threads_have_read(how: str) -> None
 
 def fail() -> None:
     raise RuntimeError("the loop fails")
+
+
+@pytest.mark.parametrize("kind", [NumberReader, PickingReader, Safe])
+def test_a_loop_that_is_left_after_a_bad_record_needs_no_garbage_collector(kind: Any) -> None:
+    class Broken(kind):  # type: ignore[misc]
+        def number(self, name: str, index: int) -> int:
+            number: int = super().number(name, index)
+            if number == 0:
+                raise OSError("no byte of 0")
+            return number
+
+    fake = FakeMaster()
+    dataset = {"on_bad_record": "quarantine", "transform": float, "seed_transforms": True, "shuffle": True}
+    gc.disable()
+    try:
+        with trainer(fake, Broken({"a": 6}), max_bad_records=1, dataset=dataset) as (service, made):
+            loader = elastic(made, num_threads=1)
+            for _ in loader:
+                break
+            service.state_dict()
+            assert not acknowledged(fake, service)
+    finally:
+        gc.enable()
 
 
 def test_ctrl_c_while_a_read_hangs_ends_the_loop_at_once() -> None:

@@ -12,6 +12,7 @@ from statuses import dataset_status, master_status, trainer_status
 
 from edl_torch.cli import top
 from edl_torch.cli.figures import duration, percent, rate, share, short
+from edl_torch.cli.main import main
 from edl_torch.core.calls import MasterStatus, TrainerState
 from edl_torch.core.events import Event, EventKind
 from edl_torch.core.measures import Histogram, Measures
@@ -45,6 +46,22 @@ def test_it_shows_datasets_trainers_and_events() -> None:
     place = {name: next(i for i, line in enumerate(lines) if name in line) for name in ("w\\x1b", "v ")}
     assert place["v "] < place["w\\x1b"]  # trouble first
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("terminal", ["", "dumb"])
+def test_without_a_screen_it_names_the_command_that_prints(
+    terminal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):  # rich draws then
+        monkeypatch.delenv(name, raising=False)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", terminal)
+    assert main(["top", "--addr", "127.0.0.1:1"]) == 2  # before any master is asked
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "edl-torch status --watch" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_it_shows_what_a_batch_takes_to_read_and_to_transform() -> None:

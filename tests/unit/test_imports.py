@@ -63,7 +63,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "tensorflow": ("integrations.tensorflow",),
     "lightning": ("integrations.lightning",),
     "accelerate": ("integrations.accelerate",),
-    "transformers": ("integrations.transformers", "integrations._transformers_notices"),
+    "transformers": ("integrations.transformers",),
     "torchtitan": ("integrations.torchtitan",),
     "torchft": (),
     "tyro": ("integrations.torchtitan",),

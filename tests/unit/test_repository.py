@@ -52,6 +52,42 @@ def test_the_changelog_begins_with_this_version_or_what_follows_it() -> None:
     assert top in ("Unreleased", edl_torch.__version__)
 
 
+def missing_for_a_release(changelog: str, pyproject: dict[str, Any], readme: str) -> list[str]:
+    """What docs/releasing.md asks for and is not there; nothing while the top section has no day."""
+    section = re.search(r"^## (.+)", changelog, re.M)
+    assert section is not None
+    if not re.search(r"\d{4}-\d\d-\d\d", section[1]):
+        return []
+    page = (ROOT / "docs/releasing.md").read_text()
+    asked = tomllib.loads(page.partition("```toml\n")[2].partition("```")[0])["project"]["urls"]
+    named = pyproject["project"].get("urls", {})
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    return [
+        *(label for label in asked if not re.match(r"https://(?!HOST/)", named.get(label, ""))),
+        *(link for link in links if not link.startswith(("https://", "#"))),
+    ]
+
+
+def test_a_release_names_the_home_of_the_project() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert missing_for_a_release((ROOT / "CHANGELOG.md").read_text(), project(), readme) == []
+
+
+def test_a_release_without_a_home_is_refused() -> None:
+    released, readme = (
+        "# Changelog\n\n## 0.1.0 (2027-01-31)\n",
+        "[one](docs/tutorial.md) [two](https://a.example)",
+    )
+    urls = dict.fromkeys(
+        ("Homepage", "Documentation", "Source", "Issues", "Changelog"), "https://a.example/b"
+    )
+    assert missing_for_a_release(released, {"project": {}}, readme) == [*urls, "docs/tutorial.md"]
+    placeholder = {"project": {"urls": {**urls, "Source": "https://HOST/OWNER/edl_torch"}}}
+    assert missing_for_a_release(released, placeholder, "") == ["Source"]
+    assert missing_for_a_release(released, {"project": {"urls": urls}}, "[two](https://a.example)") == []
+    assert missing_for_a_release("## 0.1.0 (not published yet)\n", {"project": {}}, readme) == []
+
+
 def test_hooks_and_tests_lint_with_the_same_ruff() -> None:
     (hook,) = loaded(".pre-commit-config.yaml")["repos"]
     pinned = re.search(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.M)

@@ -23,13 +23,17 @@ from edl_torch.integrations.deepspeed import prepare
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a job is. `every` is the number of steps between checkpoints; 0: an epoch."""
+    """What a job is. `every` is the number of steps between checkpoints; 0: an epoch.
+
+    With `universal` it goes on from a checkpoint that was made universal.
+    """
 
     stage: int = 0
     ranks: int = 1
     workers: int = 0
     accumulate: int = 1
     every: int = 1
+    universal: bool = False
     records: int = RECORDS
     step_s: float = 0.0  # how long a batch takes at least
     death: Death = field(default_factory=Death)
@@ -48,7 +52,10 @@ class TwoGroups(torch.nn.Module):
 
 
 class Counter(torch.optim.Optimizer):
-    """Adds to each count what the gradient says, where a record's share is one of `records`, a whole step."""
+    """Adds to each count what the gradient says, where a record's share is one of `records`, a whole step.
+
+    Its own state has the names of Adam's, which a universal checkpoint needs, and the same counts.
+    """
 
     def __init__(self, groups: Any, *, records: int) -> None:
         super().__init__(groups, {"lr": 1.0})
@@ -62,6 +69,16 @@ class Counter(torch.optim.Optimizer):
                     times = -counts.grad * self.records
                     assert torch.allclose(times, times.round(), atol=1e-4), times
                     counts += times.round()
+                    self._remember(counts, times.round())
+
+    def _remember(self, counts: torch.Tensor, times: torch.Tensor) -> None:
+        state = self.state[counts]
+        if not state:
+            state.update(step=0, exp_avg=torch.zeros_like(counts), exp_avg_sq=torch.zeros_like(counts))
+        state["step"] += 1
+        state["exp_avg"] += times
+        now = times > 0  # what stage 3 fills its parts up with is anything
+        assert torch.equal(state["exp_avg"][now], counts[now]), "the optimizer's state is not of this model"
 
 
 def run(folder: Path, settings: Settings) -> None:
@@ -81,6 +98,7 @@ def run(folder: Path, settings: Settings) -> None:
         "gradient_accumulation_steps": settings.accumulate,
         "zero_optimization": {"stage": settings.stage, "stage3_param_persistence_threshold": 0},
         "zero_allow_untested_optimizer": True,
+        "checkpoint": {"load_universal": settings.universal},
     }
     optimizer = Counter(groups, records=BATCH * ranks * settings.accumulate)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)

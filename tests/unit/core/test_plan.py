@@ -203,6 +203,7 @@ def test_windows_are_runs_of_shards_in_the_order_of_the_epoch(spec: DatasetSpec,
     for position, window in enumerate(windows):
         assert plan.records_before(epoch, position) == before
         records = sum(plan.length(shard) for shard in plan.shards_in(epoch, window))
+        assert plan.num_shards_in(epoch, window) == len(plan.shards_in(epoch, window))
         assert plan.records_in(epoch, window) == records
         numbers = np.arange(before, before + records)
         assert plan.window_starts(epoch, numbers).tolist() == [before] * records
@@ -253,7 +254,7 @@ def test_only_records_shuffled_in_shards_have_windows() -> None:
 def test_a_shard_inside_of_a_window_names_none() -> None:
     plan = Plan(replace(SPEC, shuffle_window=3, **WINDOWED))
     inside = plan.shard_at(0, 1)
-    for call in (plan.window_position, plan.records_in, plan.shards_in):
+    for call in (plan.window_position, plan.records_in, plan.shards_in, plan.num_shards_in):
         with pytest.raises(InvalidArgument, match=rf"no window .* begins with shard {inside} in epoch 0"):
             call(0, inside)
     with pytest.raises(InvalidArgument, match="no window"):
@@ -276,6 +277,8 @@ def test_windows_of_shards_that_are_more_than_64_bits_are_refused() -> None:
     sources = tuple(Source(name=str(i), count=1) for i in range(3))
     spec = DatasetSpec(name="t", sources=sources, records_per_shard=2**61)
     assert Plan(spec).records_before(0, 3) == 3
+    more = tuple(Source(name=str(i), count=1) for i in range(9))
+    assert Plan(replace(spec, sources=more)).records_before(0, 9) == 9
     with pytest.raises(InvalidArgument, match="3 shards of 2305843009213693952 records"):
         Plan(replace(spec, shuffle_window=2, shuffle_in_shard=True))
 

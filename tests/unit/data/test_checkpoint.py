@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.data import checkpoint
 from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
 from edl_torch.errors import CheckpointError, InvalidArgument, StaleLease, TokenError
 from edl_torch.testing import FakeMaster
@@ -394,3 +396,40 @@ def test_ranks_that_would_not_agree_on_a_checkpoint_are_refused(
         with pytest.raises(InvalidArgument, match="2 ranks, and 1 of them"):
             act(tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError(28, "disk full"), "disk full"), (OSError("cut"), "cut")]
+)
+def test_what_the_system_says_is_said(
+    error: OSError, reason: str, tmp_path: Path, new_job: NewJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> None:
+        raise error
+
+    assert checkpoint._reasons(error) == reason
+    monkeypatch.setattr(checkpoint, "_sync", fails)
+    with pytest.raises(CheckpointError, match=rf"'.*00000001' cannot be written: {reason}$"):
+        new_job().save(tmp_path)
+
+
+def test_a_folder_that_others_are_removing_too_is_left_to_them(
+    tmp_path: Path, new_job: NewJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "00000007.partial").mkdir()
+    removed: list[bool] = []
+    monkeypatch.setattr(
+        checkpoint.shutil, "rmtree", lambda path, ignore_errors: removed.append(ignore_errors)
+    )
+    new_job().save(tmp_path)
+    assert removed == [True]
+
+
+class Unknown:
+    """Nothing that a checkpoint may hold."""
+
+
+def test_nothing_in_a_checkpoint_is_run(tmp_path: Path, new_job: NewJob) -> None:
+    new_job().save(tmp_path, own=Unknown())
+    with pytest.raises(pickle.UnpicklingError, match="Unknown"):
+        new_job().load(tmp_path)

@@ -104,3 +104,18 @@ def test_a_failing_collate_does_not_leave_its_positions_to_the_next_batch() -> N
         ticketed(fail, tally)([1, 2])
     run[2] = 4
     assert ticketed(list, tally)([3, 4]).ticket == ((1, 2, 4),)
+
+
+def test_random_numbers_that_were_lent_to_records_are_put_back_before_the_users_collate_draws() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(5)
+    generators, tally = Generators(after_each=False), Tally()
+    generators.seeded(lambda record: torch.rand(1))(7, 11)
+    assert generators.lent is not None
+    tally.start(1, 0)[2] = 1
+    collate = TicketedCollate(
+        lambda samples: torch.rand(3).tolist(), tally, ReadingTimes(), generators, batched=True
+    )
+    assert collate([7]).batch == expected
+    assert generators.lent is None

@@ -249,3 +249,39 @@ def test_batches_of_other_kinds_from_each_source_are_read_by_source() -> None:
     assert [int(number) for _, batch in batches for number in batch] == in_order(plan, grant)
     for _, batch in batches:
         assert batch.dtype == (np.int32 if batch[0] < 1000 else np.int64)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "together"),
+    [
+        ((2, 3), (1, 3), (3, 3)),
+        ((2,), (1,), (3,)),
+        ((2, 3), (1, 4), None),
+        ((2, 3, 4), (1, 3, 5), None),
+        ((2, 3), (1,), None),
+        ((), (), None),
+    ],
+)
+def test_arrays_of_equal_rows_make_one(left: Any, right: Any, together: Any) -> None:
+    joined = columns._joined([np.zeros(left), np.zeros(right)])
+    assert joined is None if together is None else joined.shape == together
+
+
+def test_a_batch_that_is_read_by_itself_is_not_read_again() -> None:
+    plan = planned(in_shard=True, window=8, counts={"a": 12})
+    reader = Columns(bad=frozenset(in_order(plan, grant_of(plan))[:1]))
+    read(reader, plan, size=1)
+    assert [len(asked) for asked in reader.asked] == [1, 1, 1, 1, 10], (
+        "thrice: alone, as a batch, and by name"
+    )
+
+
+def test_a_source_that_is_gone_is_named_by_the_first_record_of_its_batch() -> None:
+    with pytest.raises(SourceUnavailable, match="record 0 of 'a'"):
+        read(Columns(down=frozenset({2})), PLANS["stored"])
+
+
+def test_batches_that_nobody_can_put_together_are_tried_once() -> None:
+    reader, plan = Texts(), planned(in_shard=True, window=8, counts={"a": 40})
+    read(reader, plan)
+    assert [len(asked) for asked in reader.asked] == [SIZE, *[SIZE] * 10]

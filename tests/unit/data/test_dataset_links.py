@@ -42,6 +42,13 @@ def test_a_loader_worker_serves_an_iteration_and_ends_with_its_trainer(
     assert told == ["ends with its parent", ("worker 2", "12:3")]
 
 
+def test_what_reading_imports_is_imported_before_workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[Any] = []
+    monkeypatch.setattr(module, "import_for_reading", imported.append)
+    with trainer(FakeMaster()) as (_, dataset):
+        assert imported == [dataset.reader]
+
+
 def test_another_child_serves_none(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with trainer(FakeMaster()) as (_, dataset):
         for pid in (7, 7, 8):
@@ -86,10 +93,13 @@ def test_an_iteration_ends_the_threads_of_the_one_before() -> None:
     threading = Threading(threads=1, ahead=1, batch_size=4, collate=None)
     with trainer(FakeMaster()) as (_, dataset):
         dataset._bind(Feed(columnar=False, list_size=4, threading=threading))
-        first = iter(dataset)
+        first_batches = iter(dataset)
+        first = dataset._reading()
         assert "alive=1" in repr(first)
-        second = iter(dataset)
+        second_batches = iter(dataset)
         assert "alive=0" in repr(first)
+        second = dataset._reading()
         assert "alive=1" in repr(second)
+        assert first_batches is not second_batches
         dataset._end_reading()
         assert "alive=0" in repr(second)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
+from edl_torch.data.batch_memory import shared_segment
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.transport import IN_MESSAGE_BYTES
 from edl_torch.errors import InvalidArgument
@@ -192,7 +193,7 @@ def test_small_batches_take_no_shared_memory_in_a_worker():
 
 
 def _is_shared(samples: list[Any]) -> bool:
-    return bool(to_batch(samples).is_shared())
+    return shared_segment(to_batch(samples)) is not None
 
 
 def test_a_users_own_entry_in_torchs_table_is_kept(monkeypatch):

@@ -9,6 +9,7 @@ import torch
 
 from edl_torch import ElasticDataLoader
 from edl_torch.data.padded_pass import FIRST_WAIT_S, PaddedPass
+from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
 
 
@@ -106,3 +107,41 @@ def test_a_step_is_taken_with_a_batch_or_a_padding_batch(has_one: bool) -> None:
     assert stepping._step() == (("own", 3) if has_one else ("padding", 0))
     assert stepping._stepped
     assert noted == (["own", 3] if has_one else [])
+
+
+def test_a_pass_sees_to_the_padding_batch_before_it() -> None:
+    done: list[object] = []
+    stepping = PaddedPass.__new__(PaddedPass)
+    stepping._statistics = SimpleNamespace(  # type: ignore[assignment]
+        let_go=lambda: done.append("lets go"), keep=lambda: done.append("keeps")
+    )
+    stepping._weights = SimpleNamespace(  # type: ignore[assignment]
+        warn_of_padding=lambda: done.append("warns"), step=done.append
+    )
+    stepping._passes = SimpleNamespace(  # type: ignore[assignment]
+        pad=lambda: done.append("pads"), close=lambda number: done.append(f"ends {number}")
+    )
+    stepping._let_go = lambda: done.append("ends threads")  # type: ignore[method-assign]
+    stepping._number = 7
+    stepping._padding = SimpleNamespace(batch=lambda: "a copy")  # type: ignore[assignment]
+    assert stepping._pad() == "a copy"
+    assert done == ["pads", 0, "keeps"]
+    done.clear()
+    stepping._closed = False
+    stepping.close()
+    assert done == ["lets go", "ends 7", "ends threads"]
+    done.clear()
+    stepping._pid = -1
+    with pytest.raises(ServiceClosed, match="was forked from"):
+        stepping._request()
+    assert done == ["lets go", "warns"]
+
+
+def test_a_pass_begins_without_a_step() -> None:
+    with loader_of(8, FakeMaster()) as loader:
+        loader.keep_stepping()
+        batches = iter(loader)
+        assert isinstance(batches, PaddedPass)
+        assert not batches._stepped
+        next(batches)
+        assert batches._stepped

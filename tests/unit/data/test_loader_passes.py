@@ -12,9 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from loader_kit import all_records, elastic, flat, take, trainer
 
 from edl_torch import ElasticDataLoader
+from edl_torch.data import inner_loader
+from edl_torch.data import loader as module
 from edl_torch.data.loader_pass import LoaderPass, in_own_words
 from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.testing import FakeMaster, wait_until
@@ -214,20 +217,81 @@ class Own(EdlError):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("died", [False, True])
-def test_workers_outlive_their_pass_where_they_are_persistent_and_alive(died: bool, persistent: bool) -> None:
+def test_workers_outlive_their_pass_where_they_are_persistent(persistent: bool) -> None:
     done: list[str] = []
     ending = LoaderPass.__new__(LoaderPass)
     ending._loader = SimpleNamespace(  # type: ignore[assignment]
         persistent_workers=persistent, end_threads=lambda: done.append("threads")
     )
     ending._inner = SimpleNamespace(_shutdown_workers=lambda: done.append("workers"))  # type: ignore[assignment]
-    ending._worker_died = died
     ending._let_go()
-    assert done == (["threads"] if persistent and not died else ["threads", "workers"])
+    assert done == (["threads"] if persistent else ["threads", "workers"])
     assert ending._inner is None
     ending._let_go()
     assert done.count("workers") < 2
+
+
+def test_workers_of_which_one_has_died_are_ended_though_they_persist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[str] = []
+    with trainer(FakeMaster()) as (service, dataset):
+        monkeypatch.setattr(service._live_session, "broken_streams", lambda timeout_s: {})
+        loader = elastic(dataset)
+        loader._inner.persistent_workers = True
+        loader._inner.end_workers = lambda: ended.append("workers")  # type: ignore[method-assign]
+        batches = iter(loader)
+        next(batches)
+        batches._inner = map(dies, [7])
+        with pytest.raises(
+            LoaderWorkerDied, match=r"^DataLoader worker \(pid 7\) is gone\. It held no record; "
+        ):
+            next(batches)
+    assert ended == ["workers"]
+
+
+def dies(pid: int) -> None:
+    raise RuntimeError(f"DataLoader worker (pid {pid}) is gone. ")
+
+
+def test_the_loop_is_given_a_batch_that_is_weighed_and_counted() -> None:
+    with trainer(FakeMaster()) as (service, dataset):
+        loader = elastic(dataset)
+        batches = iter(loader)
+        for number in (1, 2):
+            next(batches)
+            assert loader.weight == 4
+            measuring = service._live_session.trainer.state.measuring
+            assert (measuring.batches, measuring.records) == (number, 4 * number)
+        batches.close()
+        assert loader.weight == 0
+        assert list(batches) == []
+
+
+def test_an_iterator_that_was_closed_is_over_whoever_iterates_anew() -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = elastic(dataset)
+        older, newest = iter(loader), iter(loader)
+        older.close()
+        assert list(older) == []
+        assert next(newest) is not None
+        left = iter(loader)
+        next(left)
+        iter(elastic(dataset))
+        with pytest.raises(ConcurrentIteration):
+            next(left)
+        assert left._inner is None, "nothing keeps what it has read"
+
+
+def test_loader_workers_that_are_ended_are_not_those_of_the_next_pass() -> None:
+    """torch's loader keeps the iterator whose workers persist."""
+    with trainer(FakeMaster()) as (_, dataset):
+        inner = elastic(dataset)._inner
+        inner.end_workers()
+        assert inner.loader is None
+        inner.loader = SimpleNamespace(_iterator=object())  # type: ignore[assignment]
+        inner.end_workers()
+        assert inner.loader._iterator is None  # type: ignore[union-attr]
 
 
 def test_persistent_workers_are_those_of_the_pass_before() -> None:
@@ -267,3 +331,98 @@ def test_a_worker_that_dies_names_its_records_and_they_are_read_again() -> None:
         assert {7} < set(flat(take(iter(loader), 100)))
         assert service.finished
     fake.outcomes["training"].check_complete(1)
+
+
+def test_a_loop_is_warned_of_lost_gradients_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def warns(service: Any) -> bool:
+        asked.append(service)
+        return len(asked) == 2
+
+    monkeypatch.setattr(module, "warn_of_lost_gradients", warns)
+    with trainer(FakeMaster()) as (service, dataset):
+        loader = elastic(dataset)
+        for _ in range(4):
+            iter(loader)
+        assert asked == [service, service]
+
+
+def test_gradients_are_forgotten_where_the_data_went_back() -> None:
+    restarted: list[bool] = []
+    with trainer(FakeMaster()) as (service, dataset):
+        loader = elastic(dataset)
+        loader._weights.restart = lambda: restarted.append(True)  # type: ignore[method-assign]
+        beginning = service.state_dict()
+        iter(loader)
+        iter(loader)
+        assert len(restarted) == 1
+        loader.load_state_dict(beginning)
+        iter(loader)
+        assert len(restarted) == 2
+
+
+def test_a_loader_that_is_closed_looks_for_no_notice_any_more() -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        loader = elastic(dataset)
+        assert not loader.preempted
+        assert loader._notice._listens
+        loader.close()
+        assert not loader._notice._listens
+
+
+class Torchs:
+    """A loader of torch's with workers; what it begins is the second one's."""
+
+    multiprocessing_context = None
+    num_workers = 1
+
+    def __init__(self, iterator: object) -> None:
+        self._iterator = iterator
+
+    def __iter__(self) -> Any:
+        yield from ()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_workers_are_started_without_an_interrupt_among_them(
+    begun: bool, persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that persist are only told to begin anew, which may take as long as they like."""
+    started: list[bool] = []
+
+    def whole(function: Any, loader: Any) -> Any:
+        started.append(True)
+        return function(loader)
+
+    monkeypatch.setattr(inner_loader, "whole", whole)
+    with trainer(FakeMaster()) as (_, dataset):
+        inner = elastic(dataset)._inner
+        inner.persistent_workers = persistent
+        inner._start(Torchs(object() if begun else None))  # type: ignore[arg-type]
+    assert started == [True] * (not (persistent and begun))
+
+
+@pytest.mark.parametrize(("arguments", "kind"), [({}, torch.Tensor), ({"collate_fn": list}, list)])
+def test_threads_collate_as_the_loader_does(arguments: Any, kind: type) -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        assert {type(batch) for batch in elastic(dataset, num_threads=1, **arguments)} == {kind}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("session_closed", [False, True])
+def test_an_iterator_that_is_asked_after_its_end_lets_go_of_all(session_closed: bool, closed: bool) -> None:
+    done: list[object] = []
+    ending = LoaderPass.__new__(LoaderPass)
+    ending._number = 7
+    ending._session = SimpleNamespace(closed=session_closed)  # type: ignore[assignment]
+    ending._passes = SimpleNamespace(  # type: ignore[assignment]
+        loop_left=done.append, check_newest=lambda number: done.append("looks for a newer one")
+    )
+    ending._let_go = lambda: done.append("lets go")  # type: ignore[method-assign]
+    ending._closed = closed
+    with pytest.raises(ServiceClosed if session_closed and not closed else StopIteration):
+        ending._end_early()
+    ending._closed = True  # whatever it was: the finaliser has nothing to do here
+    assert done == [7, "lets go", *["looks for a newer one"] * (not closed and not session_closed)]

@@ -118,3 +118,30 @@ def test_a_holder_that_cannot_read_sends_an_empty_parcel() -> None:
     with pytest.raises(BadRecord, match="no byte of 7"):
         holder._read_for_all(0.0)
     assert sent == [Parcel(discarded=2)]
+
+
+def test_a_report_may_be_unanswered_while_a_step_is_computed() -> None:
+    promised: list[tuple[object, int]] = []
+    voting = a_pass(
+        passes=SimpleNamespace(promise=lambda ticket, unanswered: promised.append((ticket, unanswered)))
+    )
+    voting._promise("ticket")
+    assert promised == [("ticket", 1)]
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+@pytest.mark.parametrize("bare", [0, 1])
+def test_a_step_is_taken_with_a_batch_or_with_one_of_another_rank(bare: int, has_one: bool) -> None:
+    kept: list[object] = []
+    stepping = a_pass(
+        pulled=SimpleNamespace(batch="own", size=3, ticket=()) if has_one else None,
+        padding=SimpleNamespace(keep=kept.append),
+        peers=SimpleNamespace(lend=lambda batch: batch or "lent"),
+        pad=lambda: "padding",
+        weights=SimpleNamespace(step=kept.append),
+        passes=SimpleNamespace(deliver=lambda ticket: True),
+        stepped=False,
+    )
+    assert stepping._take(SimpleNamespace(bare=bare)) == (("own", 3) if has_one else ("padding", 0))
+    assert stepping._stepped
+    assert kept == ["own"] * has_one + ["own" if has_one else "lent"] * bare + [3] * has_one

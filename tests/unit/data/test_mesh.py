@@ -74,3 +74,9 @@ def test_names_that_the_mesh_has_not_are_refused(mesh: Mesh, dp: Any, words: str
 def test_a_mesh_that_is_not_over_all_ranks_is_refused(first: int, world_size: int) -> None:
     with pytest.raises(InvalidArgument, match=f"all {world_size} ranks of the job"):
         parts(Mesh((2, 2), ("dp", "tp"), first), world_size=world_size)
+
+
+def test_the_dimension_of_a_mesh_without_names_is_that_of_the_data() -> None:
+    assert parts(Mesh((1,))) is None
+    assert parts(Mesh((4,), ("tp",)), "dp") is None
+    assert parts(Mesh((4,), ("tp",)), ("dp",)) is None

@@ -421,3 +421,13 @@ def test_rays_wrapper_that_reads_ahead_without_a_word_is_refused() -> None:
         with pytest.raises(InvalidArgument, match=r"reads one batch ahead.*give move_to_device=False"):
             eval("next(iter(loader), None)", as_ray_does)
         assert seen(loader) == [[float(n) for n in range(40)]]
+
+
+@pytest.mark.parametrize("given", [None, False, True])
+@pytest.mark.parametrize("images", [False, True])
+def test_transforms_of_images_are_seeded_unless_one_says_otherwise(images: bool, given: bool | None) -> None:
+    arguments: dict[str, Any] = {"target_transform": float} if images else {}
+    with ElasticDataLoader(
+        SQUARES, 8, seed_transforms=given, master_client=FakeMaster(), **arguments
+    ) as loader:
+        assert loader.dataset._seed_transforms is (images if given is None else given)

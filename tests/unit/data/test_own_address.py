@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -62,3 +63,24 @@ def test_connections_go_by_that_address(
     group = gloo._gloo(dist.PrefixStore("alone", dist.HashStore()), 0, 1, timedelta(seconds=5))
     assert (group.rank(), group.size()) == (0, 1)
     assert made == devices
+
+
+def test_connections_have_the_time_limit_that_is_given_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[object, ...]] = []
+
+    class Gloo:
+        _Options = SimpleNamespace
+
+        def __init__(self, *arguments: object) -> None:
+            made.append(arguments)
+
+        @staticmethod
+        def create_device(hostname: str) -> str:
+            return hostname
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", Gloo)
+    for address in (None, "10.0.0.1"):
+        monkeypatch.setattr(gloo, "_own_address", lambda store, address=address: address)
+        gloo._gloo("store", 1, 3, timedelta(seconds=5))  # type: ignore[arg-type]
+    options = SimpleNamespace(_timeout=timedelta(seconds=5), _devices=["10.0.0.1"])
+    assert made == [("store", 1, 3, timedelta(seconds=5)), ("store", 1, 3, options)]

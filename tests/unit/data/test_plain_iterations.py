@@ -6,13 +6,21 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from edl_torch.data.iterations import Iteration, Iterations, _asked_by, _persistent_loader, _yields_records
+from edl_torch.data.iterations import (
+    Iteration,
+    Iterations,
+    _asked_by,
+    _batch_size,
+    _persistent_loader,
+    _yields_records,
+)
 from edl_torch.errors import ForeignLoop
 
 
@@ -242,3 +250,24 @@ def test_a_loader_that_keeps_its_workers_is_known(persistent: bool) -> None:
     loader = Looks(Numbers(Iterations()), num_workers=1, persistent_workers=persistent)
     iter(loader)
     assert loader.found is (loader if persistent else None)
+
+
+@pytest.mark.parametrize(
+    ("state", "size"),
+    [
+        ({"_auto_collation": False}, 1),
+        ({"_auto_collation": True, "_index_sampler": SimpleNamespace(batch_size=5)}, 5),
+        ({"_auto_collation": True, "_index_sampler": object()}, 0),
+    ],
+)
+def test_the_size_of_a_whole_batch(state: dict[str, Any], size: int) -> None:
+    assert _batch_size({"_index_sampler": None, **state}) == size
+
+
+def test_an_iterator_that_is_gone_leaves_its_count_alone() -> None:
+    iterator, iteration = begun(Iterations())
+    next(iterator)
+    assert len(iteration._state) > 1
+    del iterator
+    gc.collect()
+    assert iteration._state == {"_num_yielded": 1}

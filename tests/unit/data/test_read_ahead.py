@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from edl_torch.data.padding import Statistics
@@ -46,3 +47,14 @@ def test_another_pass_begins_with_nothing_read_ahead() -> None:
     ahead.step(3)
     ahead.clear()
     assert len(ahead) == 0
+
+
+def test_a_loop_that_trains_on_padding_batches_read_ahead_is_warned() -> None:
+    weights = Weights()
+    ahead = ReadAhead(weights, Statistics())
+    ahead.step(0)
+    ahead.warn_of_padding()
+    ahead.passed_on()
+    weights.step(0)
+    with pytest.warns(UserWarning, match="got a padding batch"):
+        ahead.warn_of_padding()

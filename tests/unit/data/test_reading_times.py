@@ -15,10 +15,10 @@ from plan_kit import planned
 from edl_torch import ElasticDataLoader
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data import cells, dataset, reading, reading_times, threaded_reading
+from edl_torch.data import cells, dataset, reading, reading_times
 from edl_torch.data.reading import SampleList, SampleReader
 from edl_torch.data.reading_times import EACH_S, ReadingTimes, Times
-from edl_torch.data.seeding import record_seeds
+from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
@@ -64,7 +64,7 @@ class Slow(AbstractDataReader):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (cells, dataset, reading, reading_times, threaded_reading):
+    for module in (cells, dataset, reading, reading_times):
         monkeypatch.setattr(module, "perf_counter", clock)
     return clock
 
@@ -217,3 +217,67 @@ def test_of_columns_that_take_no_time_few_batches_are_timed(clock: Clock) -> Non
             times.clear()
     assert timed == [True] + [False] * 7
     assert times.due_at == clock.now + EACH_S
+
+
+def test_what_was_begun_of_an_abandoned_batch_is_in_no_other(clock: Clock) -> None:
+    times = ReadingTimes()
+    for begun in (1, 2):
+        records = times.reading(clock.works(READ_S, number) for number in range(3))
+        for _ in range(begun):
+            next(records)
+        times.clear()
+    asked_at = clock.now
+    assert next(times.reading(iter([clock.works(READ_S, 7)]))) == 7
+    times.drew(asked_at)
+    assert times.take() == (0.0, READ_S)
+
+
+def test_a_batch_is_timed_again_when_a_moment_has_passed(clock: Clock) -> None:
+    times = ReadingTimes()
+    clock.now = 0.0
+    assert times.begin_if_due()
+    times.clear()
+    clock.now = EACH_S / 2
+    assert not times.begin_if_due()
+    assert not times.timing
+    clock.now = EACH_S
+    assert times.begin_if_due()
+    assert times.timing
+
+
+def test_samples_are_made_anew_where_timing_changes_in_the_middle_of_a_lease_alone(clock: Clock) -> None:
+    parts: list[tuple[int, int]] = []
+
+    def to_samples(plan: Plan, part: Slice, records: Any) -> Any:
+        parts.append((part.skip, part.limit))
+        return records
+
+    for size, made in ((2, [(0, 6), (2, 4)]), (6, [(0, 6), (0, 6)])):
+        times = ReadingTimes()
+        samples = SampleList(size, times)
+        read = SampleReader(Slow(clock, 0.0), to_samples)
+        for grant in list(leases())[:2]:
+            list(read.lists(samples, PLAN, grant, [grant.task, 0, 0], lambda position, error: []))
+            if size == 2:
+                break
+        assert parts == made
+        parts.clear()
+
+
+def test_transforms_by_seed_are_timed_where_they_are(clock: Clock) -> None:
+    times = ReadingTimes()
+    batches = ThreadedReading(
+        Slow(clock),
+        PLAN,
+        leases(),
+        Tally(),
+        times,
+        lambda grant, position, error: None,
+        transform=lambda number: clock.works(TRANSFORM_S, torch.rand(1)),
+        generators=Generators(after_each=False),
+        threading=Threading(threads=1, ahead=1, batch_size=1, collate=None),
+        keeps_samples=False,
+    )
+    next(batches)
+    batches.close()
+    assert times.take()[1] == TRANSFORM_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 
 from edl_torch.data import rows as rows_module
 from edl_torch.data import transport
+from edl_torch.data.batch_memory import BatchMemory, shared_segment
 from edl_torch.data.convert import to_batch
-from edl_torch.data.rows import BatchMemory, Rows
+from edl_torch.data.rows import Rows
 from edl_torch.errors import InvalidArgument
 
 SIDE = 260  # four of them are more than a message
@@ -102,7 +102,7 @@ def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest
     for module in (transport, rows_module):
         monkeypatch.setattr(module, "get_worker_info", lambda: object())
     batch, rows = collated(KINDS["image and label"])
-    assert batch[0].is_shared()
+    assert shared_segment(batch[0]) is not None
     assert any(batch[0] is whole for whole in rows._wholes.values())
     assert same(batch, to_batch([KINDS["image and label"](n) for n in range(4)]))
 
@@ -128,54 +128,9 @@ def test_unusual_tensors_stay_where_they_are(value: torch.Tensor) -> None:
     assert Rows(4, BatchMemory()).place(value, 0) is value
 
 
-def test_memory_is_used_again_when_nobody_holds_the_batch() -> None:
-    memory, size = BatchMemory(), (4, SIDE, SIDE)
-    first, second = memory.tensor(size, torch.float32), memory.tensor(size, torch.float32)
-    places = [first.data_ptr(), second.data_ptr()]
-    assert len(set(places)) == 2
-    del first
-    again = memory.tensor((SIDE, 4, SIDE), torch.int32)
-    assert again.data_ptr() == places[0]
-    assert (again.shape, again.dtype) == ((SIDE, 4, SIDE), torch.int32)
-    assert memory.tensor(size, torch.float64).data_ptr() not in places
-
-
-HOLDERS: dict[str, Any] = {
-    "a view": lambda batch: batch[2:, 1],
-    "an array": lambda batch: batch.numpy(),
-    "an array of a view": lambda batch: batch[0].numpy()[3:],
-    "a storage": lambda batch: batch.untyped_storage(),
-    "another type": lambda batch: batch.view(torch.int32),
-    "autograd": lambda batch: (torch.ones(SIDE, requires_grad=True) * batch).sum(),
-    "DLPack": lambda batch: torch.utils.dlpack.to_dlpack(batch),
-    "a buffer": lambda batch: memoryview(batch.numpy()),
-}
-
-
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_memory_is_not_used_again_while_somebody_holds_it(holder: str) -> None:
-    memory, size = BatchMemory(), (4, SIDE, SIDE)
-    batch = memory.tensor(size, torch.float32)
-    place, held = batch.data_ptr(), HOLDERS[holder](batch)
-    del batch
-    assert memory.tensor(size, torch.float32).data_ptr() != place
-    del held
-    assert memory.tensor(size, torch.float32).data_ptr() == place
-
-
-def test_two_unused_batches_are_kept_at_most() -> None:
-    memory, size = BatchMemory(), (4, SIDE, SIDE)
-    batches = [memory.tensor(size, torch.float32) for _ in range(5)]
-    batches.clear()
-    assert [len(unused) for unused in memory._unused.values()] == [2]
-
-
-def test_memory_goes_with_who_made_it() -> None:
-    memory = BatchMemory()
-    batch = memory.tensor((4, SIDE, SIDE), torch.float32).fill_(3)
-    unused = weakref.ref(memory._unused[batch.nbytes])
-    del memory
-    assert (batch == 3).all()
-    assert unused() is not None
-    del batch
-    assert unused() is None
+def test_a_batch_of_one_large_sample_is_its_row() -> None:
+    rows = Rows(1, BatchMemory())
+    sample = rows.place(tensor(0, 2 * SIDE, 2 * SIDE), 0)
+    whole = rows.whole([sample])
+    assert whole is not None
+    assert whole.data_ptr() == sample.data_ptr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -13,10 +14,10 @@ from plan_kit import PLANS as MADE
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.data.reading import SampleList, SampleReader, _KeptWindow, _Unreadable
 from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceUnavailable
-from edl_torch.readers.base import AbstractDataReader, Range
+from edl_torch.readers.base import AbstractDataReader, IndexedReader, Range
 from edl_torch.shard import Slice
 
 ALL_SHARDS = [("a", 0, 6), ("a", 6, 12), ("a", 12, 18), ("a", 18, 23), ("b", 0, 6), ("b", 6, 9)]
@@ -253,3 +254,51 @@ def test_a_reader_hears_which_records_of_blocks_are_picked_next(
 def test_a_global_shuffle_needs_random_access() -> None:
     with pytest.raises(AccountingError, match=r"Stored has no read_record\(name, index\)"):
         Reading(Stored())(PLANS["global"], part(PLANS["global"]))
+
+
+@pytest.mark.parametrize("order", ["stored", "in shard", "windows"])
+def test_a_reader_that_gives_more_than_it_is_asked_for_is_cut(order: str) -> None:
+    drawn: list[int] = []
+
+    class Endless(Stored):
+        def read_records(self, task: Any) -> Iterator[int]:
+            for index in count(task.start):
+                drawn.append(index)
+                yield self.number(task.shard_name, index)
+
+    plan = PLANS[order]
+    grant = part(plan)
+    assert Reading(Endless()).lists(plan, grant) == in_order(plan, grant)
+    assert len(drawn) == len(in_order(plan, grant))
+
+
+def test_a_reader_of_one_source_is_given_all_numbers_of_a_slice_at_once() -> None:
+    asked: list[list[int]] = []
+
+    class One(IndexedReader):
+        count = 12
+
+        def load(self, index: int) -> int:
+            raise AssertionError("records are loaded together")
+
+        def load_each(self, indices: Any) -> Iterator[int]:
+            asked.append(list(indices))
+            return iter(asked[-1])
+
+    plan = planned(in_shard=True, counts={"a": 12})
+    grant = part(plan)
+    assert Reading(One("a")).lists(plan, grant) == in_order(plan, grant)  # type: ignore[arg-type]
+    assert asked == [in_order(plan, grant)]
+
+
+def test_a_window_that_is_kept_is_of_one_plan_and_epoch() -> None:
+    plan, other = planned(in_shard=True), planned(in_shard=True)
+    window = _KeptWindow(plan, 1, 2)
+    window.begin = 3
+    cut = Slice(epoch=1, shard=2, skip=3, limit=1)
+    assert window.covers(plan, cut)
+    assert not window.covers(other, cut)
+    for change in ({"epoch": 2}, {"shard": 1}, {"skip": 2}):
+        assert not window.covers(plan, replace(cut, **change))
+    window.error = _Unreadable(ValueError())
+    assert not window.covers(plan, cut)

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.core.plan import Plan
+from edl_torch.data.sorted_labels import _classes_mixed
 from edl_torch.readers import ImageFolderReader
+from edl_torch.shard import DatasetSpec, Source
 from edl_torch.testing import FakeMaster
 
 SORTED = [number // 100 for number in range(800)]
@@ -102,3 +105,37 @@ def test_the_three_part_form_is_told_of_it_too() -> None:
         loader = ElasticDataLoader(ShardedDataset(service, reader, shuffle=True))
         with pytest.warns(UserWarning, match="sorted by label"):
             next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "mixed"),
+    [
+        (8, {"records_per_shard": 100}, "inside shards of 100 records: a batch has some 1.0 of the 8"),
+        (4, {"records_per_shard": 400}, "inside shards of 400 records: a batch has some 2.0 of the 4"),
+        (
+            16,
+            {"records_per_shard": 50, "shuffle": True, "shuffle_window": 2},
+            "inside windows of 2 shards of 50 records: a batch has some 1.9 of the 16",
+        ),
+    ],
+)
+def test_at_most_half_of_the_classes_are_few(classes: int, options: Any, mixed: str) -> None:
+    (text,) = warned(Labelled([number * classes // 800 for number in range(800)]), **options)
+    assert f"{mixed} classes" in text
+
+
+@pytest.mark.parametrize(
+    ("window", "mixed"),
+    [(1, 1 + 7 / 7), (2, 1 + 7 / 4)],
+)
+def test_shards_in_their_stored_order_mix_the_classes_that_lie_together(window: int, mixed: float) -> None:
+    plan = Plan(
+        DatasetSpec(
+            name="d",
+            sources=(Source(name="a", count=800),),
+            records_per_shard=128,
+            shuffle_in_shard=True,
+            shuffle_window=window,
+        )
+    )
+    assert _classes_mixed(np.arange(100, 800, 100), 8, plan) == mixed

@@ -174,3 +174,12 @@ def test_subclasses_are_read_row_by_row() -> None:
     assert tensor_rows(MapDatasetReader(OwnDataset(numbers()))) is None
     assert tensor_rows(OwnReader(data)) is None
     assert tensor_rows(MapDatasetReader(Subset(data, range(3)))) is None
+
+
+@pytest.mark.parametrize("columns", [1, 70_000])
+def test_a_batch_of_the_only_row(columns: int) -> None:
+    only = TensorDataset(torch.arange(columns * 3, dtype=torch.float64).reshape(1, columns, 3))
+    rows = tensor_rows(MapDatasetReader(only))
+    assert rows is not None
+    (batch,) = rows.batch([0]).batch
+    assert torch.equal(batch, only.tensors[0])

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from edl_torch.data.transport import IN_MESSAGE_BYTES, packed, unpacked
+from edl_torch.data import transport
+from edl_torch.data.transport import IN_MESSAGE_BYTES, is_small, packed, unpacked
 
 LARGE = IN_MESSAGE_BYTES // 8 + 1  # float64s
 
@@ -102,3 +103,13 @@ def test_a_batch_crosses_processes(method):
     process.join(timeout=30)
     assert torch.equal(found["small"], batch["small"])
     assert torch.equal(found["large"], batch["large"])
+
+
+@pytest.mark.parametrize(("nbytes", "small"), [(0, True), (512 * 1024, True), (512 * 1024 + 1, False)])
+def test_half_a_megabyte_travels_in_the_message(nbytes: int, small: bool) -> None:
+    assert is_small(nbytes) is small
+
+
+@pytest.mark.parametrize(("elements", "small"), [(0, False), (1, True)])
+def test_a_tensor_of_a_byte_is_small_and_one_of_none_is_left_to_torch(elements: int, small: bool) -> None:
+    assert transport._is_small_by_itself(torch.ones(elements, dtype=torch.uint8)) is small

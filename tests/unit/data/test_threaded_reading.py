@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data import reader_threads
-from edl_torch.data.cells import Block, Cell
+from edl_torch.data.cells import Block, Cell, StreamedRecords
 from edl_torch.data.collate import Collated
 from edl_torch.data.convert import to_batch
 from edl_torch.data.reader_threads import ReaderThreads, thread_count
@@ -355,6 +355,12 @@ def test_a_lease_is_read_as_one_stream() -> None:
 
     by_several(Streams(), PLANS["stored"], 4, Book(quarantines=False))
     assert streams == [(0, 6), (7, 12), (12, 18), (19, 23), (0, 6), (7, 9)]
+
+
+def test_the_first_batch_is_made_in_a_thread_though_its_first_record_is_transformed_by_seed() -> None:
+    book, generators = Book(quarantines=False), Generators(after_each=False)
+    reading = in_threads(Safe(), PLANS["one shard"], 4, book, float, generators, collate=as_list)
+    assert [isinstance(batch, Collated) for batch in reading] == [True] * 7 + [False]
 
 
 def test_batches_after_a_bad_record_are_made_in_threads_again() -> None:
@@ -918,3 +924,75 @@ def test_a_pool_shows_what_it_has() -> None:
     assert repr(pool) == "<ReaderThreads alive=2 of=2 waiting=0>"
     pool.close()
     assert repr(pool) == "<ReaderThreads alive=0 of=2 waiting=0>"
+
+
+class Noting(Safe):
+    """Notes what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def read_record(self, name: str, index: int) -> int:
+        self.read.append(index)
+        return index
+
+
+@pytest.mark.parametrize(("size", "threads", "ahead"), [(8, 1, 4), (3, 2, 6), (1, 1, 2)])
+def test_records_of_transforms_that_draw_are_read_once_and_a_few_ahead(
+    size: int, threads: int, ahead: int
+) -> None:
+    """They may be far larger than samples."""
+    reader, generators = Noting(), Generators(after_each=False)
+    reading = in_threads(
+        reader,
+        PLANS["one shard"],
+        size,
+        Book(quarantines=False),
+        lambda number: random.random(),
+        generators,
+        threads=threads,
+        ahead=9,
+    )
+    next(reading)
+    generators.put_back()
+    reading._wait(*reading._blocks)
+    assert sorted(reader.read) == list(range(len(reader.read)))
+    left = len(reading._cells)
+    assert len(reader.read) == size + left + ahead
+    reading.close()
+    assert len(reading._cells) == 0
+
+
+def test_what_is_left_of_a_block_is_kept_no_longer_than_the_reading() -> None:
+    reading = in_threads(Safe({1}), PLANS["one shard"], 4, Book(quarantines=False))
+    with pytest.raises(BadRecord):
+        next(reading)
+    assert len(reading._cells) == 0
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_torch_computes_by_one_thread_in_a_pool_whatever_it_does_elsewhere(before: int) -> None:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(before)
+    try:
+        found = by_several(Safe(), planned(), 4, Book(quarantines=False), lambda _: torch.get_num_threads())
+        assert {number for _, numbers in found for number in numbers} == {1}
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(usual)
+
+
+def test_a_record_that_is_read_again_is_read_alone() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Streams(Numbers):
+        def read_records(self, task: Any) -> Iterator[int]:
+            asked.append((task.start, task.end))
+            return super().read_records(task)
+
+    plan = PLANS["one shard"]
+    grant = granted(plan)[0]
+    records = StreamedRecords(Streams(), lambda plan, grant: lambda part: [], plan, grant)
+    assert records.again(4) == 4
+    assert asked == [(4, 5)]

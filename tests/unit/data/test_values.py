@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from edl_torch.data import columns, parts_group, sending
 from edl_torch.data.collate import Collated, Envelope
-from edl_torch.data.dataset import ImageDataset, ShardedDataset
+from edl_torch.data.dataset import Feed, ImageDataset, ShardedDataset
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.opening import ReadingOptions, _Order
 from edl_torch.data.threaded_reading import Threading
@@ -37,6 +38,7 @@ def test_datasets_keep_the_stored_order_and_images_are_augmented_by_record(kind:
     assert defaults["shuffle"] is False
     assert defaults["seed_transforms"] is seeds
     assert defaults["on_bad_record"] == "raise"
+    assert not Feed(columnar=False, list_size=4).collates
 
 
 def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said() -> None:
@@ -47,4 +49,11 @@ def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said
     }
     assert (options.num_epochs, options.shuffle, options.seed, options.lookahead) == (1, False, 0, 0)
     assert (options.epoch_barrier, options.max_bad_records) == (True, 0)
-    assert _Order() == _Order(all_records=False, shards=False, in_shard=False)
+    assert _Order() == _Order(all_records=False, shards=False)
+
+
+def test_ranks_of_one_job_agree_on_the_first_message_and_memory_has_the_bounds_that_were_measured() -> None:
+    """All ranks must have the first: a rank reads as much as another one sends."""
+    assert parts_group.FRAME_BYTES == 8192
+    assert (columns._MOST_BATCHES, columns._MOST_BYTES) == (16, 16 * 1024 * 1024)
+    assert sending.IN_STRUCTURE_BYTES == 2048

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from edl_torch.client.peers import Ballot, Count, Doing
 from edl_torch.data import windows
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed
@@ -476,3 +477,70 @@ def test_what_one_rank_refuses_ends_the_call_on_all(on_ranks: Callable[..., list
     told, refused = on_ranks(work)
     assert [type(told), type(refused)] == [PeerFailed, InvalidArgument]
     assert str(told).startswith("1 other rank(s) of this job cannot go on")
+
+
+def test_a_loss_before_the_first_batch_counts_for_nothing() -> None:
+    weights, p = Weights(), parameter()
+    backward(weights, 3.0, p)
+    assert p.grad == 0
+
+
+def test_batches_after_a_first_call_without_any_are_all_in_the_next_window() -> None:
+    weights, p, q = Weights(), parameter(), parameter()
+    weights.scale(sgd(p))
+    train(weights, 2, 3.0, q)
+    train(weights, 6, 5.0, q)
+    weights.scale(sgd(q))
+    assert q.grad == (2 * 3 + 6 * 5) / 8
+
+
+@pytest.mark.parametrize("count", [None, 2.5])
+def test_ranks_tell_each_other_how_they_weigh(count: float | None) -> None:
+    ballots: list[Ballot] = []
+
+    class Peers:
+        size, parts = 1, None
+
+        def vote(self, ballot: Ballot) -> Any:
+            ballots.append(ballot)
+            weighed = Count(doing=(Doing.SCALE,), by_records=1, by_count=0, weighs=1, weight=ballot.weight)
+            return SimpleNamespace(wait=lambda: weighed)
+
+    weights, p = Weights(Peers()), parameter()  # type: ignore[arg-type]
+    train(weights, 4, 3.0, p, count=count)
+    weights.scale(sgd(p))
+    by_count = count is not None
+    assert ballots == [
+        Ballot(
+            doing=Doing.SCALE,
+            by_records=not by_count,
+            by_count=by_count,
+            weighs=1,
+            weight=2.5 if by_count else 4,
+        )
+    ]
+
+
+def test_a_batch_of_the_last_ones_counts_once_however_late_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(windows, "_REMEMBERED", 2)
+    window = windows.Window()
+    for backward, (batch, count) in enumerate([(1, 2.0), (2, 3.0), (1, 2.0)]):
+        window.add(batch, count, "records", backward)
+    assert window.total == 5.0
+
+
+def test_a_parameter_that_a_second_optimizer_has_too_stays_in_its_window() -> None:
+    p, q = parameter(), parameter()
+    known = windows.Windows()
+    for optimizer in (sgd(p), both := sgd(p, q)):
+        known.know(optimizer)
+    assert [parameters for _, parameters in known.of([both])] == [[p], [q]]
+
+
+def test_what_is_weighed_shows_the_number_of_the_batch() -> None:
+    weights = Weights()
+    weights.step(3)
+    weights.step(2)
+    assert repr(weights) == "<Weights own=2 batch=2>"

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from edl_torch import ElasticDataLoader
+from edl_torch.data import worker_start
 from edl_torch.data.worker_start import WorkerStart, _ignore, end_by_kill, starting_workers
 
 ENDING = """
@@ -168,3 +169,53 @@ def test_what_a_worker_writes_as_it_ends_is_not_cut_short_in_the_middle_of_a_ten
     assert worker.stdout == b"whole", (
         "the interpreter ended the thread, which aborts where that is inside of torch"
     )
+
+
+@pytest.mark.parametrize("persists", [False, True])
+def test_a_worker_that_starts_is_prepared_for_signals_and_its_end(
+    persists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(signal, "signal", lambda *arguments: done.append(("signal", *arguments)))
+    monkeypatch.setattr(signal, "siginterrupt", lambda *arguments: done.append(("interrupts", *arguments)))
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *arguments: done.append(("mask", *arguments)))
+    monkeypatch.setattr(atexit, "register", lambda function: done.append(("at exit", function)))
+    monkeypatch.setattr(worker_start, "forget_switch", lambda: done.append(("forgets",)))
+    start = WorkerStart(
+        lambda worker: done.append(("user's", worker)), **{"persists": True} if persists else {}
+    )
+    start(5)
+    assert done == [
+        ("signal", signal.SIGTERM, worker_start._do_nothing),
+        ("interrupts", signal.SIGTERM, False),
+        ("mask", signal.SIG_UNBLOCK, {signal.SIGTERM}),
+        ("at exit", _ignore),
+        ("at exit", worker_start._end_queue_threads),
+        ("forgets",),
+        *[
+            ("signal", signal.SIGINT, worker_start._do_nothing),
+            ("interrupts", signal.SIGINT, False),
+        ][: 2 * persists],
+        ("user's", 5),
+    ]
+
+
+def test_a_worker_that_ends_waits_for_its_queues_alone() -> None:
+    waited: list[str] = []
+
+    def thread(name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, join=lambda timeout: waited.append(f"{name} {timeout}"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "enumerate", lambda: [thread("MainThread"), thread("QueueFeederThread")])
+        worker_start._end_queue_threads()
+    assert waited == ["QueueFeederThread 0.5"]
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_a_worker_that_is_deaf_stays_so_as_it_ends(deaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(signal, "getsignal", lambda number: worker_start._do_nothing if deaf else None)
+    monkeypatch.setattr(signal, "signal", lambda *arguments: done.append(arguments))
+    _ignore()
+    assert done == [(signal.SIGTERM, signal.SIG_IGN)] * deaf

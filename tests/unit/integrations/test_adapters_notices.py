@@ -1,4 +1,4 @@
-"""What the adapters for Lightning and Transformers do on a notice, with stand-ins for both frameworks.
+"""What the adapters for Lightning and Transformers do on a notice, without the frameworks.
 
 `tests/with_lightning` and `tests/with_transformers` have the same with the frameworks themselves.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from edl_torch import ElasticDataLoader
+from edl_torch.integrations.transformers import _EndOnNotice
 
 
 class SIGTERMException(SystemExit):
@@ -46,10 +47,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         vars(module).update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
 
-    ours = "edl_torch.integrations."
     yield make
-    for name in ("lightning", "transformers_notices"):
-        sys.modules.pop(ours + name, None)
+    sys.modules.pop("edl_torch.integrations.lightning", None)
 
 
 @pytest.fixture
@@ -60,9 +59,8 @@ def loader() -> Iterator[ElasticDataLoader]:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_transformers_saves_after_the_step_and_does_not_evaluate(stand_in: Any, loader: Any) -> None:
-    stand_in("transformers", TrainerCallback=object)
-    notices = importlib.import_module("edl_torch.integrations._transformers_notices").EndOnNotice(loader)
+def test_transformers_saves_after_the_step_and_does_not_evaluate(loader: ElasticDataLoader) -> None:
+    notices = _EndOnNotice(loader)
     control = SimpleNamespace(should_save=False, should_evaluate=True, should_training_stop=False)
     notices.on_train_begin(None, None, control)
     notices.on_step_end(None, None, control)

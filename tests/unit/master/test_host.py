@@ -211,6 +211,29 @@ async def test_a_master_that_was_stopped_hears_its_trainers_before_it_gives_them
     await host.close()
 
 
+@pytest.mark.parametrize("stops", [[0.65], [0.8, 0.35]], ids=["once", "again within its grace"])
+@on_loop
+async def test_a_master_gives_nobody_up_before_it_has_run_for_a_while(calls, monkeypatch, stops):
+    monkeypatch.setattr(host_module, "STOPPED_S", 0.1)
+    host = new_host(lease_timeout_s=0.6)
+    host.start()
+    host.register(calls.register("a", size=2))
+    await settle()
+    happened = []
+    expire = host.dispatcher.expire
+
+    def note(now):
+        happened.append("looked")
+        return expire(now)
+
+    monkeypatch.setattr(host.dispatcher, "expire", note)
+    for seconds in stops:
+        time.sleep(seconds)  # noqa: ASYNC251  nothing runs: the process is stopped
+        await settle()
+    assert not happened
+    await host.close()
+
+
 @on_loop
 async def test_session_that_leaves_gives_everything_back_at_once(calls):
     host = new_host()

@@ -1,0 +1,285 @@
+"""Batches lie in memory that earlier ones no longer need, and in no other."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import weakref
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl_torch import ElasticDataLoader
+from edl_torch.data import batch_memory
+from edl_torch.data.batch_memory import BatchMemory, Segment, SharedSegment, shared_segment
+from edl_torch.data.transport import packed, unpacked
+
+SHAPE = (4, 260, 260)
+
+
+def sent(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as the training loop gets it."""
+    segment = shared_segment(tensor)
+    assert segment is not None
+    message = segment.sent(tensor)
+    assert message is not None
+    function, arguments = message
+    return function(*arguments)
+
+
+@pytest.fixture(params=["own", "shared"])
+def memory(request: pytest.FixtureRequest) -> BatchMemory:
+    return BatchMemory(SharedSegment) if request.param == "shared" else BatchMemory()
+
+
+def test_memory_is_used_again_when_nobody_holds_the_batch(memory: BatchMemory) -> None:
+    first, second = memory.tensor(SHAPE, torch.float32), memory.tensor(SHAPE, torch.float32)
+    places = [first.data_ptr(), second.data_ptr()]
+    assert len(set(places)) == 2
+    del first
+    again = memory.tensor((260, 4, 260), torch.int32)
+    assert again.data_ptr() == places[0]
+    assert (again.shape, again.dtype, again.is_contiguous()) == ((260, 4, 260), torch.int32, True)
+
+
+HOLDERS: dict[str, Any] = {
+    "a view": lambda batch: batch[2:, 1],
+    "an array": lambda batch: batch.numpy(),
+    "an array of a view": lambda batch: batch[0].numpy()[3:],
+    "a storage": lambda batch: batch.untyped_storage(),
+    "another type": lambda batch: batch.view(torch.int32),
+    "autograd": lambda batch: (torch.ones(260, requires_grad=True) * batch).sum(),
+    "DLPack": lambda batch: torch.utils.dlpack.to_dlpack(batch),
+    "a buffer": lambda batch: memoryview(batch.numpy()),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_memory_is_not_used_again_while_somebody_holds_it(holder: str, memory: BatchMemory) -> None:
+    batch = memory.tensor(SHAPE, torch.float32)
+    place, held = batch.data_ptr(), HOLDERS[holder](batch)
+    del batch
+    other = memory.tensor(SHAPE, torch.float32)
+    assert other.data_ptr() != place
+    del held
+    gc.collect()
+    assert memory.tensor(SHAPE, torch.float32).data_ptr() == place
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_nor_while_another_process_holds_it(holder: str) -> None:
+    memory = BatchMemory(SharedSegment)
+    batch = memory.tensor(SHAPE, torch.float32).fill_(7)
+    place, there = batch.data_ptr(), sent(batch)
+    assert torch.equal(there, batch)
+    held = HOLDERS[holder](there)
+    del batch, there
+    other = memory.tensor(SHAPE, torch.float32)
+    assert other.data_ptr() != place
+    del held
+    gc.collect()
+    assert memory.tensor(SHAPE, torch.float32).data_ptr() == place
+
+
+def test_what_is_sent_twice_is_given_back_twice() -> None:
+    memory = BatchMemory(SharedSegment)
+    batch = memory.tensor(SHAPE, torch.float32).fill_(1)
+    batch[2:] = 2
+    place, whole, part = batch.data_ptr(), sent(batch), sent(batch[:2])
+    assert torch.equal(whole, batch)
+    assert torch.equal(part, batch[:2])
+    del batch, whole
+    other = memory.tensor(SHAPE, torch.float32)
+    assert other.data_ptr() != place
+    del part
+    assert memory.tensor(SHAPE, torch.float32).data_ptr() == place
+
+
+def test_what_is_sent_too_often_is_left_to_torch() -> None:
+    memory = BatchMemory(SharedSegment)
+    batch = memory.tensor(SHAPE, torch.float32).fill_(3)
+    segment = shared_segment(batch)
+    assert segment is not None
+    there = [sent(batch) for _ in range(64)]
+    assert segment.sent(batch) is None
+    assert torch.equal(unpacked(packed(batch)), batch)
+    there.pop(17)
+    assert segment.sent(batch) is not None
+
+
+def test_a_batch_that_is_on_its_way_is_not_used_again() -> None:
+    memory = BatchMemory(SharedSegment)
+    batch = memory.tensor(SHAPE, torch.float32).fill_(5)
+    place, message = batch.data_ptr(), packed(batch)
+    del batch
+    other = memory.tensor(SHAPE, torch.float32).fill_(6)
+    assert other.data_ptr() != place
+    assert (unpacked(message) == 5).all()
+    assert memory.tensor(SHAPE, torch.float32).data_ptr() == place
+
+
+def test_parts_that_do_not_begin_with_the_segment_are_left_to_torch() -> None:
+    batch = BatchMemory(SharedSegment).tensor(SHAPE, torch.float32)
+    assert shared_segment(batch[1:]) is None
+    assert shared_segment(torch.empty(SHAPE)) is None
+    assert shared_segment(torch.empty(0)) is None
+    assert torch.equal(unpacked(packed(batch[1:])), batch[1:])
+    assert torch.equal(unpacked(packed(batch[:, 1:])), batch[:, 1:])
+
+
+def test_what_a_fork_has_too_is_never_given_back() -> None:
+    memory = BatchMemory(SharedSegment)
+    batch = memory.tensor(SHAPE, torch.float32).fill_(4)
+    place, there = batch.data_ptr(), sent(batch)
+    reading, writing = os.pipe()
+    go_on, going_on = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(go_on, 1)
+        os.write(writing, b"same" if bool((there.numpy() == 4).all()) else b"changed")  # torch has no threads
+        os._exit(0)
+    del batch, there
+    other = memory.tensor(SHAPE, torch.float32).fill_(9)
+    os.write(going_on, b".")
+    assert os.read(reading, 10) == b"same"
+    os.waitpid(child, 0)
+    assert other.data_ptr() != place
+    for end in (reading, writing, go_on, going_on):
+        os.close(end)
+
+
+def test_a_batch_after_a_fork_is_given_back() -> None:
+    batch_memory._forked()
+    memory = BatchMemory(SharedSegment)
+    batch = memory.tensor(SHAPE, torch.float32)
+    place, there = batch.data_ptr(), sent(batch)
+    del batch, there
+    assert memory.tensor(SHAPE, torch.float32).data_ptr() == place
+
+
+def test_eight_unused_segments_are_kept_at_most(memory: BatchMemory) -> None:
+    batches = [memory.tensor(SHAPE, torch.float32) for _ in range(10)]
+    batches.clear()
+    assert len(memory._kept) == 8
+
+
+def test_another_size_takes_the_place_of_one_that_is_not_needed(memory: BatchMemory) -> None:
+    for width in range(260, 280):
+        memory.tensor((4, 260, width), torch.float32)
+    assert len(memory._kept) == 1
+
+
+def test_two_sizes_that_take_turns_are_both_kept(memory: BatchMemory) -> None:
+    places = set()
+    for _ in range(5):
+        pair = memory.tensor(SHAPE, torch.float32), memory.tensor(SHAPE, torch.float64)
+        places.add(tuple(tensor.data_ptr() for tensor in pair))
+        del pair
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("kind", [Segment, SharedSegment])
+def test_memory_goes_with_who_made_it(kind: type[Segment]) -> None:
+    memory = BatchMemory(kind)
+    batch = memory.tensor(SHAPE, torch.float32).fill_(3)
+    kept = weakref.ref(memory._kept)
+    del memory
+    gc.collect()
+    assert (batch == 3).all()
+    assert kept() is not None
+    del batch
+    assert kept() is None
+
+
+def test_nothing_of_ours_is_needed_to_read_a_message_once_more_than_torch_needs() -> None:
+    batch = BatchMemory(SharedSegment).tensor(SHAPE, torch.float32)
+    function, (storage, *_others) = shared_segment(batch).sent(batch)  # type: ignore[union-attr, misc]
+    assert pickle.loads(ForkingPickler.dumps(function)) is function
+    assert storage.is_shared()
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["make", "send", "drop here", "drop there"]), st.integers(0, 9)))
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_whoever_holds_a_batch_finds_in_it_what_was_written(steps: list[tuple[str, int]]) -> None:
+    memory = BatchMemory(SharedSegment)
+    here: list[tuple[torch.Tensor, int]] = []
+    there: list[tuple[torch.Tensor, int]] = []
+    for number, (step, which) in enumerate(steps):
+        if step == "make":
+            here.append((memory.tensor((3 + which % 2, 2), torch.int64).fill_(number), number))
+        elif step == "send" and here:
+            tensor, written = here[which % len(here)]
+            there.append((sent(tensor), written))
+        elif step.startswith("drop"):
+            held = here if step == "drop here" else there
+            if held:
+                held.pop(which % len(held))
+        assert all(bool((tensor == written).all()) for tensor, written in here + there)
+
+
+class Numbered:
+    """Images that are their numbers."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((260, 300), float(index))
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_batches_of_a_worker_stay_what_they_are_as_long_as_the_loop_holds_them(
+    method: str, num_threads: int
+) -> None:
+    with ElasticDataLoader(
+        Numbered(),
+        4,
+        num_epochs=2,
+        num_workers=1,
+        num_threads=num_threads,
+        multiprocessing_context=method,
+        persistent_workers=True,
+    ) as loader:
+        inodes: set[tuple[int, int]] = set()
+        for _epoch in loader.epochs():
+            held: list[tuple[torch.Tensor, list[float]]] = []
+            for number, batch in enumerate(loader):
+                held.append((batch, [float(record) for record in loader.records.numbers]))
+                if number % 3 == 2:
+                    del held[: number % 5]
+                for tensor, numbers in held:
+                    assert tensor[:, 0, 0].tolist() == numbers
+                    assert bool((tensor == tensor[:, :1, :1]).all())
+                inodes |= mappings()
+            del batch, tensor
+    assert len(inodes) < 32, "32 batches, each in memory of its own"
+
+
+def mappings() -> set[tuple[int, int]]:
+    """The shared files that this process has mapped, by device and number."""
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        found = [line.split() for line in lines if "/torch_" in line or "/dev/shm" in line]
+    return {(int(fields[3].replace(":", ""), 16), int(fields[4])) for fields in found}
+
+
+def test_memory_that_is_lent_as_the_program_ends_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Finalizer:
+        atexit = True
+
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+
+    monkeypatch.setattr(weakref, "finalize", Finalizer)
+    BatchMemory().tensor((4,), torch.float32)
+    assert [finalizer.atexit for finalizer in made] == [False]
