@@ -300,6 +300,7 @@ def server_options(lease_timeout_s: float) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", patience_ms),
         ("grpc.keepalive_timeout_ms", patience_ms),
+        ("grpc.http2.ping_timeout_ms", patience_ms),  # of those that keepalive waits for
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),

@@ -7,6 +7,7 @@ Bytes are late or their connection is cut; none is dropped from its middle, beca
         proxy.hold()      # a black hole: nothing passes, nothing breaks
         proxy.release()   # what was held arrives
         proxy.cut()       # every connection is reset
+        proxy.forget()    # nothing passes on those that stand; new ones are as ever
 """
 
 from __future__ import annotations
@@ -55,6 +56,16 @@ class Proxy:
     def release(self) -> None:
         """What was held arrives, and later bytes pass."""
         self._now(self._open.set)
+
+    def forget(self) -> None:
+        """Nothing passes any more on the connections that stand; they are not reset. New ones are as ever."""
+
+        def leave_behind() -> None:
+            self._open.clear()
+            self._open = asyncio.Event()
+            self._open.set()
+
+        self._now(leave_behind)
 
     def cut(self) -> None:
         """Reset every connection. New ones are taken."""
@@ -114,11 +125,12 @@ class Proxy:
         sink: asyncio.StreamWriter,
         pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
     ) -> None:
+        passes = self._open  # of this connection
         with contextlib.suppress(OSError):
             while chunk := await source.read(CHUNK):
                 if self._delays_s[1]:
                     await asyncio.sleep(self._random.uniform(*self._delays_s))
-                await self._open.wait()
+                await passes.wait()
                 if self._cut_rate and self._random.random() < self._cut_rate:
                     self.broken += 1
                     break

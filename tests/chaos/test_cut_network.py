@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 from proxy import Proxy
 from ride_kit import BATCH, Gate, Master, Trainer, check
 
+from edl_torch import MasterClient
+from edl_torch.client.grpc import channel
 from edl_torch.errors import MasterUnavailable
 from edl_torch.testing import wait_until
 
@@ -42,6 +45,22 @@ def test_a_broken_connection_is_made_anew_and_nothing_is_lost(
     check(master, trainer.done().trained)
     assert proxy.accepted > taken
     assert master.dispatcher.expired == 0
+
+
+def test_a_connection_that_the_network_has_forgotten_is_given_up_for_another(
+    start_master: StartMaster, start_proxy: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a gateway that has too many: neither end hears of it, and new ones pass."""
+    shorter = [(name, 500 if value == 10_000 else value) for name, value in channel._OPTIONS]
+    monkeypatch.setattr(channel, "_OPTIONS", shorter)
+    master = start_master()
+    proxy = start_proxy(master)
+    with closing(MasterClient(proxy.address, master_timeout_s=40.0)) as client:
+        client.status()
+        client.status()
+        proxy.forget()
+        client.status()
+        assert proxy.accepted > 1
 
 
 def test_a_connection_that_breaks_again_and_again_loses_and_doubles_nothing(

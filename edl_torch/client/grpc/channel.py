@@ -19,6 +19,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of a ping by grpc for itself, which keepalive waits for
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),  # calls are repeated by the client, with their request numbers
