@@ -24,6 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train on two ranks, kill one and the master, and prove that each record counts once; ARGS=--quiet kills nobody
 	$(BIN)/python examples/coco/demo.py --output $(DEMO) $(ARGS)
 
+# pytest keeps the tests that it has compiled, even where the environment forbids Python to: each worker would compile
+# all of them, for 5 s.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 # A file's tests stay together, in the order of their folders: those of many processes first, small ones at the end.
 test: $(STAMP)  ## every promise once; the slowest tests are named at the end; WORKERS=3 at a time
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15

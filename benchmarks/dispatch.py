@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = parser("What the master alone can do.")
     made.add_argument("--state-dir", type=Path, metavar="DIR", help="put the journal there, not in /tmp")
     options = made.parse_args(arguments)
-    rounds, calls, seconds = (2, 4, 0.2) if options.quick else (15, 60, 0.8)
+    rounds, calls, seconds = (2, 4, 0.1) if options.quick else (15, 60, 0.8)
     findings = []
     stages = (
         sizes(rounds),

@@ -7,6 +7,7 @@ what, and why, is in the README beside it.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     sizes = QUICK if options.quick else FULL
     rounds = options.rounds or sizes.rounds
+    multiprocessing.set_start_method("fork")  # as before Python 3.14: no worker imports torch for itself
     cv2.setNumThreads(0)  # as in loader workers, so that 0 and 2 workers can be compared
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:

@@ -12,13 +12,14 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from processes import quiet_port
 
 from edl_torch.audit.chain import final_words
 from edl_torch.audit.verdict import audit
@@ -69,9 +70,7 @@ class Job:
         self.kills = 0
 
     def _start(self, ranks: int, settings: Any = None) -> list[Any]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = quiet_port()
         processes = []
         for rank in range(ranks):
             environment = {

@@ -19,6 +19,7 @@ import pytest
 from framework_jobs import Death, Job, audit_of
 from kill_matrix import kill_ten_times
 from memory_model import BATCH, EPOCHS, RECORDS
+from processes import quiet_port
 
 Start = Callable[[Any], Job]
 
@@ -93,7 +94,7 @@ def kill_under_torchrun_and_check(program: Path, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("EDL_MASTER_ADDR", raising=False)
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-        command += ["--monitor-interval=0.1", str(program), str(folder)]
+        command += [f"--master-port={quiet_port()}", "--monitor-interval=0.1", str(program), str(folder)]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "exitcode: -9" in ran.stderr

@@ -1,10 +1,11 @@
 """Python programs that find torch imported, which else takes each of them seconds of a processor's time.
 
-`Popen` and `run` are those of `subprocess`, for a script or `-c`, if need be after `-W ignore` or `-u`. The
-process is a fork of a server that imports torch once for all tests of a pytest process. As any other it is a
-child of pytest, has the command line, environment, folder and files that it is given, runs its program as
-`__main__`, and ends with its interpreter; but /proc has the server's environment. Away from Linux it is a
-plain process. A program that has torch imported may call `fork_from_here`: what it starts is a fork of it.
+`Popen` and `run` are those of `subprocess`, for a script, `-c` or a package with `-m`, if need be after
+`-W ignore` or `-u`. The process is a fork of a server that imports torch once for all tests of a pytest
+process. As any other it is a child of pytest, has the command line, environment, folder and files that it is
+given, runs its program as `__main__`, and ends with its interpreter; but /proc has the server's environment.
+Away from Linux it is a plain process. A program that has torch imported may call `fork_from_here`: what it
+starts is a fork of it.
 It must not know what runs in them.
 """
 

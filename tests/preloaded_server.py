@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -34,6 +35,11 @@ def run(connection: socket.socket) -> NoReturn:
     if first == "-c":
         text, *rest = rest
         sys.path[0], sys.argv, file = "", [first, *rest], "<string>"
+    elif first == "-m":
+        module, *rest = rest
+        file = str(find_spec(f"{module}.__main__").origin)  # type: ignore[union-attr]
+        text = Path(file).read_bytes()  # type: ignore[assignment]
+        sys.path[0], sys.argv = os.getcwd(), [file, *rest]
     else:
         text, file = Path(first).read_bytes(), first  # type: ignore[assignment]
         sys.path[0], sys.argv = os.path.dirname(os.path.abspath(first)), [first, *rest]

@@ -16,6 +16,7 @@ from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord,
 from edl_torch.core.events import Departed
 from edl_torch.core.plain import plain
 from edl_torch.core.printable import printable
+from edl_torch.errors import MasterUnavailable
 
 if TYPE_CHECKING:
     from edl_torch.client.grpc.client import MasterClient
@@ -35,7 +36,10 @@ def run(options: argparse.Namespace) -> int:
         while options.watch is not None:
             sys.stdout.flush()
             time.sleep(options.watch)
-            print(f"\n{show(client.status())}")
+            try:
+                print(f"\n{show(client.status())}")
+            except MasterUnavailable as error:  # it may be started again, as for `top`
+                print(printable(f"{error} - trying again"), file=sys.stderr)
     return 0
 
 

@@ -178,21 +178,25 @@ class _EngineSteps:
 
     def __init__(self, engine: Any, hook: Callable[[Any, Any, Mapping[str, Any]], None]) -> None:
         self._engine = weakref.ref(engine)
+        self._is_watching = True
+        self._is_first = "step" not in vars(engine)
         step = engine.step
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             before = engine.global_steps
             result = step(*args, **kwargs)
-            if engine.global_steps != before:
+            if self._is_watching and engine.global_steps != before:
                 hook(engine, args, {})
             return result
 
+        self._watched = weakref.ref(watched)
         engine.step = watched
 
     def remove(self) -> None:
-        """Let the engine step unwatched."""
+        """Let the engine step unwatched, but for others that watch it."""
+        self._is_watching = False
         engine = self._engine()
-        if engine is not None:
+        if engine is not None and self._is_first and vars(engine)["step"] is self._watched():
             del engine.step
 
 

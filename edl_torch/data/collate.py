@@ -71,7 +71,8 @@ class TicketedCollate:
         self._batched = batched
 
     def __call__(self, samples: Any) -> Envelope:
-        self._generators.put_back()
+        if self._generators.lent is not None:  # a call less for each batch
+            self._generators.put_back()
         ticket = self._tally.take()
         times = self._times.take() if self._times.timing else None
         size = ticket_size(ticket)

@@ -47,7 +47,7 @@ def _dimensions(mesh: DeviceMesh, dp: str | Sequence[str]) -> list[int]:
             "('dp', 'tp')"
         )
     if mesh.ndim == 1 and (names is None or named == ["dp"]):
-        return list(range(mesh.ndim))
+        return [0]
     unknown = [name for name in named if name not in (names or ())]
     if unknown:
         raise InvalidArgument(

@@ -58,7 +58,7 @@ class Statistics:
                 "use BatchNorm, which keeps to its rank, or a norm without batches, such as GroupNorm"
             )
         known = {id(module) for module in self._norms}
-        self._norms += [norm for norm in norms if norm.track_running_stats and id(norm) not in known]
+        self._norms += [norm for norm in norms if id(norm) not in known]
 
     def keep(self) -> None:
         """A padding batch goes to the loop."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
-from edl_torch.errors import CheckpointError, InvalidArgument
+from edl_torch.errors import AccountingError, CheckpointError, InvalidArgument
 
 __all__ = ["PreparedLoader", "prepare"]
 
 _KEY = "edl_torch"  # of the data position in a checkpoint's client state
+_UNPREPARED = "edl_torch_unprepared"
 
 
 def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
@@ -23,10 +24,11 @@ def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
 
     From now on a batch counts when the engine has stepped on it; `engine.backward` gives each record of each
     rank the same weight; `engine.save_checkpoint` saves the data position too, and `engine.load_checkpoint`
-    goes back to it, or to the beginning where there is no checkpoint.
+    goes back to it, or to the beginning where there is no checkpoint. An engine that was prepared for another
+    loader is so no more.
 
-    Raises InvalidArgument for a pipeline engine, and for a loader that is not synchronous where the engine
-    trains on several ranks.
+    Raises InvalidArgument for a pipeline engine, for a loader that is not synchronous where the engine trains
+    on several ranks, and for one of several engines of which one accumulates gradients.
     """
     if engine.dp_world_size > 1 and not loader.synchronous:
         raise InvalidArgument(
@@ -34,6 +36,13 @@ def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
             f"synchronous=True"
         )
     loader.attach(engine)
+    engines = loader.service._optimizers.alive()
+    if len(engines) > 1 and any(each.gradient_accumulation_steps() > 1 for each in engines):
+        raise InvalidArgument(
+            "several engines train on one loader, and one of them accumulates gradients: the batch that "
+            "fills up its last accumulation of an epoch would count for the others. Let each have "
+            "gradient_accumulation_steps of 1"
+        )
     return PreparedLoader(engine, loader)
 
 
@@ -49,9 +58,14 @@ class PreparedLoader:
         self._loader = loader
         self._last: Any = None  # batch, to fill up an accumulation with
         self._filling = False
-        backward, save, load = engine.backward, engine.save_checkpoint, engine.load_checkpoint
+        self._gathering_for: int | None = None  # the engine's step that has gradients already
+        self._gathered = False  # the batch in hand is in them
+        backward = _unprepared(engine.backward)
+        save = _unprepared(engine.save_checkpoint)
+        load = _unprepared(engine.load_checkpoint)
 
         def weighed(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            self._gathering_for, self._gathered = engine.global_steps, not self._filling
             return backward(self._weigh(loss), *args, **kwargs)
 
         def save_with_position(
@@ -70,13 +84,16 @@ class PreparedLoader:
             return saved
 
         def load_with_position(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            if self._is_gathering:
+                raise _in_the_midst("load_checkpoint() was called")
             path, state = load(*args, **kwargs)
+            self._gathering_for = None
             loader.load_state_dict(_position(path, state, module_only=kwargs.get("load_module_only", False)))
             return path, state
 
-        engine.backward = weighed
-        engine.save_checkpoint = save_with_position
-        engine.load_checkpoint = load_with_position
+        _set_prepared(engine, "backward", weighed, backward)
+        _set_prepared(engine, "save_checkpoint", save_with_position, save)
+        _set_prepared(engine, "load_checkpoint", load_with_position, load)
 
     def __repr__(self) -> str:
         return f"<PreparedLoader {self._loader!r}>"
@@ -95,12 +112,16 @@ class PreparedLoader:
         return self._loader.epochs()
 
     def __iter__(self) -> Iterator[Any]:
+        if self._is_gathering and self._gathered:
+            raise _in_the_midst("a loop was left")
         engine, steps = self._engine, self._engine.global_steps
         is_open = False
         for batch in self._loader:
             self._last, steps = batch, engine.global_steps
+            self._gathered = False
             yield batch
             is_open = engine.global_steps == steps
+        self._gathered = False  # nothing that was read comes again
         try:
             while is_open:
                 self._filling, micro_steps = True, engine.micro_steps
@@ -111,11 +132,35 @@ class PreparedLoader:
         finally:
             self._filling, self._last = False, None
 
+    @property
+    def _is_gathering(self) -> bool:
+        """Whether gradients wait for the engine's next step."""
+        steps: int = self._engine.global_steps
+        return self._gathering_for == steps
+
     def _weigh(self, loss: Any) -> Any:
         """Let records weigh what those of a whole batch do: DeepSpeed divides by ranks and batches."""
         loader = self._loader
         share = 0.0 if self._filling else loader.weight / loader.service.batch_size
         return loader.weigh(loss, count=share)
+
+
+def _unprepared(method: Any) -> Any:
+    """Return a method of an engine as it was before it was prepared for an earlier loader."""
+    return getattr(method, _UNPREPARED, method)
+
+
+def _set_prepared(engine: Any, name: str, method: Any, unprepared: Any) -> None:
+    setattr(method, _UNPREPARED, unprepared)
+    setattr(engine, name, method)
+
+
+def _in_the_midst(what: str) -> AccountingError:
+    return AccountingError(
+        f"{what} in the midst of an accumulation: batches that come again are in the engine's gradients "
+        f"already. Do so after a step, where engine.was_step_applied(); from here a new process can go on "
+        f"from the checkpoint"
+    )
 
 
 def _name_latest(folder: Path, tag: str) -> None:

@@ -93,12 +93,18 @@ class _Commits:
 
         A failure may be one replica's own: its gradients were in the sum before it failed, the others commit,
         and it fetches their model. The next quorum says so. It is asked for now, before another batch is
-        handed out.
+        handed out; and again, as after any failure, while there is no group or the model is not here.
         """
+        if not self._loader.service.record_count:
+            return False  # padding batches: at the end of the data nobody is left to ask
         manager = self._manager
         self._start_quorum()
         self._quorum_is_ahead = True
         manager.wait_quorum()
+        while manager.errored():
+            self._should_commit()  # it does not: torchft counts failures, and has a limit
+            self._start_quorum()
+            manager.wait_quorum()
         if manager.current_step() == step:
             return False
         fetched = manager._pending_state_dict

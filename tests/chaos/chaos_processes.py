@@ -38,7 +38,8 @@ class MasterProcess:
         """Does not wait until it serves."""
         command = [*self._prefix, sys.executable, "-m", "edl_torch", "master", "--addr", self.address]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            start = subprocess.Popen if self._prefix else preloaded.Popen
+            self._process = start(
                 [*command, "--state", str(self._state), *self._arguments],
                 stdout=log,
                 stderr=log,

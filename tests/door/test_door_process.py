@@ -36,7 +36,7 @@ def clean_environment(**more):
 
 
 def run(*arguments, env=None):
-    return subprocess.run(
+    return preloaded.run(
         [*EDL, *map(str, arguments)],
         capture_output=True,
         text=True,
@@ -57,7 +57,7 @@ class MasterProcess:
     def start(self):
         self.kill()
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = preloaded.Popen(
                 [*EDL, "master", *self._arguments], stdout=subprocess.PIPE, stderr=log, text=True
             )
         assert self.process.stdout.readline() == f"ready on {self.address}\n", self.log.read_text()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import preloaded
 from processes import quiet_port
 
 from edl_torch.client.grpc.client import MasterClient
@@ -53,7 +54,8 @@ class MasterProcess:
         journal = [] if self.state is None else ["--state", str(self.state)]
         began = time.monotonic()
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            start = subprocess.Popen if "preexec_fn" in options else preloaded.Popen
+            self._process = start(
                 [*EDL, "master", *where, *journal, *self.arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -73,7 +73,7 @@ def test_a_loop_whose_workers_get_ctrl_c_too_is_begun_again(persistent_workers: 
 def test_ctrl_c_among_workers_that_start_comes_when_they_have() -> None:
     _at_fork.append(interrupt)
     try:
-        with made(num_workers=2) as loader:
+        with made(num_workers=2, multiprocessing_context="fork") as loader:  # 3.14's default is another
             assert learn(loader, lambda taken: None) == [1] * RECORDS
     finally:
         _at_fork.clear()

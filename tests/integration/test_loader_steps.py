@@ -597,6 +597,21 @@ def test_an_engine_that_is_detached_is_as_it_was() -> None:
         assert "step" not in vars(engine)
 
 
+def test_an_engine_that_one_service_has_detached_steps_for_the_other() -> None:
+    engine: Any = Engine(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), accumulation=1)
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset):
+        with trainer(FakeMaster()) as (first, _):
+            first.attach(engine)
+            service.attach(engine)
+        loop = iter(elastic(dataset))
+        seen = take(loop, 1)
+        engine.step()
+        assert acknowledged(fake, service) == once(flat(seen))
+        service.detach(engine)
+        engine.step()
+
+
 def test_a_scheduler_is_no_optimizer() -> None:
     inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     scheduler: Any = torch.optim.lr_scheduler.StepLR(inner, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import preloaded
 import pytest
 import torch
 from checked_locks import CheckedLock, LockOrderViolated, Watch, checked_locks
@@ -226,7 +226,7 @@ def test_a_collection_under_the_sessions_lock_does_not_wait_for_the_thread_that_
     """The schedule in which a finaliser that waits for the other thread waits for ever."""
     script = Path(__file__).with_name("collected_under_lock.py")
     environment = {**os.environ, "PYTHONPATH": str(script.parent.parent)}
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, script], env=environment, timeout=120, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -89,6 +89,7 @@ class SimMaster:
         self._poll_number = 0
         self._held: list[tuple[SimCall | None, Any, EdlError | None]] = []
         self._seen: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._adds_up = False  # at the next commit all is counted again: an epoch is over
         self._called_back = -1.0
         self._committing = self._looking = False
         self._life = self.deaths
@@ -173,19 +174,22 @@ class SimMaster:
         if life != self.deaths or not self.up:
             return
         self._committing = False
-        rows = update(self.dispatcher, self._changes.take())
-        if rows:
-            self._undo.append((self.hub.now, {key: self._rows.get(key) for key in rows}))
-        for key, row in rows.items():
+        before = {}
+        for key, row in update(self.dispatcher, self._changes.take()).items():
+            before[key] = self._rows.get(key)
             self._write(key, row)
+        if before:
+            self._undo.append((self.hub.now, before))
         seen, self._seen = self._seen, []
         held, self._held = self._held, []
         for watch, arguments in seen:
             watch(*arguments)
-        if self.dispatcher.find_ledger(DATASET) is not None:
-            self.model.agree(self.ledger)
-        if any(watch == self.model.epoch_over for watch, _ in seen):
-            self.model.add_up(self.ledger)
+        ledger = self.dispatcher.find_ledger(DATASET)
+        if ledger is not None:
+            self.model.agree(ledger)
+            if self._adds_up:
+                self.model.add_up(ledger)
+        self._adds_up = False
         for reply, value, error in held:
             if reply is not None:
                 reply.send(value, error)
@@ -245,18 +249,16 @@ class SimMaster:
     # Leases, and those that wait for one ----------------------------------------------------------------
 
     def _lease(self, reply: SimCall, call: LeaseCall, wait_s: float) -> None:
-        now = self.hub.now
-        self.dispatcher.heard(call, now)
-        if wait_s > 0 and self._poll(call, reply):
+        if wait_s <= 0:
+            self._leased(call, reply, self.dispatcher.lease(call, self.hub.now))
             return
-        if wait_s > 0:
+        self.dispatcher.heard(call, self.hub.now)
+        if not self._poll(call, reply):
             self._call_back(call.dataset)
             self._poll_number += 1
             self._polls[self._poll_number] = call, reply
             self.hub.after(wait_s, self._waited, self._life, self._poll_number)
             self._answer(None, None, None)  # it may have closed something
-        else:
-            self._leased(call, reply, self.dispatcher.answer(call, now))
 
     def _poll(self, call: LeaseCall, reply: SimCall) -> bool:
         answer = self.dispatcher.poll(call, self.hub.now)
@@ -270,6 +272,7 @@ class SimMaster:
         self._see(self.model.leased, call, answer)
         if answer.state is not PassState.OPEN:
             self._see(self.model.epoch_over, answer.epoch)
+            self._adds_up = True
         if answer.nothing_yet:
             self._call_back(call.dataset)
         self._answer(reply, answer, None)

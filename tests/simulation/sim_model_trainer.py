@@ -35,11 +35,11 @@ class Batch(tuple[tuple[int, int, int], ...]):
 
 
 class Lease(NamedTuple):
-    """A lease that is read: numbers of its records, and whether they cannot be read."""
+    """A lease that is read: numbers of its records, and of each 1 where it cannot be read."""
 
     slice: Slice
     numbers: npt.NDArray[np.int64]
-    is_bad: npt.NDArray[np.bool_]
+    is_bad: bytes
 
     def records(self, first: int, after: int) -> Run:
         """The records at these positions of the lease's shard."""
@@ -161,7 +161,7 @@ class Incarnation(Trainer):
         reading = self._reading.setdefault(stream, {})
         reading.pop(grant.task, None)  # after a rollback task numbers come again
         numbers = self._plan.indices(grant.slice).numbers
-        reading[grant.task] = Lease(grant.slice, numbers, self.job.is_bad(numbers))
+        reading[grant.task] = Lease(grant.slice, numbers, self.job.is_bad(numbers).tobytes())
         for task in list(reading)[:-LEASES]:
             del reading[task]
 
@@ -176,5 +176,5 @@ class Incarnation(Trainer):
         """The first position from `first` on whose record cannot be read."""
         lease = self._reading[stream][grant.task]
         skip = lease.slice.skip
-        found = lease.is_bad[first - skip : stop - skip]
-        return first + int(found.argmax()) if found.any() else stop
+        found = lease.is_bad.find(1, first - skip, stop - skip)
+        return skip + found if found >= 0 else stop

@@ -214,8 +214,8 @@ class Trainer:
         for ticket in self._in_loop:
             self._model.trained(ticket)
         self._in_loop.clear()
-        if self.pace.accumulates:
-            yield from self._trainer.elastic.stepped(self._optimizer)
+        if self.pace.accumulates and self._trainer.elastic.step_now(self._optimizer):
+            yield from self._trainer.reporter.send()
 
     def _save(self) -> Procedure[None]:
         yield from self._trainer.position.snapshot()

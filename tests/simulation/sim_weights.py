@@ -36,7 +36,7 @@ class Weights:
     def learn(self, runs: Iterable[Run]) -> None:
         """A step of the optimizer over these records."""
         for epoch, numbers in runs:
-            self.counts[epoch, numbers] += 1
+            self.counts[epoch][numbers] += 1
 
     def copy(self) -> Weights:
         """The same, at this moment."""
@@ -55,7 +55,7 @@ class Judge:
             [plan.window_at(epoch, place) for place in range(plan.num_windows)] for epoch in range(job.epochs)
         ]
         self._starts: list[dict[int, int]] = []
-        self._order: list[npt.NDArray[np.int64]] = []
+        self._order = np.empty((job.epochs, job.size), np.int64)
         for epoch, windows in enumerate(self._windows):
             lengths = [plan.records_in(epoch, window) for window in windows]
             starts = accumulate(lengths, initial=0)
@@ -66,7 +66,7 @@ class Judge:
             )
             order = np.concatenate([plan.indices(window).numbers for window in whole])
             assert (np.sort(order) == np.arange(job.size)).all(), "an epoch has each record once"
-            self._order.append(order)
+            self._order[epoch] = order
         self.compared = 0
 
     def first_records(self, count: int) -> npt.NDArray[np.int64]:
@@ -108,8 +108,10 @@ class Judge:
         for of, window, skip, limit in (*fields["open"], *fields["crumbs"]):
             first = self._starts[of][window] + skip
             counted[of, self._order[of][first : first + limit]] -= 1
-        for of, window, place, *_ in fields["quarantine"]:
-            counted[of, self._order[of][self._starts[of][window] + place]] -= 1
+        bad = [(of, self._starts[of][window] + place) for of, window, place, *_ in fields["quarantine"]]
+        if bad:
+            epochs, places = np.array(bad).T
+            np.subtract.at(counted, (epochs, self._order[epochs, places]), 1)
         if (counted < 0).any():
             raise BrokenPromise(f"a token has two places for a record: {self._named(counted < 0)}")
         return counted.view(np.uint8)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from statuses import dataset_status, master_status, trainer_status
 
+from edl_torch.cli import status
 from edl_torch.cli.figures import epoch_of, of_data
+from edl_torch.cli.main import INTERRUPTED, main
 from edl_torch.cli.status import as_json, as_table
-from edl_torch.core.calls import QuarantinedRecord
+from edl_torch.core.calls import MasterStatus, QuarantinedRecord
 from edl_torch.core.measures import Histogram, Measures
+from edl_torch.errors import MasterUnavailable
 
 
 def bad(index: int, epoch: int, reason: str) -> QuarantinedRecord:
@@ -46,6 +50,39 @@ def test_a_long_quarantine_says_how_many_records_are_not_shown() -> None:
     lines = table_of(*(bad(index, epoch, "torn") for epoch in (0, 1) for index in range(23)))
     assert len([line for line in lines if "torn" in line]) == 20
     assert lines[-1] == "… and 3 more: see --json"
+
+
+class RestartedMaster:
+    """A client whose master is away at its second look, and that is interrupted at its fourth."""
+
+    def __init__(self) -> None:
+        self._answers: list[MasterStatus | BaseException] = [
+            master_status(),
+            MasterUnavailable("no answer\x1b"),
+            master_status(),
+            KeyboardInterrupt(),
+        ]
+
+    def __enter__(self) -> RestartedMaster:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def status(self) -> MasterStatus:
+        answer = self._answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def test_who_watches_is_told_that_the_master_is_away_and_sees_it_come_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "client_of", lambda options: RestartedMaster())
+    assert main(["status", "--watch", "0.001"]) == INTERRUPTED
+    out, err = capsys.readouterr()
+    assert out.count("no dataset yet") == 2
+    assert err == "no answer\\x1b - trying again\n"
 
 
 def test_each_trainer_says_what_a_batch_takes() -> None:

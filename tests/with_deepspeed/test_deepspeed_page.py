@@ -15,7 +15,7 @@ import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.errors import CheckpointError, ForeignLoop, InvalidArgument
+from edl_torch.errors import AccountingError, CheckpointError, ForeignLoop, InvalidArgument
 from edl_torch.integrations.deepspeed import prepare
 from edl_torch.readers import MapDatasetReader
 
@@ -124,6 +124,52 @@ def test_an_accumulation_that_the_epoch_cuts_is_filled_up_with_nothing(loader: E
     assert loader.progress().acknowledged == 2 * len(RECORDS)
 
 
+def test_an_engine_goes_on_with_another_loader(loader: ElasticDataLoader) -> None:
+    """The first one's weights are no more in its losses."""
+    engine = engine_of()
+    losses = []
+    backward = engine.backward
+    engine.backward = lambda loss, **_: losses.append(float(loss)) or backward(loss)
+    for records in (RECORDS[:6], RECORDS[6:12]):
+        with ElasticDataLoader(MapDatasetReader(records), 4) as one:
+            for points, _ in prepare(engine, one):
+                engine.backward(engine(points).sum() * 0 + 1.0)
+                engine.step()
+            assert one.progress().acknowledged == 6
+    batches = prepare(engine, prepare(engine, loader).loader)
+    points, _ = next(iter(batches))
+    engine.backward(engine(points).sum() * 0 + 1.0)
+    assert losses == [1.0, 0.5, 1.0, 0.5, 1.0]
+
+
+def test_two_engines_train_on_one_loader(loader: ElasticDataLoader) -> None:
+    engines = [engine_of(), engine_of()]
+    batches = [prepare(engine, loader) for engine in engines]
+    for points, _ in batches[0]:
+        for engine in engines:
+            engine.backward(engine(points).sum())
+            engine.step()
+    assert loader.progress().acknowledged == len(RECORDS)
+
+
+def test_a_loop_that_is_left_before_it_trains_on_a_batch_gets_it_again(loader: ElasticDataLoader) -> None:
+    engine = engine_of(accumulate=4)
+    batches = prepare(engine, loader)
+    for number, (points, _) in enumerate(batches):
+        if number == 2:
+            break
+        train(engine, points)
+    for points, _ in batches:
+        train(engine, points)
+    assert engine.global_steps == 28
+    assert loader.progress().acknowledged == len(RECORDS)
+
+
+def train(engine: Any, points: torch.Tensor) -> None:
+    engine.backward(engine(points).sum())
+    engine.step()
+
+
 # Plain use --------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +213,36 @@ def test_prepare_wants_ranks_that_step_together(loader: ElasticDataLoader) -> No
     engine.dp_world_size = 2
     with pytest.raises(InvalidArgument, match="synchronous=True"):
         prepare(engine, loader)
+
+
+def test_several_engines_of_which_one_accumulates_are_refused(loader: ElasticDataLoader) -> None:
+    prepare(engine_of(accumulate=2), loader)
+    with pytest.raises(InvalidArgument, match="gradient_accumulation_steps of 1"):
+        prepare(engine_of(), loader)
+
+
+def test_a_loop_left_in_an_accumulation_is_not_begun_again(loader: ElasticDataLoader) -> None:
+    """The batch in hand would come again, and is in the gradients."""
+    engine = engine_of(accumulate=4)
+    batches = prepare(engine, loader)
+    for points, _ in batches:
+        train(engine, points)
+        break
+    with pytest.raises(AccountingError, match="left in the midst of an accumulation"):
+        next(iter(batches))
+
+
+def test_a_checkpoint_is_not_loaded_into_an_accumulation(loader: ElasticDataLoader, tmp_path: Path) -> None:
+    engine = engine_of(accumulate=4)
+    batches = prepare(engine, loader)
+    for number, (points, _) in enumerate(batches):
+        train(engine, points)
+        if number == 3:
+            engine.save_checkpoint(str(tmp_path))
+        if number == 5:
+            break
+    with pytest.raises(AccountingError, match="in the midst of an accumulation"):
+        engine.load_checkpoint(str(tmp_path))
 
 
 def test_a_pipeline_engine_is_refused(loader: ElasticDataLoader) -> None:

@@ -32,9 +32,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def lighthouse() -> Iterator[str]:
-    """The address of torchft's lighthouse, which counts a replica for dead after a second."""
+    """The address of torchft's lighthouse, which counts a replica for dead after three seconds."""
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=300, heartbeat_timeout_ms=1000)
+    server = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=300, heartbeat_timeout_ms=3000)
     yield server.address()
     server.shutdown()

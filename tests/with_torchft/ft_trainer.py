@@ -60,6 +60,7 @@ def main(life: Life) -> None:
         audit_dir=folder / "audit",
         checkpoint=folder / "checkpoint.pt" if life.saves else None,
         before=before,
+        timeout_s=8.0,
     )
     replica.train()
     step, counts = replica.manager.current_step(), replica.counts.tolist()

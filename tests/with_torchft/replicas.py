@@ -21,8 +21,6 @@ from edl_torch.integrations.torchft import attach_manager
 from edl_torch.master.embedded import LocalMaster
 from edl_torch.readers import MapDatasetReader
 
-TIMEOUT = timedelta(seconds=4)
-
 Fault = Callable[["Replica"], None]
 
 
@@ -32,6 +30,9 @@ def no_fault(_: Replica) -> None:
 
 class Replica:
     """One replica group of one rank. `before` and `after` are called around the sum of the gradients.
+
+    For other replicas it waits `timeout_s`: one that leaves closes its connections, one that is killed while
+    they are made does not.
 
     With a `checkpoint` it saves each step that was committed there, and goes on from it: where it is alone.
     """
@@ -50,6 +51,7 @@ class Replica:
         checkpoint: Path | None = None,
         before: Fault = no_fault,
         after: Fault = no_fault,
+        timeout_s: float = 30.0,
         **options: Any,
     ) -> None:
         self.number = number
@@ -63,12 +65,13 @@ class Replica:
         self.failures: list[float] = []  # when a commit failed
         self.ended = float("inf")
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.group = ProcessGroupGloo(timeout=timedelta(seconds=timeout_s))
         self.manager = Manager(
-            pg=ProcessGroupGloo(timeout=TIMEOUT),
+            pg=self.group,
             load_state_dict=self._load,
             state_dict=lambda: {"counts": self.counts.detach().clone()},
             min_replica_size=1,
-            timeout=TIMEOUT,
+            timeout=timedelta(seconds=timeout_s),
             quorum_timeout=timedelta(seconds=20),
             rank=0,
             world_size=1,
@@ -166,6 +169,7 @@ class Replica:
         """Leave the master and the lighthouse."""
         self.loader.close()
         self.manager.shutdown(wait=False)
+        self.group.abort()
 
 
 def run(*replicas: Replica, delays_s: tuple[float, ...] = (), timeout_s: float = 120.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,19 @@ def test_a_replica_that_fails_when_its_gradients_are_in_the_sum(lighthouse: str,
     run(*replicas)
     assert replicas[1].failed > 1
     assert all(at > replicas[1].ended for at in replicas[0].failures), "it fails for one that has left alone"
+    check(master, *replicas)
+
+
+def test_a_model_that_could_not_be_fetched_is_asked_for_again(lighthouse: str) -> None:
+    """Whether the others have committed is not known before."""
+    master = FakeMaster()
+    replicas = [
+        Replica(0, lighthouse, master, RECORDS),
+        Replica(1, lighthouse, master, RECORDS, after=fails_each_second),
+    ]
+    fetches_but_once(replicas[1])
+    run(*replicas)
+    assert replicas[0].failed
     check(master, *replicas)
 
 
@@ -110,6 +124,21 @@ def fails_each_second(replica: Replica) -> None:
         replica.manager.report_error(RuntimeError("injected"))
 
 
+def fetches_but_once(replica: Replica) -> None:
+    """Let a replica fail once where it takes over a model after a commit that failed."""
+    transport = replica.manager._checkpoint_transport
+    fetch = transport.recv_checkpoint
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if replica.attempts < 2:  # at the start all take over one model
+            return fetch(*args, **kwargs)
+        transport.recv_checkpoint = fetch
+        replica.group.abort()
+        raise ConnectionError("injected")
+
+    transport.recv_checkpoint = broken
+
+
 def fails_at(attempt: int) -> Fault:
     """A fault in one step."""
 
@@ -117,6 +146,7 @@ def fails_at(attempt: int) -> Fault:
         if replica.attempts == attempt:
             replica.manager.wait_quorum()
             replica.manager.report_error(RuntimeError("injected"))
+            replica.group.abort()  # the other one waits no longer
 
     return fault
 

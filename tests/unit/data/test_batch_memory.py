@@ -328,3 +328,17 @@ def mappings() -> set[tuple[int, int]]:
     with open("/proc/self/maps", encoding="utf-8") as lines:
         found = [line.split() for line in lines if "/torch_" in line or "/dev/shm" in line]
     return {(int(fields[3].replace(":", ""), 16), int(fields[4])) for fields in found}
+
+
+def test_memory_that_is_lent_as_the_program_ends_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Finalizer:
+        atexit = True
+
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+
+    monkeypatch.setattr(weakref, "finalize", Finalizer)
+    BatchMemory().tensor((4,), torch.float32)
+    assert [finalizer.atexit for finalizer in made] == [False]

@@ -279,3 +279,9 @@ def test_a_batch_that_is_read_by_itself_is_not_read_again() -> None:
 def test_a_source_that_is_gone_is_named_by_the_first_record_of_its_batch() -> None:
     with pytest.raises(SourceUnavailable, match="record 0 of 'a'"):
         read(Columns(down=frozenset({2})), PLANS["stored"])
+
+
+def test_batches_that_nobody_can_put_together_are_tried_once() -> None:
+    reader, plan = Texts(), planned(in_shard=True, window=8, counts={"a": 40})
+    read(reader, plan)
+    assert [len(asked) for asked in reader.asked] == [SIZE, *[SIZE] * 10]

@@ -118,18 +118,23 @@ def test_a_pass_sees_to_the_padding_batch_before_it() -> None:
     stepping._weights = SimpleNamespace(  # type: ignore[assignment]
         warn_of_padding=lambda: done.append("warns"), step=done.append
     )
-    stepping._passes = SimpleNamespace(pad=lambda: done.append("pads"))  # type: ignore[assignment]
+    stepping._passes = SimpleNamespace(  # type: ignore[assignment]
+        pad=lambda: done.append("pads"), close=lambda number: done.append(f"ends {number}")
+    )
+    stepping._let_go = lambda: done.append("ends threads")  # type: ignore[method-assign]
+    stepping._number = 7
     stepping._padding = SimpleNamespace(batch=lambda: "a copy")  # type: ignore[assignment]
     assert stepping._pad() == "a copy"
     assert done == ["pads", 0, "keeps"]
     done.clear()
-    stepping._closed = True
+    stepping._closed = False
     stepping.close()
-    assert done == ["lets go"]
+    assert done == ["lets go", "ends 7", "ends threads"]
+    done.clear()
     stepping._pid = -1
     with pytest.raises(ServiceClosed, match="was forked from"):
         stepping._request()
-    assert done == ["lets go", "lets go", "warns"]
+    assert done == ["lets go", "warns"]
 
 
 def test_a_pass_begins_without_a_step() -> None:

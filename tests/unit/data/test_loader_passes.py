@@ -408,3 +408,21 @@ def test_workers_are_started_without_an_interrupt_among_them(
 def test_threads_collate_as_the_loader_does(arguments: Any, kind: type) -> None:
     with trainer(FakeMaster()) as (_, dataset):
         assert {type(batch) for batch in elastic(dataset, num_threads=1, **arguments)} == {kind}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("session_closed", [False, True])
+def test_an_iterator_that_is_asked_after_its_end_lets_go_of_all(session_closed: bool, closed: bool) -> None:
+    done: list[object] = []
+    ending = LoaderPass.__new__(LoaderPass)
+    ending._number = 7
+    ending._session = SimpleNamespace(closed=session_closed)  # type: ignore[assignment]
+    ending._passes = SimpleNamespace(  # type: ignore[assignment]
+        loop_left=done.append, check_newest=lambda number: done.append("looks for a newer one")
+    )
+    ending._let_go = lambda: done.append("lets go")  # type: ignore[method-assign]
+    ending._closed = closed
+    with pytest.raises(ServiceClosed if session_closed and not closed else StopIteration):
+        ending._end_early()
+    ending._closed = True  # whatever it was: the finaliser has nothing to do here
+    assert done == [7, "lets go", *["looks for a newer one"] * (not closed and not session_closed)]

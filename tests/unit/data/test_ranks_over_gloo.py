@@ -249,11 +249,14 @@ def test_parcels_come_to_all_parts_as_they_were_sent(job: Job) -> None:
 
 def parcel_of(message_bytes: int) -> Parcel:
     """One whose message, with its length in front, is so long."""
-    text, parcel = "", Parcel()
-    while len(Packed((text, 1, [], 0)).structure) + 8 < message_bytes:
-        text += "x" * (message_bytes - 8 - len(Packed((text, 1, [], 0)).structure))
-        parcel = Parcel(batch=text, size=1)
-    return parcel
+    text = "x" * (message_bytes // 2)  # longer than what pickle writes in a form of its own
+    text += "x" * (message_bytes - message_of(text))
+    assert message_of(text) == message_bytes
+    return Parcel(batch=text, size=1)
+
+
+def message_of(text: str) -> int:
+    return len(Packed((text, 1, [], 0)).structure) + 8
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import preloaded
 import pytest
 from by_number import TRAINING, WAIT, WireTask
 from kit import Worker
@@ -33,7 +34,7 @@ class MasterProcess:
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = preloaded.Popen(
                 [*self._command, "--addr", self.address], stdout=subprocess.PIPE, stderr=log, text=True
             )
         assert self.process.stdout is not None
