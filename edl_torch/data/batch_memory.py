@@ -11,11 +11,13 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _KEPT = 8  # segments that are not held in the process that made them
 _MARKS = 64  # bytes at the end of a shared segment: as often it may be on its way or held elsewhere
@@ -29,7 +31,7 @@ class Segment:
     is_free = True  # as far as other processes go
 
     def __init__(self, size: int) -> None:
-        self.content: Bytes = torch.empty(size, dtype=torch.uint8).numpy()
+        self.content: Bytes = torch.empty(size, dtype=torch.uint8, device="cpu").numpy()
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, let_go: Callable[[Segment], object]) -> Any:
         """Return a tensor over it. When the last one is gone `let_go` is called."""
@@ -102,13 +104,29 @@ def shared_segment(tensor: torch.Tensor) -> SharedSegment | None:
 def _lent(
     content: Bytes, shape: tuple[int, ...], dtype: torch.dtype, let_go: Callable[..., object], *arguments: Any
 ) -> torch.Tensor:
+    for _ in range(len(_moved)):
+        with suppress(IndexError):  # another thread was faster
+            _left(*_moved.popleft())
     lent = content.view()  # torch holds this array as long as there is a tensor over it
-    weakref.finalize(lent, let_go, *arguments).atexit = False
-    return torch.from_numpy(lent).view(dtype).view(shape)
+    tensor = torch.from_numpy(lent)
+    storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    weakref.finalize(lent, _left, storage, let_go, arguments).atexit = False
+    return tensor.view(dtype).view(shape)
+
+
+def _left(storage: StorageWeakRef, let_go: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    """Let the memory go if all tensors are gone.
+
+    Else torch has moved them, to share them with another process: arrays made of them before, and what
+    another thread computes, still read it."""
+    if storage.expired():  # type: ignore[no-untyped-call]
+        let_go(*arguments)
+    else:
+        _moved.append((storage, let_go, arguments))
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Bytes:
-    content: Bytes = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    content: Bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
     return content
 
 
@@ -132,5 +150,7 @@ def _forked() -> None:
 
 
 _shared: weakref.WeakValueDictionary[int, SharedSegment] = weakref.WeakValueDictionary()  # by address
+_moved: deque[tuple[Any, ...]] = deque()  # arguments of `_left`, for when the tensors are gone
 _forks = 0
-os.register_at_fork(before=_forked)
+# Between the first and the last of these other threads run: what they let go, or get, the child may have too.
+os.register_at_fork(before=_forked, after_in_parent=_forked, after_in_child=_forked)

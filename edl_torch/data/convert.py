@@ -86,7 +86,7 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], *, collate_fn_map: Any = None) -
         with suppress(ValueError):  # unequal shapes: `_stacked` says so
             joined = np.array(arrays)
             if joined.dtype == first.dtype:  # else numpy and torch may disagree on what holds them all
-                return torch.from_numpy(joined)
+                return torch.as_tensor(joined)
     return torchs.collate_numpy_array_fn(arrays, collate_fn_map=collate_fn_map)
 
 

@@ -19,7 +19,7 @@ class Line:
         self._gloo = gloo
         self._other = other
         self._tag = 0
-        self._mark = torch.zeros(1, dtype=torch.uint8)
+        self._mark = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._sent: list[Any] = []  # torch gives up a message whose work nobody keeps
         self._marks: list[Any] = []  # to be waited for first
         self._coming: list[Any] = []

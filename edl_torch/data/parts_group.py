@@ -64,7 +64,7 @@ class ProcessGroupParts:
     def receive(self) -> Receiving:
         """Wait for the holder's next parcel, but not for the large tensors of its batch."""
         (line,) = self._lines
-        frame = torch.empty(FRAME_BYTES, dtype=torch.uint8)
+        frame = torch.empty(FRAME_BYTES, dtype=torch.uint8, device="cpu")
         with peers_alive():
             line.settle()
             line.receive([frame])
@@ -72,7 +72,7 @@ class ProcessGroupParts:
             message = frame.numpy().tobytes()
             (length,) = _LENGTH.unpack_from(message)
             if (missing := _LENGTH.size + length - FRAME_BYTES) > 0:
-                rest = torch.empty(missing, dtype=torch.uint8)
+                rest = torch.empty(missing, dtype=torch.uint8, device="cpu")
                 line.receive([rest])
                 line.wait()
                 message += rest.numpy().tobytes()

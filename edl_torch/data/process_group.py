@@ -88,17 +88,17 @@ class ProcessGroupPeers:
 
     def vote(self, ballot: Ballot) -> _Vote:
         """Cast a ballot: one asynchronous all-reduce of a few numbers, and one for each rank."""
-        numbers = torch.tensor(ballot.numbers(self.rank, self.size), dtype=torch.float64)
+        numbers = torch.tensor(ballot.numbers(self.rank, self.size), dtype=torch.float64, device="cpu")
         with peers_alive():
             return _Vote(numbers, self._gloo.allreduce([numbers]))
 
     def share(self, text: str) -> str:
         """Rank 0's text, on every rank."""
         data, options = text.encode(), dist.BroadcastOptions()  # from rank 0
-        size = torch.tensor([len(data)], dtype=torch.int64)
+        size = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
         with peers_alive():
             self._gloo.broadcast([size], options).wait()
-            content = torch.zeros(int(size) + 1, dtype=torch.uint8)  # one more: never empty
+            content = torch.zeros(int(size) + 1, dtype=torch.uint8, device="cpu")  # one more: never empty
             if self.rank == 0:
                 content = torch.frombuffer(bytearray(data + b"\0"), dtype=torch.uint8)
             self._gloo.broadcast([content], options).wait()
@@ -110,7 +110,7 @@ class ProcessGroupPeers:
         It travels as `torch.load(weights_only=True)` takes it. Raises InvalidArgument, on every rank, for
         what that does not: classes that nobody has declared to be safe.
         """
-        lowest = torch.tensor([self.size if batch is None else self.rank], dtype=torch.int64)
+        lowest = torch.tensor([self.size if batch is None else self.rank], dtype=torch.int64, device="cpu")
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         with peers_alive():
@@ -126,7 +126,7 @@ class ProcessGroupPeers:
         self._lines = [Line(self._gloo, other) for other in range(self.size) if other != self.rank]
         content = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
         for line in self._lines:
-            line.send([torch.tensor([len(packed)])])
+            line.send([torch.tensor([len(packed)], device="cpu")])
             line.send([content])
             line.expect_answer()
         for line in self._lines:
@@ -136,10 +136,10 @@ class ProcessGroupPeers:
     def _receive(self, source: int) -> bytes:
         line = Line(self._gloo, source)
         self._lines = [line]
-        size = torch.zeros(1, dtype=torch.int64)
+        size = torch.zeros(1, dtype=torch.int64, device="cpu")
         line.receive([size])
         line.wait()
-        content = torch.zeros(int(size), dtype=torch.uint8)
+        content = torch.zeros(int(size), dtype=torch.uint8, device="cpu")
         line.receive([content])
         line.expect_to_answer()
         line.settle()

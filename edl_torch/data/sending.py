@@ -129,7 +129,7 @@ def _described(tensor: torch.Tensor, content: torch.Tensor) -> _Described:
 
 def _tensor(described: _Described, *, pin_memory: bool) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, described.dtype)
-    tensor = torch.empty(described.shape, dtype=dtype, pin_memory=pin_memory)
+    tensor = torch.empty(described.shape, dtype=dtype, device="cpu", pin_memory=pin_memory)
     if described.content:
         _content(tensor).copy_(torch.frombuffer(bytearray(described.content), dtype=torch.uint8))
     return tensor

@@ -64,7 +64,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def new_batch(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor to be filled; in a loader worker in shared memory: it is sent without a copy."""
-    return torch.empty(shape, dtype=dtype) if get_worker_info() is None else _of_worker.tensor(shape, dtype)
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return _of_worker.tensor(shape, dtype)
 
 
 def _is_small_by_itself(tensor: torch.Tensor) -> bool:

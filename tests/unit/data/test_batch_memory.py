@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import pickle
+import threading
+import time
 import weakref
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -86,6 +90,34 @@ def test_nor_while_another_process_holds_it(holder: str) -> None:
     assert memory.tensor(SHAPE, torch.float32).data_ptr() == place
 
 
+@pytest.mark.parametrize("holder", ["an array", "an array of a view", "DLPack", "a buffer"])
+def test_what_was_made_of_a_batch_stays_when_torch_moves_it_to_share_it(
+    holder: str, memory: BatchMemory
+) -> None:
+    """`Queue.put(batch)` of torch.multiprocessing moves it, in a thread, to memory of its own."""
+    here = memory.tensor(SHAPE, torch.float32).fill_(4)
+    batch = sent(here) if shared_segment(here) is not None else here
+    place, held = here.data_ptr(), HOLDERS[holder](batch)
+    del here
+    batch.share_memory_()
+    assert batch.data_ptr() != place
+    other = memory.tensor(SHAPE, torch.float32).fill_(9)
+    assert other.data_ptr() != place
+    found = torch.utils.dlpack.from_dlpack(held) if holder == "DLPack" else torch.from_numpy(np.asarray(held))
+    assert (found == 4).all()
+    del held, found, batch
+    gc.collect()
+    sent(BatchMemory(SharedSegment).tensor(SHAPE, torch.float32))  # the next batch
+    assert memory.tensor(SHAPE, torch.float32).data_ptr() == place
+
+
+def test_batches_are_on_the_cpu_wherever_tensors_are_made(memory: BatchMemory) -> None:
+    with torch.device("meta"):
+        batch = memory.tensor(SHAPE, torch.float32).fill_(3)
+        there = batch if shared_segment(batch) is None else sent(batch)
+    assert (there == 3).all()
+
+
 def test_what_is_sent_twice_is_given_back_twice() -> None:
     memory = BatchMemory(SharedSegment)
     batch = memory.tensor(SHAPE, torch.float32).fill_(1)
@@ -151,6 +183,33 @@ def test_what_a_fork_has_too_is_never_given_back() -> None:
     assert other.data_ptr() != place
     for end in (reading, writing, go_on, going_on):
         os.close(end)
+
+
+def test_what_another_thread_gets_during_a_fork_is_never_given_back() -> None:
+    memory = BatchMemory(SharedSegment)
+    batch = memory.tensor(SHAPE, torch.float32)
+    place, forks, held = batch.data_ptr(), batch_memory._forks, []
+    locked = threading.Event()
+
+    def get(batch: torch.Tensor) -> None:
+        with logging._lock:  # type: ignore[attr-defined]  # which a fork waits for
+            locked.set()
+            while batch_memory._forks == forks:
+                time.sleep(0.001)
+            held.append(sent(batch))
+
+    thread = threading.Thread(target=get, args=(batch,))
+    thread.start()
+    locked.wait()
+    child = os.fork()
+    if not child:
+        held.clear()  # nor does the child say that nobody needs it
+        os._exit(int(not batch_memory.shared_segment(batch).is_free) + 1)  # type: ignore[union-attr]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    thread.join()
+    del batch
+    held.clear()
+    assert memory.tensor(SHAPE, torch.float32).data_ptr() != place
 
 
 def test_a_batch_after_a_fork_is_given_back() -> None:

@@ -132,6 +132,7 @@ def test_numbers_become_what_torch_makes_of_them(numbers: list[Any]) -> None:
 def test_a_batch_of_numbers_is_where_tensors_are_made() -> None:
     with torch.device("meta"):
         assert [column.device.type for column in to_batch([(1, 0.5), (2, 1.5)])] == ["meta", "meta"]
+        assert to_batch([np.ones(2), np.ones(2)]).device == default_collate([np.ones(2), np.ones(2)]).device
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,20 @@ def test_a_batch_is_lent_by_the_lowest_rank_that_has_one(job: Job) -> None:
     assert job.run(3, work) == [[(1, [1, 1]), (0, [0, 0])]] * 3
 
 
+def test_ranks_exchange_tensors_on_the_cpu_wherever_tensors_are_made(job: Job) -> None:
+    def work(rank: int) -> list[Any]:
+        with torch.device("meta"):
+            peers = ProcessGroupPeers(timeout_s=TIMEOUT_S)
+            votes = peers.vote(Ballot(doing=Doing.STEP, batches=1)).wait().batches
+            lent = peers.lend({"of": rank})
+            parts = ProcessGroupParts([0, 1], rank, TIMEOUT_S, pin_memory=False)
+            parcel = Parcel(batch=torch.ones(FRAME_BYTES, device="cpu"), size=1)
+            batch = (parts.send(parcel) if parts.holds else parts.receive()).batch()
+            return [votes, peers.share("text"), lent, float(batch.sum())]
+
+    assert job.run(2, work) == [[2, "text", {"of": 0}, FRAME_BYTES]] * 2
+
+
 def test_a_batch_that_cannot_be_lent_is_an_error_on_all_ranks(job: Job) -> None:
     class Own:
         pass

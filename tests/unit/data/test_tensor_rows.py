@@ -92,6 +92,14 @@ def test_shuffled_batches_are_those_of_the_rows(arguments: dict[str, Any]) -> No
     assert sorted(number for _, part in batches for number in part.tolist()) == list(range(COUNT))
 
 
+def test_large_batches_are_where_the_rows_are() -> None:
+    tensor = torch.ones(COUNT, 300, 300)
+    rows = tensor_rows(MapDatasetReader(TensorDataset(tensor)))
+    assert rows is not None
+    with torch.device("meta"):
+        assert rows.batch(range(8)).batch[0].device.type == "cpu"
+
+
 def test_batches_of_loader_workers_are_those_of_torchs_loader() -> None:
     # The large rows travel in shared memory.
     data = TensorDataset(numbers(3), numbers(200_000))
