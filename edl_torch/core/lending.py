@@ -96,9 +96,12 @@ class Lending:
         """Return None while the end is far off, and for the only trainer."""
         if not self._tail_applies or len(self._participants) == 1:
             return None
-        throughput = self._participants.throughput
-        share = throughput.share(request.session, self._todo.waiting(request.epoch) + leased())
-        if share > FAR * self._todo.plan.spec.largest_lease:
+        throughput, waiting = self._participants.throughput, self._todo.waiting(request.epoch)
+        far = FAR * self._todo.plan.spec.largest_lease
+        if throughput.share(request.session, waiting) > far:
+            return None  # mostly: what is lent need not be counted
+        share = throughput.share(request.session, waiting + leased())
+        if share > far:
             return None
         return Quota(
             share=share,

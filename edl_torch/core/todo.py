@@ -163,7 +163,8 @@ class Todo:
 
     def _take_ahead(self, limit: int) -> Waiting:
         window = self._next_window()
-        left = self.plan.records_in(self.cursor_epoch, window) - self._offset
+        passed = self.plan.size - self._ahead
+        left = self.plan.records_before(self.cursor_epoch, self._position + 1) - passed
         taken = Slice(epoch=self.cursor_epoch, shard=window, skip=self._offset, limit=min(limit, left))
         self._ahead -= taken.limit
         if taken.limit == left:
@@ -228,7 +229,7 @@ class Todo:
     @property
     def returned_records(self) -> int:
         """Records of the slices that came back."""
-        return sum(queue.records for queue in self._returned.values())
+        return sum([queue.records for queue in self._returned.values()])
 
     def returned(self) -> Iterator[Slice]:
         """Return the slices that came back, oldest epoch first."""
@@ -291,7 +292,7 @@ class Todo:
     @property
     def behind(self) -> int:
         """Those of them that lie before the cursor."""
-        return self.returned_records + sum(queue.records for queue in self._remainders.values())
+        return self.returned_records + sum([queue.records for queue in self._remainders.values()])
 
     def restore(self, token: Token) -> None:
         """Wait for exactly what has no outcome in the token."""

@@ -147,7 +147,7 @@ class LoaderPass(Iterator[Any]):
 
     def close(self) -> None:
         """End the pass; a batch in hand that is not finished with goes back."""
-        if self._closed:
+        if self._closed or self._pid != os.getpid():
             return
         self._closed = True
         try:

@@ -60,8 +60,9 @@ class PreparedLoader:
         self._filling = False
         self._gathering_for: int | None = None  # the engine's step that has gradients already
         self._gathered = False  # the batch in hand is in them
-        names = ("backward", "save_checkpoint", "load_checkpoint")
-        backward, save, load = (_unprepared(getattr(engine, name)) for name in names)
+        backward = _unprepared(engine.backward)
+        save = _unprepared(engine.save_checkpoint)
+        load = _unprepared(engine.load_checkpoint)
 
         def weighed(loss: Any, *args: Any, **kwargs: Any) -> Any:
             self._gathering_for, self._gathered = engine.global_steps, not self._filling
@@ -90,11 +91,9 @@ class PreparedLoader:
             loader.load_state_dict(_position(path, state, module_only=kwargs.get("load_module_only", False)))
             return path, state
 
-        for name, prepared, method in zip(
-            names, (weighed, save_with_position, load_with_position), (backward, save, load), strict=True
-        ):
-            setattr(prepared, _UNPREPARED, method)
-            setattr(engine, name, prepared)
+        _set_prepared(engine, "backward", weighed, backward)
+        _set_prepared(engine, "save_checkpoint", save_with_position, save)
+        _set_prepared(engine, "load_checkpoint", load_with_position, load)
 
     def __repr__(self) -> str:
         return f"<PreparedLoader {self._loader!r}>"
@@ -149,6 +148,11 @@ class PreparedLoader:
 def _unprepared(method: Any) -> Any:
     """Return a method of an engine as it was before it was prepared for an earlier loader."""
     return getattr(method, _UNPREPARED, method)
+
+
+def _set_prepared(engine: Any, name: str, method: Any, unprepared: Any) -> None:
+    setattr(method, _UNPREPARED, unprepared)
+    setattr(engine, name, method)
 
 
 def _in_the_midst(what: str) -> AccountingError:

@@ -231,7 +231,8 @@ class ElasticCallback(Callback):  # type: ignore[misc]
             raise InvalidArgument(
                 "Lightning has begun to read before it loaded the checkpoint, as it does where "
                 "configure_optimizers asks for estimated_stepping_batches under a strategy that restores "
-                "late (FSDP, DeepSpeed): compute the number of steps from len(loader)"
+                "late (FSDP, DeepSpeed): compute the number of steps from len(loader). A Tuner does so too: "
+                "let it search with a plain DataLoader, and a Trainer without ElasticCallback"
             )
         self.take_position(state_dict)
 

@@ -21,6 +21,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import torch.distributed as dist
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.padding import Statistics
-from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument
+from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument, ServiceClosed
 from edl_torch.system.user_warnings import warn_user
 
 log = logging.getLogger("edl_torch.client")
@@ -158,7 +159,11 @@ class ElasticTrainer:
         self._check_epochs()  # the service registers here: what others restore from now on is seen
         folder = _whole_checkpoint(_folder_of(resume_from_checkpoint, self.args.output_dir))
         self.elastic_loader.load_state_dict(None if folder is None else _position(folder))
-        output = trainer.train(folder, *args, **kwargs)
+        try:
+            output = trainer.train(folder, *args, **kwargs)
+        finally:
+            with suppress(ServiceClosed):
+                self._attach(None)  # another Trainer on the same loader decides by its own steps
         if self._notices.ended:  # not finished: the program must not evaluate and publish what it has
             sys.exit(128 + signal.SIGTERM)
         return output
@@ -209,12 +214,13 @@ class ElasticTrainer:
         trainer._run_epoch(model=model, epoch=epoch, **kwargs)
 
     def _attach(self, stepping: Any) -> None:
-        """Let an optimizer's steps decide, in place of the one of an earlier `train()`."""
+        """Let the steps of this optimizer decide, in place of the one before; None: of no more."""
         if stepping is not self._stepping:
-            if self._stepping is not None:
-                self.elastic_loader.detach(self._stepping)
-            self.elastic_loader.attach(stepping, scaler=getattr(self.accelerator, "scaler", None))
-            self._stepping = stepping
+            before, self._stepping = self._stepping, stepping
+            if before is not None:
+                self.elastic_loader.detach(before)
+            if stepping is not None:
+                self.elastic_loader.attach(stepping, scaler=getattr(self.accelerator, "scaler", None))
 
     @property
     def _by_epochs(self) -> bool:

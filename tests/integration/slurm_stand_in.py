@@ -14,8 +14,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from edl_torch.testing import wait_until
-
 NODE = "127.0.0.1"
 
 
@@ -99,6 +97,8 @@ class BatchJob:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def _steps(self) -> list[int]:
+        from edl_torch.testing import wait_until  # not in each `srun` and `scontrol`
+
         path = self._folder / "steps"
         wait_until(path.exists, timeout_s=30)
         return [int(line) for line in path.read_text().split()]

@@ -90,3 +90,29 @@ def test_a_forked_child_is_refused_with_one_clear_error(use: Callable[[Trainer],
         rest = take(trainer.iterator, 100)
         assert sorted(flat(trainer.first + rest)) == all_records(COUNTS)
         assert trainer.service.finished
+
+
+def test_a_child_that_a_transform_forks_ends_by_its_own_error() -> None:
+    parent = os.getpid()
+
+    def fork(number: int) -> int:
+        if number == 6:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # this process has threads
+                child = os.fork()
+            if not child:
+                raise SystemExit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        return number
+
+    with ElasticDataLoader(range(40), 4, transform=fork, master_client=LocalMaster()) as loader:
+        status = 1
+        try:
+            seen = flat(take(iter(loader), 100))
+        except SystemExit as error:
+            status = int(error.code or 0)
+        finally:
+            if os.getpid() != parent:
+                os._exit(status)
+        assert sorted(seen) == list(range(40))
+        assert loader.service.finished

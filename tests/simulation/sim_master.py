@@ -249,18 +249,16 @@ class SimMaster:
     # Leases, and those that wait for one ----------------------------------------------------------------
 
     def _lease(self, reply: SimCall, call: LeaseCall, wait_s: float) -> None:
-        now = self.hub.now
-        self.dispatcher.heard(call, now)
-        if wait_s > 0 and self._poll(call, reply):
+        if wait_s <= 0:
+            self._leased(call, reply, self.dispatcher.lease(call, self.hub.now))
             return
-        if wait_s > 0:
+        self.dispatcher.heard(call, self.hub.now)
+        if not self._poll(call, reply):
             self._call_back(call.dataset)
             self._poll_number += 1
             self._polls[self._poll_number] = call, reply
             self.hub.after(wait_s, self._waited, self._life, self._poll_number)
             self._answer(None, None, None)  # it may have closed something
-        else:
-            self._leased(call, reply, self.dispatcher.answer(call, now))
 
     def _poll(self, call: LeaseCall, reply: SimCall) -> bool:
         answer = self.dispatcher.poll(call, self.hub.now)

@@ -50,8 +50,10 @@ def test_whatever_happens_every_promise_holds(seed: int) -> None:
 
 
 def test_it_is_fast_enough_to_be_of_use() -> None:
-    """In units of this machine, whose pace at this moment is measured beside it: the best of three."""
-    costs = [1 / Cluster(options(6, **SHORT)).run().rate / _push_s() for _ in range(3)]
+    """In units of this machine, whose pace at this moment is measured beside it: one of three runs."""
+    costs: list[float] = []
+    while len(costs) < 3 and min(costs, default=PUSHES) >= PUSHES:
+        costs.append(1 / Cluster(options(6, **SHORT)).run().rate / _push_s())
     assert min(costs) < PUSHES, costs
 
 

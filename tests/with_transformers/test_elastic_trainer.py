@@ -119,6 +119,17 @@ def test_an_epoch_with_fewer_batches_than_estimated_is_a_whole_one(make: Make) -
     assert again.state.epoch == 1
 
 
+def test_a_second_trainer_decides_by_its_own_steps(make: Make, tmp_path: Path) -> None:
+    """The first one, which is still there, takes no more: without it nothing would count."""
+    first = make()
+    first.train()
+    args = arguments(tmp_path / "out", SETTINGS, max_steps=EPOCH_STEPS + 3)
+    second = MyTrainer(args=args, elastic_loader=first.elastic_loader, **parts(SETTINGS))
+    second.train()
+    assert sum(counts(second.model)) == 30 + 3 * 4 == second.elastic_loader.progress().acknowledged
+    assert counts(first.model) == [3] * 30
+
+
 def test_the_last_checkpoint_is_saved_though_its_step_was_not_known(make: Make, tmp_path: Path) -> None:
     make().train()
     again = make()

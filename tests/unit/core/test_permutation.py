@@ -259,7 +259,9 @@ def test_all_permutations_of_a_tiny_set_occur_equally_often(n: int) -> None:
     assert abs(chi_squared_score(seen.values(), math.factorial(n))) < 4
 
 
-@pytest.mark.parametrize("n", [6, 10, 32, 33, 57, 64, 65])
+@pytest.mark.parametrize(
+    "n", [6, 33, 64, *(pytest.param(n, marks=pytest.mark.long) for n in (10, 32, 57, 65))]
+)
 def test_each_pair_of_positions_holds_each_pair_of_elements_equally_often(n: int) -> None:
     draws = 12_000
     drawn = np.array(
