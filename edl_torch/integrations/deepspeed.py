@@ -6,6 +6,7 @@ loader by the steps of that engine.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class PreparedLoader:
         backward = _unprepared(engine.backward)
         save = _unprepared(engine.save_checkpoint)
         load = _unprepared(engine.load_checkpoint)
+        load_arguments = inspect.signature(load)
 
         def weighed(loss: Any, *args: Any, **kwargs: Any) -> Any:
             self._gathering_for, self._gathered = engine.global_steps, not self._filling
@@ -88,7 +90,8 @@ class PreparedLoader:
                 raise _in_the_midst("load_checkpoint() was called")
             path, state = load(*args, **kwargs)
             self._gathering_for = None
-            loader.load_state_dict(_position(path, state, module_only=kwargs.get("load_module_only", False)))
+            module_only = load_arguments.bind(*args, **kwargs).arguments.get("load_module_only", False)
+            loader.load_state_dict(_position(path, state, module_only=module_only))
             return path, state
 
         _set_prepared(engine, "backward", weighed, backward)

@@ -444,7 +444,9 @@ def _position(folder: Path | str) -> dict[str, str]:
     try:
         found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        if Path(folder).is_dir() and not any(Path(folder).iterdir()):
+        if not Path(folder).is_dir():
+            raise CheckpointError(f"there is no folder '{folder}' to go on from") from None
+        if not any(Path(folder).iterdir()):
             return {}
         raise CheckpointError(
             f"'{folder}' has no data position ({POSITION}): it was not saved by an ElasticTrainer, and "

@@ -262,4 +262,5 @@ def test_a_checkpoint_without_a_position_is_refused(loader: ElasticDataLoader, t
     with pytest.raises(CheckpointError, match="no data position"):
         engine.load_checkpoint(str(tmp_path / "theirs"))
     engine.load_checkpoint(str(tmp_path / "theirs"), load_module_only=True)
+    engine.load_checkpoint(str(tmp_path / "theirs"), None, True, True, True, True)
     assert len(next(iter(batches))[1]) == 4

@@ -298,6 +298,11 @@ def test_a_checkpoint_of_a_plain_trainer_is_refused(make: Make, tmp_path: Path) 
         make().train(resume_from_checkpoint=True)
 
 
+def test_a_folder_that_is_not_there_is_an_error(make: Make) -> None:
+    with pytest.raises(CheckpointError, match="there is no folder 'nowhere'"):
+        make().train(resume_from_checkpoint="nowhere")
+
+
 def test_resuming_without_a_checkpoint_is_an_error(make: Make) -> None:
     with pytest.raises(CheckpointError, match=r"there is no checkpoint in '.*out'"):
         make().train(resume_from_checkpoint=True)
