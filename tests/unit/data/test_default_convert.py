@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
+from edl_torch.data import convert
 from edl_torch.data.batch_memory import shared_segment
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.transport import IN_MESSAGE_BYTES
@@ -278,3 +279,23 @@ def test_other_failures_of_torch_stay_its_own() -> None:
     with pytest.raises(RuntimeError, match=r"[Ss]parse") as raised:
         to_batch([torch.ones(2), torch.ones(2).to_sparse()])
     assert not isinstance(raised.value, InvalidArgument)
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_worker_stacks_large_plain_tensors_in_memory_that_it_shares(
+    plain: bool, in_worker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, ...]] = []
+
+    def new_batch(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        made.append(shape)
+        return torch.empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(convert, "get_worker_info", lambda: object() if in_worker else None)
+    monkeypatch.setattr(convert, "new_batch", new_batch)
+    tensors = [torch.full((IN_MESSAGE_BYTES // 4,), float(n)) for n in range(2)]
+    if not plain:
+        tensors[1].requires_grad_()
+    assert torch.equal(to_batch(tensors), torch.stack(tensors))
+    assert made == [(2, IN_MESSAGE_BYTES // 4)] * (plain and in_worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -122,7 +123,7 @@ def test_a_pass_sees_to_the_padding_batch_before_it() -> None:
         pad=lambda: done.append("pads"), close=lambda number: done.append(f"ends {number}")
     )
     stepping._let_go = lambda: done.append("ends threads")  # type: ignore[method-assign]
-    stepping._number = 7
+    stepping._number, stepping._pid = 7, os.getpid()
     stepping._padding = SimpleNamespace(batch=lambda: "a copy")  # type: ignore[assignment]
     assert stepping._pad() == "a copy"
     assert done == ["pads", 0, "keeps"]

@@ -134,3 +134,12 @@ def test_a_batch_of_one_large_sample_is_its_row() -> None:
     whole = rows.whole([sample])
     assert whole is not None
     assert whole.data_ptr() == sample.data_ptr()
+
+
+def test_each_of_two_large_tensors_of_a_sample_has_its_rows() -> None:
+    rows = Rows(2, BatchMemory())
+    samples = [rows.place((tensor(n, 2 * SIDE, SIDE), tensor(n, SIDE, 2 * SIDE)), n) for n in range(2)]
+    for column in zip(*samples, strict=True):
+        whole = rows.whole(list(column))
+        assert whole is not None
+        assert torch.equal(whole, torch.stack(column))
