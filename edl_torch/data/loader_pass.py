@@ -19,6 +19,7 @@ from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.tickets import Ticket
 
 WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
+_CUT_OFF = (ConnectionError, EOFError)  # what comes of it in the midst of a message
 _AT_NO_RECORD = (
     "It held no record; what it printed before says why (where workers are spawned, a program that does not "
     'begin under `if __name__ == "__main__":` is such a reason)'
@@ -128,20 +129,24 @@ class LoaderPass(Iterator[Any]):
                             self._measuring.made(*envelope.times)
                         return envelope
                 self._inner = None
-        except (EdlError, RuntimeError) as exc:
-            if str(exc).startswith(WORKER_DIED):
-                named = self._name_records(exc)
+        except (EdlError, RuntimeError, *_CUT_OFF) as exc:
+            # What a worker raises comes with the word "Caught".
+            as_it_sent = isinstance(exc, _CUT_OFF) and not str(exc).startswith("Caught ")
+            if as_it_sent or str(exc).startswith(WORKER_DIED):
+                named = self._name_records(
+                    "DataLoader worker died as it sent a batch" if as_it_sent else str(exc)
+                )
                 self._loader.end_workers()  # torch would wait for the dead one in each pass to come
                 raise named from exc
             if (own := in_own_words(exc)) is not None:
                 raise own from exc
             raise
 
-    def _name_records(self, exc: Exception) -> LoaderWorkerDied:
+    def _name_records(self, what: str) -> LoaderWorkerDied:
         broken = self._session.broken_streams(timeout_s=1.0)
         where = "; ".join(f"{stream} was at {records}" for stream, records in sorted(broken.items()))
         return LoaderWorkerDied(
-            f"{str(exc).rstrip('. ')}. {where or _AT_NO_RECORD}. Nothing was put in quarantine: those "
+            f"{what.rstrip('. ')}. {where or _AT_NO_RECORD}. Nothing was put in quarantine: those "
             f"records go back to the master and are read again"
         )
 

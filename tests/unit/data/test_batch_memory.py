@@ -294,8 +294,14 @@ class Numbered:
         return torch.full((260, 300), float(index))
 
 
-@pytest.mark.parametrize("num_threads", [0, 2])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "num_threads"),
+    [
+        ("fork", 2),
+        ("spawn", 0),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("fork", 0), ("spawn", 2))),
+    ],
+)
 def test_batches_of_a_worker_stay_what_they_are_as_long_as_the_loop_holds_them(
     method: str, num_threads: int
 ) -> None:

@@ -250,6 +250,23 @@ def test_workers_of_which_one_has_died_are_ended_though_they_persist(
     assert ended == ["workers"]
 
 
+@pytest.mark.parametrize("kind", [ConnectionResetError, EOFError])
+def test_a_worker_that_dies_as_it_sends_a_batch_is_named_as_one(kind: type[Exception]) -> None:
+    def cut(text: str) -> None:
+        raise kind(text)
+
+    with trainer(FakeMaster()) as (_, dataset):
+        batches = iter(elastic(dataset))
+        next(batches)
+        batches._inner = map(cut, ["peer"])
+        with pytest.raises(LoaderWorkerDied, match=r"^DataLoader worker died as it sent a batch\. "):
+            next(batches)
+        batches = iter(elastic(dataset))
+        batches._inner = map(cut, ["Caught it in DataLoader worker process 0."])
+        with pytest.raises(kind, match="Caught it"):
+            next(batches)
+
+
 def dies(pid: int) -> None:
     raise RuntimeError(f"DataLoader worker (pid {pid}) is gone. ")
 
