@@ -130,12 +130,8 @@ class LoaderPass(Iterator[Any]):
                         return envelope
                 self._inner = None
         except (EdlError, RuntimeError, *_CUT_OFF) as exc:
-            # What a worker raises comes with the word "Caught".
-            as_it_sent = isinstance(exc, _CUT_OFF) and not str(exc).startswith("Caught ")
-            if as_it_sent or str(exc).startswith(WORKER_DIED):
-                named = self._name_records(
-                    "DataLoader worker died as it sent a batch" if as_it_sent else str(exc)
-                )
+            if (died := _died(exc)) is not None:
+                named = self._name_records(died)
                 self._loader.end_workers()  # torch would wait for the dead one in each pass to come
                 raise named from exc
             if (own := in_own_words(exc)) is not None:
@@ -174,6 +170,16 @@ class LoaderPass(Iterator[Any]):
         # takes no lock and makes no call. A forked child has a copy, and no business with the trainer's pass.
         if not self._closed and self._pid == os.getpid():
             self._passes.abandon(self._number)
+
+
+def _died(error: Exception) -> str | None:
+    """What says that a loader worker died; None for an error of another kind."""
+    text = str(error)
+    if text.startswith(WORKER_DIED):
+        return text
+    # What a worker raises comes with the word "Caught"; MasterUnavailable is a ConnectionError too.
+    cut_off = isinstance(error, _CUT_OFF) and not isinstance(error, EdlError)
+    return "DataLoader worker died as it sent a batch" if cut_off and not text.startswith("Caught ") else None
 
 
 def in_own_words(error: Exception) -> Exception | None:

@@ -19,7 +19,7 @@ from edl_torch import ElasticDataLoader
 from edl_torch.data import inner_loader
 from edl_torch.data import loader as module
 from edl_torch.data.loader_pass import LoaderPass, in_own_words
-from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, ServiceClosed
+from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, MasterUnavailable, ServiceClosed
 from edl_torch.testing import FakeMaster, wait_until
 
 
@@ -264,6 +264,17 @@ def test_a_worker_that_dies_as_it_sends_a_batch_is_named_as_one(kind: type[Excep
         batches = iter(elastic(dataset))
         batches._inner = map(cut, ["Caught it in DataLoader worker process 0."])
         with pytest.raises(kind, match="Caught it"):
+            next(batches)
+
+
+def test_a_master_that_is_away_is_no_worker_that_died() -> None:
+    def away(text: str) -> None:
+        raise MasterUnavailable(text)
+
+    with trainer(FakeMaster()) as (_, dataset):
+        batches = iter(elastic(dataset))
+        batches._inner = map(away, ["no answer"])
+        with pytest.raises(MasterUnavailable, match="no answer"):
             next(batches)
 
 
