@@ -11,6 +11,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 import grpc
@@ -66,10 +67,15 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._stream: Any = None
         self._stop = threading.Event()
+        self._events: Iterator[pb.AttendEvent] | None = None  # of the first stream, until the thread has it
         self._thread = threading.Thread(target=self._attend, name=f"edl-attend-{session[:8]}", daemon=True)
 
     def start(self) -> None:
-        """Open the stream in the background."""
+        """Open the stream, and hear in the background what it says."""
+        # Not in the thread: with the first stream grpc starts a thread of its own. From 3.12 on Python refuses one
+        # to a program that ends, and grpc would wait for it for ever.
+        with suppress(ValueError):  # the channel is closed: the thread sees that too
+            self._events = self._open()
         self._thread.start()
 
     @property
@@ -91,7 +97,8 @@ class Heartbeat:
         while not self._stop.is_set():
             asked_at = self.clock()
             try:
-                for event in self._open():
+                events, self._events = self._events or self._open(), None
+                for event in events:
                     if event.HasField("attending"):
                         self._stands(event.attending, asked_at)
                         pauses = backoff()

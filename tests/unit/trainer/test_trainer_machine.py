@@ -376,13 +376,17 @@ class Loop:
         self._loop(self.shell.trainer.position.snapshot())
 
     def _restore(self, draw: st.DataObject) -> None:
+        held = self.handed
         self._withdraw()
 
         def on_done(_: None) -> None:
             self.handed = []
 
+        def on_error() -> None:
+            self.handed = held  # a restore that fails leaves all as it was
+
         token = draw.draw(st.sampled_from(list(self.master.saved)))
-        self._loop(self.shell.trainer.position.restore(token), on_done)
+        self.begin("loop", self.shell.trainer.position.restore(token), on_done, on_error)
 
     def _act_plain(self, what: str, draw: st.DataObject) -> None:
         queue = self.drawn["worker 0"]
