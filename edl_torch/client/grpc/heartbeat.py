@@ -72,8 +72,8 @@ class Heartbeat:
 
     def start(self) -> None:
         """Open the stream, and hear in the background what it says."""
-        # Not in the thread: with the first stream grpc starts a thread of its own. From 3.12 on Python refuses one
-        # to a program that ends, and grpc would wait for it for ever.
+        # Not in the thread: with the first stream grpc starts a thread of its own. Since 3.12 Python refuses
+        # one to a program that ends, and grpc would wait for it for ever.
         with suppress(ValueError):  # the channel is closed: the thread sees that too
             self._events = self._open()
         self._thread.start()
