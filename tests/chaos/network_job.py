@@ -58,7 +58,7 @@ class NetworkJob:
         lease_timeout_s: float,
         grace_s: float,
         impatient: Mapping[str, float] | None = None,
-        size: int = 160 * BATCH,
+        size: int = 400 * BATCH,  # lasts longer than anybody is away: in a hurry they are soon done
     ) -> None:
         self.size = size
         self._network = network
