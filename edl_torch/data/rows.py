@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from edl_torch.data.batch_memory import BatchMemory
 from edl_torch.data.transport import is_small, new_batch
@@ -75,12 +74,8 @@ class Rows:
                 whole = self._wholes.get(number)
                 if whole is None:
                     shape = self._size, *like.shape
-                    whole = self._wholes[number] = self._new(shape, like.dtype)
+                    whole = self._wholes[number] = new_batch(shape, like.dtype, self._memory)
         return whole if whole.shape[1:] == like.shape and whole.dtype == like.dtype else None
-
-    def _new(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        in_worker = get_worker_info() is not None
-        return new_batch(shape, dtype) if in_worker else self._memory.tensor(shape, dtype)
 
     def whole(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
         """The tensor that has these for its rows, all of them and in this order; None where none has."""

@@ -62,11 +62,14 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def new_batch(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor to be filled; in a loader worker in shared memory: it is sent without a copy."""
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return _of_worker.tensor(shape, dtype)
+def new_batch(shape: tuple[int, ...], dtype: torch.dtype, memory: BatchMemory | None = None) -> torch.Tensor:
+    """Return a tensor to be filled, in `memory` if given.
+
+    In a loader worker it lies in shared memory, and is sent without a copy.
+    """
+    if get_worker_info() is not None:
+        memory = _of_worker
+    return torch.empty(shape, dtype=dtype, device="cpu") if memory is None else memory.tensor(shape, dtype)
 
 
 def _is_small_by_itself(tensor: torch.Tensor) -> bool:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from edl_torch.data import rows as rows_module
 from edl_torch.data import transport
 from edl_torch.data.batch_memory import BatchMemory, shared_segment
 from edl_torch.data.convert import to_batch
@@ -99,8 +98,7 @@ def test_unequal_shapes_are_refused_as_ever() -> None:
 
 
 def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (transport, rows_module):
-        monkeypatch.setattr(module, "get_worker_info", lambda: object())
+    monkeypatch.setattr(transport, "get_worker_info", lambda: object())
     batch, rows = collated(KINDS["image and label"])
     assert shared_segment(batch[0]) is not None
     assert any(batch[0] is whole for whole in rows._wholes.values())

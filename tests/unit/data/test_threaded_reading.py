@@ -345,16 +345,22 @@ def test_a_reader_hears_which_records_are_picked_next(kind: Any) -> None:
     assert len(found) == len(granted(plan))
 
 
+class Streams(Numbers):
+    """Notes the numbers that each stream begins and ends with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: list[tuple[int, int]] = []
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        self.streams.append((task.start, task.end))
+        return super().read_records(task)
+
+
 def test_a_lease_is_read_as_one_stream() -> None:
-    streams: list[tuple[int, int]] = []
-
-    class Streams(Numbers):
-        def read_records(self, task: Any) -> Iterator[int]:
-            streams.append((task.start, task.end))
-            return super().read_records(task)
-
-    by_several(Streams(), PLANS["stored"], 4, Book(quarantines=False))
-    assert streams == [(0, 6), (7, 12), (12, 18), (19, 23), (0, 6), (7, 9)]
+    reader = Streams()
+    by_several(reader, PLANS["stored"], 4, Book(quarantines=False))
+    assert reader.streams == [(0, 6), (7, 12), (12, 18), (19, 23), (0, 6), (7, 9)]
 
 
 def test_the_first_batch_is_made_in_a_thread_though_its_first_record_is_transformed_by_seed() -> None:
@@ -984,15 +990,8 @@ def test_torch_computes_by_one_thread_in_a_pool_whatever_it_does_elsewhere(befor
 
 
 def test_a_record_that_is_read_again_is_read_alone() -> None:
-    asked: list[tuple[int, int]] = []
-
-    class Streams(Numbers):
-        def read_records(self, task: Any) -> Iterator[int]:
-            asked.append((task.start, task.end))
-            return super().read_records(task)
-
-    plan = PLANS["one shard"]
+    plan, reader = PLANS["one shard"], Streams()
     grant = granted(plan)[0]
-    records = StreamedRecords(Streams(), lambda plan, grant: lambda part: [], plan, grant)
+    records = StreamedRecords(reader, lambda plan, grant: lambda part: [], plan, grant)
     assert records.again(4) == 4
-    assert asked == [(4, 5)]
+    assert reader.streams == [(4, 5)]
