@@ -62,8 +62,8 @@ def save_checkpoint(
             tensors, lists and dicts of them, such as a scheduler's `state_dict()`.
 
     Returns the folder, `directory/00000001` and so on. Raises CheckpointError where it cannot be written, or
-    where others have saved one since this job loaded or saved its last; earlier ones are then untouched. So
-    does an older one that cannot be removed; the new one is saved then.
+    where others have saved one since this job loaded or saved its last; earlier ones are then untouched, and
+    what was written of this one goes. So does an older one that cannot be removed; the new one is saved then.
     StaleLease where others have taken the data back to a checkpoint since this job did, InvalidArgument for
     several ranks that do not all step together.
     """
@@ -83,7 +83,7 @@ def save_checkpoint(
             )
     except (OSError, CheckpointException) as exc:
         _raise_interruption(exc)
-        raise _unwritten(partial, partial, _reasons(exc)) from exc
+        raise _give_up(partial, partial, _reasons(exc)) from exc
     data = service.state_dict()
     _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _finish(partial, folder / name, data, keep, known))
     return folder / name
@@ -236,7 +236,7 @@ def _finish(partial: Path, target: Path, data: dict[str, str], keep: int, known:
         whole(_declare, partial, target, known)
         _sync(target.parent)
     except OSError as exc:
-        raise _unwritten(partial, target, exc.strerror or str(exc)) from exc
+        raise _give_up(partial, target, exc.strerror or str(exc)) from exc
     for left in target.parent.glob("*" + _PARTIAL):
         shutil.rmtree(left, ignore_errors=True)  # its writer may be at it still, and will fail
     for old in _checkpoints(target.parent)[: -max(1, keep)]:
@@ -264,11 +264,12 @@ def _remove(old: Path, saved: Path) -> None:
         ) from exc
 
 
-def _unwritten(partial: Path, named: Path, reason: str) -> CheckpointError:
-    """Return the error of an unfinished checkpoint; another incarnation that saves may have removed it."""
+def _give_up(partial: Path, named: Path, reason: str) -> CheckpointError:
+    """Remove what a checkpoint has on the disk, which may be full of it. Returns the error that says why."""
     newest = _newest(partial.parent)
     if not partial.exists() and newest >= partial.name.partition(".")[0]:
-        return CheckpointError(_overtaken(partial.parent / newest))
+        return CheckpointError(_overtaken(partial.parent / newest))  # which removed it
+    shutil.rmtree(partial, ignore_errors=True)  # once torch raises, all ranks have ended writing
     return CheckpointError(f"the checkpoint '{named}' cannot be written: {reason}")
 
 

@@ -56,16 +56,17 @@ def test_a_job_that_went_back_to_a_checkpoint_is_proven(tmp_path: Path, in_proce
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 def test_what_a_full_disk_has_no_room_for_is_not_acknowledged(tmp_path: Path, in_process: bool) -> None:
     master = FakeMaster()
-    with (
-        pytest.raises(AuditError, match="No space left"),
-        service(master, tmp_path, in_process=in_process) as first,
-    ):
-        for number, _ in enumerate(ElasticDataLoader(ShardedDataset(first, NUMBERS))):
-            if number == 3:
-                log = first._live_session._audit
-                assert log is not None
-                with open("/dev/full", "wb") as full:
-                    os.dup2(full.fileno(), log._file)
+    first = service(master, tmp_path, in_process=in_process)
+    batches = iter(ElasticDataLoader(ShardedDataset(first, NUMBERS)))
+    next(batches)
+    log = first._live_session._audit
+    assert log is not None
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), log._file)
+    with pytest.raises(AuditError, match="No space left"):
+        list(batches)
+    with pytest.raises(AuditError, match="No space left"):
+        first.close()
     with service(master, tmp_path, in_process=in_process) as second:
         loader = ElasticDataLoader(ShardedDataset(second, NUMBERS))
         while not second.finished:

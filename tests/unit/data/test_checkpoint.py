@@ -150,7 +150,7 @@ def test_a_checkpoint_counts_only_when_it_is_on_the_disk(
         disk.setattr(os, "fsync", full)
         with pytest.raises(CheckpointError, match=r"00000002.*No space left on device \(rank 0\)$"):
             job.save(tmp_path)
-    assert [entry for entry in os.listdir(tmp_path) if "." not in entry] == [first.name]
+    assert os.listdir(tmp_path) == [first.name]  # what was written goes: the disk may be full of it
     assert new_job().load(tmp_path) == {}
 
 
