@@ -77,7 +77,7 @@ class ElasticSession:
     def close(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
         try:
-            self._session.run(self._passes.close(number))
+            self._session.end(self._passes.close(number))
         finally:
             self.loop_left(number)
         self.warn_of_what_went_back()
@@ -105,12 +105,12 @@ class ElasticSession:
 
     def warn_of_what_went_back(self) -> None:
         """Warn, once, where a batch went back that the loop may have trained on."""
-        self._session.run(self._passes.warnings.of_what_went_back())
+        self._session.end(self._passes.warnings.of_what_went_back())
 
     def end_abandoned_silently(self) -> None:
         """Do as `end_abandoned`, without a warning: the loop gets that later."""
         while number := self._abandoned:
-            self._session.run(self._passes.end_abandoned(number))
+            self._session.end(self._passes.end_abandoned(number))
             if self._abandoned == number:
                 self._abandoned = 0
 

@@ -27,8 +27,8 @@ from edl_torch.client.neighbours import sessions
 from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.system.interrupts import MAIN, NUMBER, UNUSED, Switch, other_switch, uninstall
+from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
+from edl_torch.system.interrupts import MAIN, NUMBER, UNUSED, Switch, other_switch, torn_by, uninstall, whole
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.actions import Action, Attend, Call, Describe, LookAround, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
@@ -68,6 +68,7 @@ class Session:
         self.master = master
         self.description = description
         self.closed = False
+        self.torn = ""  # why what it holds is not known any more
         self.loop_thread = 0  # that of the loop which asked or told it something last
         config = Config(
             session=self.id,
@@ -114,7 +115,8 @@ class Session:
             result: T = end.value
             return result
         except BaseException:  # Ctrl-C too, wherever it came
-            self.do(procedure.close)  # what it had begun is undone
+            if not self.torn:
+                self.do(procedure.close)  # what it had begun is undone
             raise
 
     def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
@@ -127,12 +129,19 @@ class Session:
                 switch = other_switch(switch)
             switch.noted, switch.__call__ = (), switch.note
             try:
+                if self.torn:
+                    raise ServiceClosed(self.torn)
                 state.now = self._clock()
                 try:
                     return decide(*arguments)
                 finally:
                     if state.facts or self._waiting or self._may_need_worker:
                         self._decided()
+            except (StopIteration, EdlError):
+                raise
+            except BaseException as exc:
+                self._may_be_torn(exc, arguments)
+                raise
             finally:
                 if not switch.kept:
                     uninstall(switch)
@@ -140,6 +149,16 @@ class Session:
                 noted, switch.noted = switch.noted, None
                 if noted:
                     switch.program(*noted)
+
+    def _may_be_torn(self, error: BaseException, arguments: tuple[Any, ...]) -> None:
+        """Note an error that no decision raises, but a handler of signals did in the middle of one."""
+        if error not in arguments and error is not self.trainer.state.outbox.raised:
+            self.torn = torn_by(error, f"a decision about dataset {self.description.name!r}")
+
+    def end(self, procedure: Procedure[None]) -> None:
+        """Run a procedure that ends something; nothing where the state is torn: its master takes all back."""
+        if not self.torn:
+            self.run(procedure)
 
     def _decided(self) -> None:
         """Write down what has happened, and wake whoever waits for it. The lock is held."""
@@ -203,12 +222,12 @@ class Session:
         """Give back what is not in use: another trainer waits for records. Called from any thread."""
         if dataset == self.description.name:
             self.elastic.end_abandoned_silently()
-            self.run(self.trainer.wanted())
+            self.end(self.trainer.wanted())
 
     def _tell(self) -> None:
         """The master wants to know all before it answers somebody. Called from any thread."""
         if self.master.report_delay_s and self.trainer.state.outbox.unanswered:
-            self.run(self.trainer.reporter.post())
+            self.end(self.trainer.reporter.post())
 
     def _work(self) -> None:
         try:
@@ -348,7 +367,7 @@ class Session:
         self.closed = True
         self.elastic.loop_left(self.elastic.opened)
         try:
-            self.run(self.trainer.close(CLOSE_TIMEOUT_S))
+            self.end(self.trainer.close(CLOSE_TIMEOUT_S))
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)
@@ -356,6 +375,7 @@ class Session:
             if self._worker is not None and self._worker is not threading.current_thread():
                 self._worker.join(max(0.0, deadline - time.monotonic()))
             if self._audit is not None:
-                self.do(self._audit.close)
+                with self._lock:
+                    whole(self._audit.close)
             if self.joined:
                 self.master.leave(self.id, self.trainer.state.fence.member)

@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar, TypeVarTuple
 from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.measures import Measures
-from edl_torch.errors import ServiceClosed
-from edl_torch.system.interrupts import whole
+from edl_torch.errors import EdlError, ServiceClosed
+from edl_torch.system.interrupts import torn_by, whole
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -67,6 +67,7 @@ class LocalMaster:
         self._version = self._dispatcher.version
         self._listeners: dict[str, Listener] = {}
         self._closed = False
+        self._torn = ""  # why its state is not known any more
         self._pid = os.getpid()
         self._dispatcher.history.set_wall(clock(), time.time())
 
@@ -93,11 +94,18 @@ class LocalMaster:
         with self._changed:
             if self._closed:
                 raise ServiceClosed("the embedded master was closed: make another LocalMaster")
+            if self._torn:
+                raise ServiceClosed(self._torn)
             return whole(self._act, action, *arguments)
 
     def _act(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
         try:
             return action(self._dispatcher, *arguments, self._clock())
+        except EdlError:
+            raise
+        except BaseException as exc:
+            self._torn = torn_by(exc, "a change of the embedded master")
+            raise
         finally:
             version = self._dispatcher.version
             if version != self._version:

@@ -47,6 +47,15 @@ class Switch:
         self.noted = number, frame
 
 
+def torn_by(error: BaseException, what: str) -> str:
+    """Return what to say of state that an error, as of a handler of another signal, left half changed."""
+    return (
+        f"{type(error).__name__} was raised in the middle of {what}, as by a handler of signals: what it "
+        f"changed is not known, and nothing goes on from it. Start again from the last checkpoint; let a "
+        f"handler set a flag or call loader.preempt(), and raise nothing"
+    )
+
+
 UNUSED = Switch(lambda number, frame: None)  # of other threads, where handlers never run
 UNUSED.kept = 1
 _FOR_ONE = Switch(default_int_handler)  # change, where none is kept

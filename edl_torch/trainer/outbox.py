@@ -42,6 +42,7 @@ class Outbox:
         self.request = 0
         self.may_wait_until = -inf  # acknowledgements, for more of them
         self.error: Exception | None = None  # what a report led to; the next one that is asked for raises it
+        self.raised: Exception | None = None  # the last one of these
         self._unsent = Report()
         self._sent: Report | None = None  # on its way, or to be sent again
 
@@ -112,8 +113,8 @@ class Outbox:
     def raise_error(self) -> None:
         """Raise what an earlier report led to, once."""
         if self.error is not None:
-            error, self.error = self.error, None
-            raise error
+            self.raised, self.error = self.error, None
+            raise self.raised
 
     # Sending ----------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import pytest
 from edl_torch import DataShardService
 from edl_torch.client.iterations import NoIterations
 from edl_torch.client.session import Session
+from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
 from edl_torch.trainer.actions import Procedure, Wait
 from edl_torch.trainer.plain import NO_PASS, OWN_STREAM
@@ -108,3 +109,36 @@ def test_what_a_procedure_waits_for_holds_when_it_goes_on(session: Session) -> N
         assert not taker.is_alive()
     assert missed == [0]
     assert ready == [0]
+
+
+def test_a_trainer_whose_decision_a_handler_broke_off_does_nothing_more() -> None:
+    def terminated() -> None:
+        raise SystemExit
+
+    master = FakeMaster()
+    with DataShardService(4, master, dataset_size=64, records_per_shard=8) as service:
+        session = service._live_session
+        number = begin(session, OWN_STREAM)
+        assert session.next_grant(OWN_STREAM, number) is not None
+        with pytest.raises(SystemExit):
+            session.do(terminated)
+        for act in (service.state_dict, service.report_batch_done, service.progress):
+            with pytest.raises(
+                ServiceClosed, match="SystemExit was raised in the middle of a decision about"
+            ):
+                act()
+    assert master.dataset_status("training").leased == 0  # what it held, others get
+    assert master.dataset_status("training").acknowledged == 0
+
+
+def test_an_error_that_a_call_led_to_breaks_no_decision_off(session: Session) -> None:
+    def asks() -> Procedure[None]:
+        yield Wait(lambda: 1 / 0)
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            session.run(asks())
+    session.trainer.fail(OSError("of a thread beside the loop"))
+    with pytest.raises(OSError, match="of a thread"):
+        session.flush()
+    assert not session.torn

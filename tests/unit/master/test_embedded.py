@@ -160,3 +160,16 @@ def test_embedded_master_imports_neither_grpc_nor_torch():
         "sys.exit(str(found) if found else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_master_whose_change_a_handler_broke_off_answers_nothing_more():
+    def terminated(dispatcher, now):
+        raise SystemExit
+
+    master = LocalMaster()
+    with pytest.raises(SystemExit):
+        master.apply(terminated)
+    with pytest.raises(
+        ServiceClosed, match="SystemExit was raised in the middle of a change of the embedded"
+    ):
+        master.status()
