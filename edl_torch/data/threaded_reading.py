@@ -141,8 +141,6 @@ class ThreadedReading(Iterator[Any]):
     def _next(self) -> Any:
         if not self._began:
             self._begin()
-        else:
-            self._check_generators()
         samples: list[Any] = []
         runs = _Runs()
         while len(samples) < self._threading.batch_size and (self._cells or self._next_block()):
