@@ -6,6 +6,7 @@ read; the others get one record at a time. It must not know how leases come, or 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from edl_torch.data.seeding import Generators, GeneratorStates
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.trainer.tickets import Tally
+
+log = logging.getLogger("edl_torch.client")
 
 
 class OnBad(Protocol):
@@ -259,7 +262,7 @@ class ThreadedReading(Iterator[Any]):
         seeding.generators.put_back()
         done = len(first)
         if drew:
-            self._steps.only_read = True
+            self._only_read("transform draws")
         else:
             seeding.quiet = GeneratorStates()
             if not self._ended:
@@ -274,7 +277,8 @@ class ThreadedReading(Iterator[Any]):
         seeding = self._seeding
         if seeding is None or seeding.quiet is None or seeding.quiet == GeneratorStates():
             return
-        self._steps.only_read = self._steps.skip_all = True
+        self._only_read("the loop, or transform, has drawn")
+        self._steps.skip_all = True
         drew = False
         self._wait(*self._blocks)
         for block in self._blocks:
@@ -287,6 +291,16 @@ class ThreadedReading(Iterator[Any]):
         if drew:
             seeding.quiet.restore()  # the loop's numbers go on as if no transform had drawn
         seeding.quiet = None
+
+    def _only_read(self, reason: str) -> None:
+        """Leave transforms, from the next record that is planned, to the thread that iterates."""
+        self._steps.only_read = True
+        log.info(
+            "%s random numbers from the global generators of random, numpy or torch: one thread calls "
+            "transform, seeded for each record, while %d read; several loader workers transform at once",
+            reason,
+            self._threading.threads,
+        )
 
 
 class _Seeding:
