@@ -72,7 +72,7 @@ def test_a_coco_file_that_cannot_be_used_says_where(
     content, message = COCO_FILES[name]
     (here / "c.json").write_text(content)
     for command in (["check", "c.json"], ["convert", "c.json", "c.recordio"]):
-        error = one_line(capsys, command, 2 if command[0] == "check" else 1)
+        error = one_line(capsys, command, 2)
         assert "'c.json'" in error
         assert message in error
     assert not (here / "c.recordio").exists()
@@ -89,7 +89,7 @@ def test_what_a_reader_of_ones_own_raises_is_one_line(
         "convert": ["x", "y.recordio"],
     }[command]
     options = ["--custom_data_reader", f"checked_readers:{reader}"]
-    error = one_line(capsys, [command, *arguments, *options], 2 if command == "check" else 1)
+    error = one_line(capsys, [command, *arguments, *options], 2)
     assert "'x' cannot be opened: " in error
 
 
@@ -99,6 +99,7 @@ def test_what_a_reader_of_ones_own_raises_is_one_line(
         (["check", "photos", "--sample", "x.jpg"], 2, "expected the name of a .png file"),
         (["check", "notes"], 2, "no reader knows 'notes'"),
         (["check", "photos/nothing"], 2, "'photos/nothing' does not exist"),
+        (["convert", "photos/nothing", "x.recordio"], 2, "'photos/nothing' does not exist"),
         (["check", "notes/a.rst"], 2, "no reader knows"),
         (["convert", "photos", "no/such/x.recordio"], 1, "'no/such/x.recordio' cannot be written"),
         (["convert", "photos", "notes"], 1, "'notes'"),
