@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -115,6 +116,32 @@ def test_wrong_input_is_named(
     (here / "notes").mkdir()
     (here / "notes" / "a.rst").write_text("text")
     assert message in one_line(capsys, arguments, status)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--addr", "{taken}"], 1, "another process has this port"),
+        (["--http", "{taken}"], 1, "another process has this port"),
+        (["--health_addr", "{taken}"], 1, "another process has this port"),
+        (["--health_addr", "here"], 2, "address 'here' is not host:port"),
+        (["--addr", "0.0.0.0:0"], 1, "--insecure"),
+        (["--address_file", "none/address"], 2, "--address_file none/address: the folder does not exist"),
+        (["--token_file", "none"], 2, "'none' cannot be read"),
+        (["--training_data", "none"], 2, "'none' does not exist"),
+        (["--training_data", "photos", "--records_per_task", "0"], 2, "records_per_shard is 0"),
+        (["--custom_data_reader", "csv"], 2, "--custom_data_reader needs --training_data"),
+    ],
+)
+def test_a_master_that_cannot_start_leaves_no_state_behind(
+    here: Path, capsys: pytest.CaptureFixture[str], options: Sequence[str], status: int, message: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = f"127.0.0.1:{server.getsockname()[1]}"
+        arguments = [option.format(taken=taken) for option in options]
+        error = one_line(capsys, ["master", "--addr=127.0.0.1:0", "--state", "state", *arguments], status)
+    assert message in error
+    assert not (here / "state").exists()
 
 
 def run(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
