@@ -26,7 +26,7 @@ from edl_torch.data.collate import Collated
 from edl_torch.data.columns import read_columns
 from edl_torch.data.frameworks import check_asked_by, check_no_trainer
 from edl_torch.data.iterations import iterations
-from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
+from edl_torch.data.reading import OnBad, Run, SampleList, SampleReader, Transform
 from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.data.tensor_rows import tensor_rows
@@ -39,7 +39,6 @@ from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
 from edl_torch.trainer.supply import Mode
 from edl_torch.trainer.tickets import Tally
 
-Transform = Callable[[Any], Any]
 OnBadRecord = Literal["raise", "quarantine"]
 
 SEEDS = 1024  # of records, made at a time
@@ -196,7 +195,7 @@ class ShardedDataset(IterableDataset[Any]):
         return lists if rows is None else map(rows.batch, lists)
 
     def _read(
-        self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBadInRun], Iterator[Any]]
+        self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBad], Iterator[Any]]
     ) -> Iterator[Any]:
         def read_lease(grant: Grant) -> Iterator[Any]:
             def on_bad(position: int, error: ReaderError) -> Run:
@@ -232,10 +231,7 @@ class ShardedDataset(IterableDataset[Any]):
 
     def _batches(self, link: Link, plan: Plan, tally: Tally, times: ReadingTimes) -> Iterator[Any]:
         for grant in iter(link.next, None):
-
-            def on_bad(position: int, error: ReaderError, grant: Grant = grant) -> None:
-                self._bad(link, grant, position, error)
-
+            on_bad = partial(self._bad, link, grant)
             run = tally.start(grant.task, grant.slice.skip)
             asked_at = perf_counter()
             for positions, batch in read_columns(self.reader, plan, grant, self._batch_size, on_bad):

@@ -54,10 +54,6 @@ class _FromService:
 
 _FROM_SERVICE: Any = _FromService()
 _AHEAD = 2  # batches, as torch's workers
-_ELSEWHERE = {
-    "sampler": "the master decides who reads what",
-    "batch_sampler": "the master decides who reads what",
-}
 _TORCHS_ARGUMENTS = inspect.signature(DataLoader.__init__).parameters.keys()
 
 
@@ -426,9 +422,9 @@ def _check_threads(dataset: ShardedDataset, batch_size: int | None) -> None:
 
 
 def _check_arguments(kwargs: dict[str, Any]) -> None:
-    for name, why in _ELSEWHERE.items():
+    for name in ("sampler", "batch_sampler"):
         if kwargs.pop(name, None) not in (None, False):
-            raise InvalidArgument(f"ElasticDataLoader takes no {name}: {why}")
+            raise InvalidArgument(f"ElasticDataLoader takes no {name}: the master decides who reads what")
     for name in kwargs.keys() - _TORCHS_ARGUMENTS:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
         meant = get_close_matches(name, names - {"self", "kwargs"})

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from edl_torch.data.batch_memory import BatchMemory
-from edl_torch.data.transport import is_small, new_batch
+from edl_torch.data.transport import is_plain, is_small, new_batch
 
 
 class Rows:
@@ -57,15 +57,7 @@ class Rows:
             plain = value.dtype.kind in "biufc" and value.dtype.isnative
             usual = plain and value.flags.c_contiguous and value.flags.writeable
             return torch.from_numpy(value) if usual else None
-        tensor: torch.Tensor = value
-        plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-        if (
-            plain
-            and tensor.is_contiguous()
-            and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
-        ):
-            return tensor
-        return None
+        return value if is_plain(value) else None
 
     def _whole(self, number: int, like: torch.Tensor) -> torch.Tensor | None:
         whole = self._wholes.get(number)
