@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.peers import Peers
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.data.dataset import OnBadRecord, ShardedDataset, raise_error
-from edl_torch.data.frameworks import check_asked_by, check_no_manager, check_no_trainer
+from edl_torch.data.dataset import OnBadRecord, ShardedDataset
+from edl_torch.data.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loader_pass import LoaderPass, Sizes
@@ -295,7 +295,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             if not self._keeps_stepping:  # attach_manager() has seen to it
                 check_no_manager()
         except ForeignLoop as error:
-            return map(raise_error, [error])
+            return raising(error)
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:

@@ -10,7 +10,8 @@ import pytest
 
 from edl_torch.data import columns, parts_group, parts_message
 from edl_torch.data.collate import Collated, Envelope
-from edl_torch.data.dataset import Feed, ImageDataset, ShardedDataset
+from edl_torch.data.dataset import ImageDataset, ShardedDataset
+from edl_torch.data.feed import Feed
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.opening import ReadingOptions, _Order
 from edl_torch.data.threaded_reading import Threading
