@@ -20,6 +20,7 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.trainer.deliveries import Deliveries
+from edl_torch.trainer.plain import OWN_STREAM
 from edl_torch.trainer.supply import Mode
 
 
@@ -65,7 +66,7 @@ class Host(Protocol):
 class DirectLink:
     """The link of a dataset that is read in the trainer's own process."""
 
-    def __init__(self, host: Host, stream: str = "main") -> None:
+    def __init__(self, host: Host, stream: str = OWN_STREAM) -> None:
         self._host = host
         self._stream = stream
         self._pass = 0
