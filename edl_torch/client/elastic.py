@@ -185,8 +185,6 @@ class ElasticSession:
         """Give back the batch in hand, or the window: it was not trained on."""
         self._session.run(self._passes.give_back(window=window))
 
-    # Batches of another trainer ---------------------------------------------------------------------------
-
     @property
     def records_unstepped(self) -> int:
         """Records of the batches that were handed out and wait for a step of an attached optimizer."""
@@ -197,6 +195,8 @@ class ElasticSession:
     def discarded(self) -> int:
         """How often a batch in hand has failed or gone back."""
         return self._passes.discarded
+
+    # Batches of another trainer ---------------------------------------------------------------------------
 
     def shares(self, ticket: Ticket) -> tuple[Slice, ...]:
         """The records of a batch that was promised, for trainers that follow this one."""

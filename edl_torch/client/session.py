@@ -62,7 +62,7 @@ class Session:
         master: MasterApi,
         description: Description,
         lookahead: int | None,
-        audit_dir: str | Path | None = None,
+        audit_dir: str | Path | None,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.master = master

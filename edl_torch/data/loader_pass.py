@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 from edl_torch.client.session import Session
-from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.stopwatch import Stopwatch
@@ -37,7 +36,7 @@ class Sizes(Protocol):
 
 
 class LoaderPass(Iterator[Any]):
-    """The iterator, over `epoch` or the one that runs.
+    """The iterator, over `epoch`; NEW_PASS is the one that runs.
 
     Batches of less than `whole_batch` records, where that is given, are not handed out.
     """
@@ -50,7 +49,7 @@ class LoaderPass(Iterator[Any]):
         session: Session,
         whole_batch: int | None,
         weights: Sizes,
-        epoch: int = NEW_PASS,
+        epoch: int,
     ) -> None:
         self._loader = loader
         self._session = session

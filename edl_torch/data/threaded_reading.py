@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -21,14 +21,13 @@ from edl_torch.data.cells import (
     Cell,
     Collate,
     Steps,
-    Transform,
     can_pick,
     cells_of,
     no_samples,
 )
 from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
-from edl_torch.data.reading import SampleReader, too_few
+from edl_torch.data.reading import SampleReader, Transform, too_few
 from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import Generators, GeneratorStates
@@ -38,11 +37,7 @@ from edl_torch.trainer.tickets import Tally
 
 log = logging.getLogger("edl_torch.client")
 
-
-class OnBad(Protocol):
-    """Called with the lease, the failed position and its error. Returns to skip the record, or raises."""
-
-    def __call__(self, grant: Grant, position: int, error: ReaderError) -> None: ...
+OnBad = Callable[[Grant, int, ReaderError], None]  # called with the position of a bad record; may raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ class Registrar:
             return  # as it must be: the master has given it up
 
     def _take_part(self, answer: RegisterAnswer) -> None:
-        self._state.follow(answer.fence)
+        self._state.become(answer.fence)
         self._note_joined()
 
     def _note_joined(self) -> None:
@@ -123,13 +123,13 @@ class Registrar:
         if self._state.registered.plan is not None:
             self._state.registered.plan = Plan(spec)
 
-    def follow(self, lineage: int) -> None:
+    def enter(self, lineage: int) -> None:
         """Go on in `lineage`, which this trainer opened by going back to a token."""
-        self._state.follow(replace(self._state.fence, lineage=lineage))
+        self._state.become(replace(self._state.fence, lineage=lineage))
 
-    def move(self, lineage: int) -> None:
+    def join(self, lineage: int) -> None:
         """Go on in `lineage`, which another rank of this job opened by going back to a token."""
-        self.follow(lineage)
+        self.enter(lineage)
         self._note_joined()
 
     def _forgotten(self, what: str) -> str:

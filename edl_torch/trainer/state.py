@@ -144,7 +144,7 @@ class State:
 
     # What is void -------------------------------------------------------------------------------------------
 
-    def follow(self, fence: Fence) -> None:
+    def become(self, fence: Fence) -> None:
         """Become the member of `fence`: what was held, and what was not sent, is void."""
         self.registered.move(fence)
         if self.liveness is not None:

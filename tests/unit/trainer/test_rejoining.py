@@ -349,7 +349,7 @@ def test_an_interrupted_way_back_is_gone_again(master: Master, shell: Shell, wha
 def test_another_rank_that_went_back_moves_this_one(master: Master, shell: Shell) -> None:
     begin(shell)
     lineage = master.dispatcher.go_back(DATASET, None)
-    shell.trainer.registrar.move(lineage)
+    shell.trainer.registrar.join(lineage)
     assert shell.state.fence.lineage == lineage
     assert shell.told(Joined)[-1].fence.lineage == lineage
     assert not shell.state.inflight
