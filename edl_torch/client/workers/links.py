@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -62,8 +63,8 @@ class Host(Protocol):
         """A worker begins to iterate; returns the pass's number and the dataset."""
         ...
 
-    def stream_broke(self, stream: str, run: str) -> None:
-        """A worker hung up without a word."""
+    def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
+        """A worker ended by an error, or hung up without a word: then `ended_by` is empty."""
         ...
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -137,8 +138,12 @@ class SocketLink:
 
 
 def _say_goodbye(connection: Connection[Any, Any]) -> None:
+    # multiprocessing calls this also while an error ends the process, as `sys.exit()` in a transform does:
+    # torch lets all pass that are no Exception, but for Ctrl-C.
+    error = sys.exc_info()[1]
+    ended_by = "" if error is None or isinstance(error, Exception) else repr(error)
     with suppress(OSError):  # the trainer hung up first
-        connection.send_bytes(json.dumps({"op": "goodbye"}).encode())
+        connection.send_bytes(json.dumps({"op": "goodbye", "ended_by": ended_by}).encode())
         connection.close()
 
 
@@ -217,13 +222,14 @@ class LinkServer:
             thread.start()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
-        stream = run = ""
+        stream = run = ended_by = ""
         try:
             if self._has_key(connection):
                 while (question := json.loads(connection.recv_bytes()))["op"] != "goodbye":
                     stream, run = question.get("stream", stream), question.get("run", run)
                     connection.send_bytes(json.dumps(self._reply(question)).encode())
-            stream = ""
+                ended_by = question["ended_by"]
+            stream = stream if ended_by else ""
         except (EOFError, OSError):
             pass  # the worker ended
         finally:
@@ -231,7 +237,7 @@ class LinkServer:
                 self._connections.pop(connection, None)
                 connection.close()  # under the lock: whoever hangs up on it must not hit another one's socket
             if stream and not self._closing.is_set():
-                self._host.stream_broke(stream, run)
+                self._host.stream_broke(stream, run, ended_by)
 
     def _has_key(self, connection: Connection[Any, Any]) -> bool:
         """Whether the caller has the key, and is told in turn that we do."""
