@@ -34,6 +34,7 @@ class Steps:
         self.is_told = lookahead is None  # a wrapper says of each batch when it passes it on
         self.ahead = 0  # newest batches that the wrapper may not have passed on yet: not to be acknowledged
         self._handed = 0  # batches in this pass
+        self._unstepped = 0  # of those, the ones up to the first that the loop was done with without a step
         self._asked_for_more = True  # the loop behind a wrapper that tells has had every batch
         self._covered = 0  # batches read ahead that all optimizers have stepped on after the end
         self._since: dict[int, int] = {}  # optimizer -> newest batches that it has not stepped on
@@ -125,6 +126,7 @@ class Steps:
     def reported(self) -> None:
         """Note that the loop is done with what it was passed, as it says."""
         self._since.pop(_NOBODY, None)
+        self._unstepped = self._unstepped or self._handed
         for number, since in self._since.items():
             self._since[number] = min(self.ahead, since)
 
@@ -153,14 +155,16 @@ class Steps:
 
     def _check_lookahead(self, mine: _InPass) -> None:
         """Raise AccountingError for a loop whose steps show that more was read ahead than `lookahead`."""
-        behind = mine.before - 1
+        behind = min(mine.before, self._unstepped or mine.before) - 1
         each = mine.steps > 1 and mine.steps == self._handed - behind
         if self._lookahead is not None and each and behind > self._lookahead:
             raise AccountingError(
                 f"the loop steps on batches after the last one was handed out: what lies between it and the "
                 f"loader reads {behind} ahead, and lookahead is {self._lookahead}, so that batches were "
                 f"acknowledged before they were trained on. Give lookahead={behind}, or lookahead='told' and "
-                f"call loader.passed_on() for each batch that reaches the loop"
+                f"call loader.passed_on() for each batch that reaches the loop. Where nothing reads ahead "
+                f"and the loop skipped {behind} step(s) at first, give attach() the GradScaler, or call "
+                f"loader.stepped() for each batch without a step"
             )
 
     def passed_on(self) -> None:
@@ -185,6 +189,7 @@ class Steps:
 
     def failed(self) -> None:
         """Note that the batch in hand went to quarantine: there is nothing to step on."""
+        self._unstepped = self._unstepped or self._handed
         for number, since in self._since.items():
             self._since[number] = max(self.ahead, since - 1)
         self._forget_nobody()
@@ -195,7 +200,7 @@ class Steps:
 
     def begin_pass(self) -> None:
         """Note that the loop begins another pass: nothing is read ahead any more."""
-        self.ahead = self._handed = self._covered = 0
+        self.ahead = self._handed = self._unstepped = self._covered = 0
         self._in_pass.clear()
         self._expected = set(self._names)
 
