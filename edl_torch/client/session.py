@@ -107,7 +107,7 @@ class Session:
                     resume: Callable[[Any], Action]
                     try:
                         resume, answer = procedure.send, self._act(action)
-                    except Exception as exc:  # noqa: BLE001  the procedure decides what becomes of it
+                    except Exception as exc:  # noqa: BLE001  the procedure handles it
                         resume, answer = procedure.throw, exc
                     action = self.do(resume, answer)
         except StopIteration as end:
@@ -142,7 +142,7 @@ class Session:
                     switch.program(*noted)
 
     def _decided(self) -> None:
-        """Write down what has happened, and wake whoever waits for it. The lock is held."""
+        """Write down what has happened, and wake the threads that wait for it. The lock is held."""
         if self.trainer.state.facts:
             self._write_down()
         if self._may_need_worker and self.trainer.has_work:
