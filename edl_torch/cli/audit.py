@@ -49,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
         write_page(judgements, options.html, options.directories)
     verdicts = [judgement.verdict for judgement in judgements]
     print(write_json(verdicts) if options.json else write_table(verdicts))
+    if options.html is not None and not options.json:
+        print(f"page: {len(verdicts)} dataset(s) drawn to {options.html}")
     return worst(verdicts).status
 
 

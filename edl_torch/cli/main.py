@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from edl_torch import __version__
 from edl_torch.core.printable import printable
-from edl_torch.errors import EdlError, InvalidArgument
+from edl_torch.errors import EdlError, InvalidArgument, ReaderError
 
 INTERRUPTED = 130
 _JUDGES = ("audit", "check")  # whose 1 is a verdict
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except EdlError as error:
         print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return 2 if options.command in _JUDGES or _blames_argument(error) else 1
+        return 2 if options.command in _JUDGES or _blames_input(error) else 1
     except BrokenPipeError:  # `edl-torch status | head`
         _flush_or_drop()
         return 1
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _blames_argument(error: EdlError) -> bool:
-    return isinstance(error, InvalidArgument) or isinstance(error.__cause__, InvalidArgument)
+def _blames_input(error: EdlError) -> bool:
+    return isinstance(error, InvalidArgument | ReaderError) or isinstance(error.__cause__, InvalidArgument)
 
 
 def _flush_or_drop() -> None:

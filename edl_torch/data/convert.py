@@ -34,7 +34,9 @@ def to_batch(samples: list[Any], rows: Rows | None = None) -> Any:
         if table.get(kind) is own:
             faster[kind] = ours
     if rows is not None and faster.get(torch.Tensor) is _stacked:
-        faster[torch.Tensor] = partial(_whole_or_stacked, rows)
+        faster[torch.Tensor] = partial(_whole_or, _stacked, rows)
+        if faster.get(np.ndarray) is _joined:
+            faster[np.ndarray] = partial(_whole_or, _joined, rows)
     if type(samples[0]) is tuple and not any(issubclass(tuple, kind) for kind in table):
         columns = _transposed(samples)
         if columns is not None:
@@ -50,9 +52,11 @@ def _transposed(samples: list[Any]) -> list[tuple[Any, ...]] | None:
         return None
 
 
-def _whole_or_stacked(rows: Rows, tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
-    whole = rows.whole(tensors)
-    return _stacked(tensors, collate_fn_map=collate_fn_map) if whole is None else whole
+def _whole_or(
+    ours: Callable[..., Any], rows: Rows, values: Sequence[Any], *, collate_fn_map: Any = None
+) -> Any:
+    whole = rows.whole(values)
+    return ours(values, collate_fn_map=collate_fn_map) if whole is None else whole
 
 
 def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:

@@ -6,6 +6,7 @@ read; the others get one record at a time. It must not know how leases come, or 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from edl_torch.data.seeding import Generators, GeneratorStates
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.trainer.tickets import Tally
+
+log = logging.getLogger("edl_torch.client")
 
 OnBad = Callable[[Grant, int, ReaderError], None]  # called with the position of a bad record; may raise
 
@@ -136,8 +139,6 @@ class ThreadedReading(Iterator[Any]):
     def _next(self) -> Any:
         if not self._began:
             self._begin()
-        else:
-            self._check_generators()
         samples: list[Any] = []
         runs = _Runs()
         while len(samples) < self._threading.batch_size and (self._cells or self._next_block()):
@@ -256,7 +257,7 @@ class ThreadedReading(Iterator[Any]):
         seeding.generators.put_back()
         done = len(first)
         if drew:
-            self._steps.only_read = True
+            self._only_read("transform draws")
         else:
             seeding.quiet = GeneratorStates()
             if not self._ended:
@@ -271,7 +272,8 @@ class ThreadedReading(Iterator[Any]):
         seeding = self._seeding
         if seeding is None or seeding.quiet is None or seeding.quiet == GeneratorStates():
             return
-        self._steps.only_read = self._steps.skip_all = True
+        self._only_read("the loop, or transform, has drawn")
+        self._steps.skip_all = True
         drew = False
         self._wait(*self._blocks)
         for block in self._blocks:
@@ -284,6 +286,16 @@ class ThreadedReading(Iterator[Any]):
         if drew:
             seeding.quiet.restore()  # the loop's numbers go on as if no transform had drawn
         seeding.quiet = None
+
+    def _only_read(self, reason: str) -> None:
+        """Leave transforms, from the next record that is planned, to the thread that iterates."""
+        self._steps.only_read = True
+        log.info(
+            "%s random numbers from the global generators of random, numpy or torch: one thread calls "
+            "transform, seeded for each record, while %d read; several loader workers transform at once",
+            reason,
+            self._threading.threads,
+        )
 
 
 class _Seeding:

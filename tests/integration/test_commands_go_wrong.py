@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ def test_a_coco_file_that_cannot_be_used_says_where(
     content, message = COCO_FILES[name]
     (here / "c.json").write_text(content)
     for command in (["check", "c.json"], ["convert", "c.json", "c.recordio"]):
-        error = one_line(capsys, command, 2 if command[0] == "check" else 1)
+        error = one_line(capsys, command, 2)
         assert "'c.json'" in error
         assert message in error
     assert not (here / "c.recordio").exists()
@@ -89,7 +90,7 @@ def test_what_a_reader_of_ones_own_raises_is_one_line(
         "convert": ["x", "y.recordio"],
     }[command]
     options = ["--custom_data_reader", f"checked_readers:{reader}"]
-    error = one_line(capsys, [command, *arguments, *options], 2 if command == "check" else 1)
+    error = one_line(capsys, [command, *arguments, *options], 2)
     assert "'x' cannot be opened: " in error
 
 
@@ -99,6 +100,7 @@ def test_what_a_reader_of_ones_own_raises_is_one_line(
         (["check", "photos", "--sample", "x.jpg"], 2, "expected the name of a .png file"),
         (["check", "notes"], 2, "no reader knows 'notes'"),
         (["check", "photos/nothing"], 2, "'photos/nothing' does not exist"),
+        (["convert", "photos/nothing", "x.recordio"], 2, "'photos/nothing' does not exist"),
         (["check", "notes/a.rst"], 2, "no reader knows"),
         (["convert", "photos", "no/such/x.recordio"], 1, "'no/such/x.recordio' cannot be written"),
         (["convert", "photos", "notes"], 1, "'notes'"),
@@ -114,6 +116,32 @@ def test_wrong_input_is_named(
     (here / "notes").mkdir()
     (here / "notes" / "a.rst").write_text("text")
     assert message in one_line(capsys, arguments, status)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--addr", "{taken}"], 1, "another process has this port"),
+        (["--http", "{taken}"], 1, "another process has this port"),
+        (["--health_addr", "{taken}"], 1, "another process has this port"),
+        (["--health_addr", "here"], 2, "address 'here' is not host:port"),
+        (["--addr", "0.0.0.0:0"], 1, "--insecure"),
+        (["--address_file", "none/address"], 2, "--address_file none/address: the folder does not exist"),
+        (["--token_file", "none"], 2, "'none' cannot be read"),
+        (["--training_data", "none"], 2, "'none' does not exist"),
+        (["--training_data", "photos", "--records_per_task", "0"], 2, "records_per_shard is 0"),
+        (["--custom_data_reader", "csv"], 2, "--custom_data_reader needs --training_data"),
+    ],
+)
+def test_a_master_that_cannot_start_leaves_no_state_behind(
+    here: Path, capsys: pytest.CaptureFixture[str], options: Sequence[str], status: int, message: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = f"127.0.0.1:{server.getsockname()[1]}"
+        arguments = [option.format(taken=taken) for option in options]
+        error = one_line(capsys, ["master", "--addr=127.0.0.1:0", "--state", "state", *arguments], status)
+    assert message in error
+    assert not (here / "state").exists()
 
 
 def run(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
