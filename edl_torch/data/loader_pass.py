@@ -26,7 +26,7 @@ _AT_NO_RECORD = (
 
 
 class Sizes(Protocol):
-    """Who needs to know how many records each batch has that goes to the loop."""
+    """Keeps count of the records of each batch in the loop: `Weights`, or a `ReadAhead` before it."""
 
     def step(self, own: int) -> None:
         """A batch of `own` records goes to the loop; 0 for a padding batch."""

@@ -20,7 +20,7 @@ from edl_torch.data.cells import (
     Block,
     Cell,
     Collate,
-    Steps,
+    Work,
     can_pick,
     cells_of,
     no_samples,
@@ -84,11 +84,11 @@ class ThreadedReading(Iterator[Any]):
         self._on_bad = on_bad
         self._threading = threading
         self._keeps_samples = keeps_samples  # a batch that a thread has made may have to be taken apart
-        self._steps = Steps(transform, threading.collate)
+        self._work = Work(transform, threading.collate)
         self._seeding = None if transform is None or generators is None else _Seeding(transform, generators)
         self._memory = BatchMemory()
         picks = can_pick(reader, plan)
-        self._ahead = cells_of(reader, plan, grants, self._steps, picks=picks)
+        self._ahead = cells_of(reader, plan, grants, self._work, picks=picks)
         self._ended = False
         self._error: Exception | None = None  # what ended the leases
         self._planned = 0  # records, less those that were bad
@@ -101,7 +101,7 @@ class ThreadedReading(Iterator[Any]):
         self._closed = False  # last: without threads there is nothing to close
 
     def __repr__(self) -> str:
-        where = "one thread" if self._steps.only_read else "all"
+        where = "one thread" if self._work.only_read else "all"
         return f"<ThreadedReading {self._pool} blocks={len(self._blocks)} transforms_in={where!r}>"
 
     def __next__(self) -> Any:
@@ -191,7 +191,7 @@ class ThreadedReading(Iterator[Any]):
     def _refill(self) -> None:
         """Keep the threads at work."""
         size, most = self._threading.batch_size, self._threading.ahead
-        if self._steps.only_read:  # records may be far larger than samples
+        if self._work.only_read:  # records may be far larger than samples
             size, most = min(size, 2 * self._threading.threads), 2
         while not self._ended and len(self._blocks) < most:
             self._add(self._plan_cells(size - self._planned % size))
@@ -211,7 +211,7 @@ class ThreadedReading(Iterator[Any]):
         """Let the threads have a block of cells, of which the first may be done."""
         if not cells:
             return
-        collates = self._threading.collate is not None and not self._steps.only_read
+        collates = self._threading.collate is not None and not self._work.only_read
         whole = len(cells) == self._threading.batch_size
         rows = Rows(len(cells), self._memory) if collates and whole else None
         block = Block(cells, rows=rows, keeps_samples=self._keeps_samples)
@@ -273,12 +273,12 @@ class ThreadedReading(Iterator[Any]):
         if seeding is None or seeding.quiet is None or seeding.quiet == GeneratorStates():
             return
         self._only_read("the loop, or transform, has drawn")
-        self._steps.skip_all = True
+        self._work.skip_all = True
         drew = False
         self._wait(*self._blocks)
         for block in self._blocks:
             block.unmake()
-        self._steps.skip_all = False
+        self._work.skip_all = False
         self._whole = None
         for cell in chain(self._cells, *(block.cells for block in self._blocks)):
             drew |= seeding.draws(cell, again=True)
@@ -289,7 +289,7 @@ class ThreadedReading(Iterator[Any]):
 
     def _only_read(self, reason: str) -> None:
         """Leave transforms, from the next record that is planned, to the thread that iterates."""
-        self._steps.only_read = True
+        self._work.only_read = True
         log.info(
             "%s random numbers from the global generators of random, numpy or torch: one thread calls "
             "transform, seeded for each record, while %d read; several loader workers transform at once",

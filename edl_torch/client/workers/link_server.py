@@ -139,7 +139,9 @@ class LinkServer:
         match question["op"]:
             case "begin":
                 mode = Mode(question["mode"])
-                number, plan = self._host.begin_stream(question["stream"], mode, question["run"])
+                number, plan = self._host.begin_stream(
+                    question["stream"], mode, question["run"], question["begun"]
+                )
                 return {"pass": number, "spec": asdict(plan.spec)}
             case "next":
                 grant = self._host.next_grant(question["stream"], question["number"])

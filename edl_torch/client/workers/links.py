@@ -46,9 +46,15 @@ class Host(Protocol):
     """What the trainer's side of the links asks of its session."""
 
     def begin_stream(
-        self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
+        self,
+        stream: str,
+        mode: Mode,
+        run: str = "",
+        begun: int = 0,
+        deliveries: Deliveries | None = None,
     ) -> tuple[int, Plan]:
-        """A worker begins to iterate; returns the pass's number and the dataset."""
+        """A worker begins to iterate; returns the pass's number and the dataset. `run` and `begun` are those
+        of `SocketLink`."""
         ...
 
     def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
@@ -87,22 +93,22 @@ class SocketLink:
     """The link of a loader worker. One connection per process, made at first use.
 
     `run` is the same in all workers of one DataLoader iterator, and empty in a process that is none of them.
+    Workers that persist begin once for each iteration, which is counted.
     """
 
     def __init__(self, handle: Handle, stream: str, run: str = "") -> None:
         self._handle = handle
         self._stream = stream
         self._run = run
-        self._begun = 0  # persistent workers begin once for each iteration
+        self._begun = 0
         self._pass = 0
         self._connection = handle.connect()
         # Run when the process ends in good order, or nobody uses the link any more; not when it is killed.
         Finalize(self, _say_goodbye, args=(self._connection,), exitpriority=1)
 
     def begin(self, mode: Mode, deliveries: Deliveries | None = None) -> Plan:
-        self._begun += 1
-        run = f"{self._run} {self._begun}" if self._run else ""
-        answer = self._ask(op="begin", stream=self._stream, mode=mode.value, run=run)
+        self._begun += bool(self._run)
+        answer = self._ask(op="begin", stream=self._stream, mode=mode.value, run=self._run, begun=self._begun)
         self._pass = answer["pass"]
         return Plan(_spec(answer["spec"]))
 

@@ -49,9 +49,14 @@ class Trainer:
         self.release = threading.Event()
 
     def begin_stream(
-        self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
+        self,
+        stream: str,
+        mode: Mode,
+        run: str = "",
+        begun: int = 0,
+        deliveries: Deliveries | None = None,
     ) -> tuple[int, Plan]:
-        self.asked.append(("begin", stream, mode, run))
+        self.asked.append(("begin", stream, mode, run, begun))
         return 9, Plan(SPEC)
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -105,7 +110,7 @@ def test_a_persistent_worker_names_each_of_its_iterations(server: LinkServer, tr
     link.begin(Mode.PLAIN)
     other = SocketLink(server.handle, "process 1")
     other.begin(Mode.PLAIN)
-    assert [asked[3] for asked in trainer.asked] == ["42 1", "42 2", ""]
+    assert [asked[3:] for asked in trainer.asked] == [("42", 1), ("42", 2), ("", 0)]
 
 
 @pytest.mark.parametrize("error", [MasterUnavailable("away"), BadRecord("torn"), UserWarning("forgot")])
