@@ -154,8 +154,10 @@ class AuditLog:
         """This is about to be reported. What was written down before and is reported again adds nothing.
 
         `way` is the `Way` of the acknowledgements; `returned` are records among those given back that the
-        loop had, and may have trained on.
+        loop had, and may have trained on. Raises AuditError where the log is broken, also when there is
+        nothing to add: the last line may be one that was not written.
         """
+        self._check()
         lines = [line for failure in failures for line in self._quarantine(failure)]
         self._steps = self._steps + 1 if step is None else step
         tail = f"{self._steps} {self._ms()}\n"
@@ -335,8 +337,7 @@ class AuditLog:
     def _write(self, text: bytes) -> None:
         if not text:
             return
-        if self._broken:
-            raise AuditError(f"the audit log {str(self.path)!r} cannot be written: {self._broken}")
+        self._check()
         try:
             # One call, no buffer: what a killed process has written is whole, and a fork has no copy of it.
             written = os.write(self._file, text)
@@ -346,6 +347,10 @@ class AuditLog:
         if written < len(text):
             self._break("the disk is full")
             raise AuditError(f"the audit log {str(self.path)!r} cannot be written: the disk is full")
+
+    def _check(self) -> None:
+        if self._broken:
+            raise AuditError(f"the audit log {str(self.path)!r} cannot be written: {self._broken}")
 
     def _break(self, why: str) -> None:
         """Nothing may follow half a line."""

@@ -62,7 +62,7 @@ class Session:
         master: MasterApi,
         description: Description,
         lookahead: int | None,
-        audit_dir: str | Path | None = None,
+        audit_dir: str | Path | None,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.master = master
@@ -107,7 +107,7 @@ class Session:
                     resume: Callable[[Any], Action]
                     try:
                         resume, answer = procedure.send, self._act(action)
-                    except Exception as exc:  # noqa: BLE001  the procedure decides what becomes of it
+                    except Exception as exc:  # noqa: BLE001  the procedure handles it
                         resume, answer = procedure.throw, exc
                     action = self.do(resume, answer)
         except StopIteration as end:
@@ -142,7 +142,7 @@ class Session:
                     switch.program(*noted)
 
     def _decided(self) -> None:
-        """Write down what has happened, and wake whoever waits for it. The lock is held."""
+        """Write down what has happened, and wake the threads that wait for it. The lock is held."""
         if self.trainer.state.facts:
             self._write_down()
         if self._may_need_worker and self.trainer.has_work:
@@ -270,25 +270,30 @@ class Session:
         self._iterations = iterations
 
     def begin_stream(
-        self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
+        self,
+        stream: str,
+        mode: Mode,
+        run: str = "",
+        begun: int = 0,
+        deliveries: Deliveries | None = None,
     ) -> tuple[int, Plan]:
         """Begin a stream of a process that reads. Returns the number of its pass, and the dataset."""
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
         self.elastic.end_abandoned_silently()
-        return self.run(self.trainer.begin_plain(self._reading(stream, run, deliveries)))
+        return self.run(self.trainer.begin_plain(self._reading(stream, run, begun, deliveries)))
 
-    def _reading(self, stream: str, run: str, deliveries: Deliveries | None) -> Reading:
-        key = run.rpartition(" ")[0]
+    def _reading(self, stream: str, run: str, begun: int, deliveries: Deliveries | None) -> Reading:
         known = self._iterations
-        known.check(key)
+        known.check(run)
         return Reading(
             stream=stream,
             run=run,
-            number=known.number(key),
+            begun=begun,
+            number=known.number(run),
             newest=known.newest,
-            is_over=bool(run) and known.is_over(key),
-            deliveries=known.deliveries(key) if run else deliveries,
+            is_over=bool(run) and known.is_over(run),
+            deliveries=known.deliveries(run) if run else deliveries,
         )
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -306,7 +311,7 @@ class Session:
             if not self.elastic.abandoned and not self.closed:  # else torch has ended its workers
                 self.run(self.trainer.stream_broke(stream, ended_by))
         finally:
-            self._iterations.worker_died(run.rpartition(" ")[0])
+            self._iterations.worker_died(run)
 
     def broken_streams(self, timeout_s: float) -> dict[str, str]:
         """Reading processes of this pass that died, and what they were at; waits for the first to be seen."""

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from edl_torch.client.peers import Doing, together
 from edl_torch.client.service import DataShardService
 from edl_torch.errors import CheckpointError, InvalidArgument
+from edl_torch.system.interrupts import whole
 
 _NAME = re.compile(r"\d{8}")
 _PARTIAL = ".partial"
@@ -61,14 +62,17 @@ def save_checkpoint(
             tensors, lists and dicts of them, such as a scheduler's `state_dict()`.
 
     Returns the folder, `directory/00000001` and so on. Raises CheckpointError where it cannot be written, or
-    where others have saved one since this job loaded or saved its last; earlier ones are then untouched.
+    where others have saved one since this job loaded or saved its last; earlier ones are then untouched, and
+    what was written of this one goes. So does an older one that cannot be removed; the new one is saved then.
     StaleLease where others have taken the data back to a checkpoint since this job did, InvalidArgument for
     several ranks that do not all step together.
     """
     _check_ranks(service)
     folder = Path(directory)
-    last = service._live_session.position.checkpoints.get(str(folder))
-    partial = folder / _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _prepare(folder, last))
+    known = service._live_session.position.checkpoints
+    partial = folder / _on_first(
+        service, Doing.SAVE_CHECKPOINT, lambda: _prepare(folder, known.get(str(folder)))
+    )
     name = partial.name.partition(".")[0]
     model_state, optimizer_state = get_state_dict(model, optimizer)
     try:
@@ -79,10 +83,9 @@ def save_checkpoint(
             )
     except (OSError, CheckpointException) as exc:
         _raise_interruption(exc)
-        raise _unwritten(partial, partial, _reasons(exc)) from exc
+        raise _give_up(partial, partial, _reasons(exc)) from exc
     data = service.state_dict()
-    _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _finish(partial, folder / name, data, keep))
-    service._live_session.position.checkpoints[str(folder)] = name
+    _on_first(service, Doing.SAVE_CHECKPOINT, lambda: _finish(partial, folder / name, data, keep, known))
     return folder / name
 
 
@@ -98,7 +101,8 @@ def load_checkpoint(
     that of the job that saved. Returns what was saved as `extra`; None where there was no checkpoint. Raises
     CheckpointError for one that cannot be read, TokenError for one of another dataset, StaleLease where
     others took the data back to a checkpoint meanwhile, InvalidArgument for several ranks that do not all
-    step together.
+    step together. After an error, or Ctrl-C, the model may hold a part of the checkpoint while the data are
+    where they were: load again before training.
     """
     _check_ranks(service)
 
@@ -223,33 +227,49 @@ def _overtaken(other: Path) -> str:
     )
 
 
-def _finish(partial: Path, whole: Path, data: dict[str, str], keep: int) -> str:
+def _finish(partial: Path, target: Path, data: dict[str, str], keep: int, known: dict[str, str]) -> str:
     """Declare a checkpoint complete; only then remove older ones, and what was left half written."""
     try:
         (partial / _DATA).write_text(json.dumps(data))
         for path in (*partial.iterdir(), partial):
             _sync(path)
-        try:
-            os.rename(partial, whole)
-        except OSError as exc:
-            if whole.exists():
-                raise CheckpointError(_overtaken(whole)) from exc
-            raise
-        _sync(whole.parent)
-        for left in whole.parent.glob("*" + _PARTIAL):
-            shutil.rmtree(left, ignore_errors=True)  # its writer may be at it still, and will fail
-        for old in _checkpoints(whole.parent)[: -max(1, keep)]:
-            shutil.rmtree(whole.parent / old)
+        whole(_declare, partial, target, known)
+        _sync(target.parent)
     except OSError as exc:
-        raise _unwritten(partial, whole, exc.strerror or str(exc)) from exc
+        raise _give_up(partial, target, exc.strerror or str(exc)) from exc
+    for left in target.parent.glob("*" + _PARTIAL):
+        shutil.rmtree(left, ignore_errors=True)  # its writer may be at it still, and will fail
+    for old in _checkpoints(target.parent)[: -max(1, keep)]:
+        _remove(target.parent / old, target)
     return ""
 
 
-def _unwritten(partial: Path, named: Path, reason: str) -> CheckpointError:
-    """Return the error of an unfinished checkpoint; another incarnation that saves may have removed it."""
+def _declare(partial: Path, target: Path, known: dict[str, str]) -> None:
+    """Give a checkpoint its name, and note that it is this job's own."""
+    try:
+        os.rename(partial, target)
+    except OSError as exc:
+        if target.exists():
+            raise CheckpointError(_overtaken(target)) from exc
+        raise
+    known[str(target.parent)] = target.name
+
+
+def _remove(old: Path, saved: Path) -> None:
+    try:
+        shutil.rmtree(old)
+    except OSError as exc:
+        raise CheckpointError(
+            f"the older checkpoint '{old}' cannot be removed: {exc.strerror or exc}. '{saved}' is saved"
+        ) from exc
+
+
+def _give_up(partial: Path, named: Path, reason: str) -> CheckpointError:
+    """Remove what a checkpoint has on the disk, which may be full of it. Returns the error that says why."""
     newest = _newest(partial.parent)
     if not partial.exists() and newest >= partial.name.partition(".")[0]:
-        return CheckpointError(_overtaken(partial.parent / newest))
+        return CheckpointError(_overtaken(partial.parent / newest))  # which removed it
+    shutil.rmtree(partial, ignore_errors=True)  # once torch raises, all ranks have ended writing
     return CheckpointError(f"the checkpoint '{named}' cannot be written: {reason}")
 
 

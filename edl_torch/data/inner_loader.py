@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
-from edl_torch.data.dataset import Feed, ShardedDataset
+from edl_torch.data.dataset import ShardedDataset
+from edl_torch.data.feed import Feed
 from edl_torch.data.reading_here import ReadingHere, reads_here
 from edl_torch.data.threaded_reading import Threading
 from edl_torch.data.worker_start import WorkerStart, end_by_kill, starting_workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl_torch.client.service import DataShardService
-from edl_torch.data.windows import parameters_of
+from edl_torch.data.gradient_windows import parameters_of
 from edl_torch.system.user_warnings import warn_user
 
 

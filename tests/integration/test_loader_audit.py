@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.audit.verdict import Verdict, audit
 from edl_torch.cli.main import main
+from edl_torch.errors import AuditError
 from edl_torch.readers import MapDatasetReader
 from edl_torch.testing import FakeMaster, Fault
 
@@ -47,6 +50,30 @@ def test_a_job_that_went_back_to_a_checkpoint_is_proven(tmp_path: Path, in_proce
     assert found.proven, found.findings
     assert found.acknowledged == 800
     assert main(["audit", str(tmp_path)]) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_what_a_full_disk_has_no_room_for_is_not_acknowledged(tmp_path: Path, in_process: bool) -> None:
+    master = FakeMaster()
+    first = service(master, tmp_path, in_process=in_process)
+    batches = iter(ElasticDataLoader(ShardedDataset(first, NUMBERS)))
+    next(batches)
+    log = first._live_session._audit
+    assert log is not None
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), log._file)
+    with pytest.raises(AuditError, match="No space left"):
+        list(batches)
+    with pytest.raises(AuditError, match="No space left"):
+        first.close()
+    with service(master, tmp_path, in_process=in_process) as second:
+        loader = ElasticDataLoader(ShardedDataset(second, NUMBERS))
+        while not second.finished:
+            for _ in loader:
+                pass
+    found = verdict(tmp_path)
+    assert found.proven, found.findings
 
 
 def test_records_without_an_acknowledgement_are_named(

@@ -279,6 +279,8 @@ def test_nothing_follows_a_line_that_was_cut_off(log, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(AuditError, match="disk is full"):
         log.intent(acknowledgements=ack(6))
+    with pytest.raises(AuditError, match="disk is full"):  # nor is what was not written reported again
+        log.intent(acknowledgements=ack(5))
     assert only(log).chapters[0].rows.tolist() == []
 
 

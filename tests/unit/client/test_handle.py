@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from edl_torch.client.workers.links import DirectLink, Handle, LinkServer, SocketLink
+from edl_torch.client.workers.link_server import LinkServer
+from edl_torch.client.workers.links import DirectLink, Handle, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import BadRecord, EdlError, MasterUnavailable, ServiceClosed
@@ -48,9 +49,14 @@ class Trainer:
         self.release = threading.Event()
 
     def begin_stream(
-        self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
+        self,
+        stream: str,
+        mode: Mode,
+        run: str = "",
+        begun: int = 0,
+        deliveries: Deliveries | None = None,
     ) -> tuple[int, Plan]:
-        self.asked.append(("begin", stream, mode, run))
+        self.asked.append(("begin", stream, mode, run, begun))
         return 9, Plan(SPEC)
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -104,7 +110,7 @@ def test_a_persistent_worker_names_each_of_its_iterations(server: LinkServer, tr
     link.begin(Mode.PLAIN)
     other = SocketLink(server.handle, "process 1")
     other.begin(Mode.PLAIN)
-    assert [asked[3] for asked in trainer.asked] == ["42 1", "42 2", ""]
+    assert [asked[3:] for asked in trainer.asked] == [("42", 1), ("42", 2), ("", 0)]
 
 
 @pytest.mark.parametrize("error", [MasterUnavailable("away"), BadRecord("torn"), UserWarning("forgot")])
@@ -199,10 +205,10 @@ def test_after_close_workers_are_told_so_and_no_thread_is_left(
 
 ORPHAN = """
 import os, select, signal, sys
-from edl_torch.client.workers import links as handle
+from edl_torch.client.workers.link_server import LinkServer
 from edl_torch.errors import ServiceClosed
-handle.LinkServer._accept = lambda self: None  # a trainer that never comes to answer
-server = handle.LinkServer(object())
+LinkServer._accept = lambda self: None  # a trainer that never comes to answer
+server = LinkServer(object())
 if os.fork() == 0:
     try:
         server.handle.connect()

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_a_checkpoint_counts_only_when_it_is_on_the_disk(
         disk.setattr(os, "fsync", full)
         with pytest.raises(CheckpointError, match=r"00000002.*No space left on device \(rank 0\)$"):
             job.save(tmp_path)
-    assert [entry for entry in os.listdir(tmp_path) if "." not in entry] == [first.name]
+    assert os.listdir(tmp_path) == [first.name]  # what was written goes: the disk may be full of it
     assert new_job().load(tmp_path) == {}
 
 
@@ -178,6 +179,44 @@ def test_ctrl_c_is_no_checkpoint_that_cannot_be_written_or_read(
         patch.setattr(FileSystemReader, "read_data", interrupted)
         with pytest.raises(error):
             new_job().load(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["os.rename", "shutil.rmtree"])
+def test_a_checkpoint_that_ctrl_c_came_with_is_no_other_incarnations(
+    call: str, tmp_path: Path, new_job: NewJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = {"os": os, "shutil": shutil}[call.partition(".")[0]], call.partition(".")[2]
+    original = getattr(module, name)
+
+    def interrupted(*arguments: Any) -> None:
+        original(*arguments)
+        if "00000002" in os.listdir(tmp_path):  # torch renames a file of its own before
+            signal.raise_signal(signal.SIGINT)
+
+    job = new_job()
+    job.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            job.save(tmp_path, keep=1)
+    assert "00000002" in os.listdir(tmp_path)
+    assert job.save(tmp_path).name == "00000003"
+
+
+def test_an_older_checkpoint_that_stays_is_named_and_the_new_one_is_saved(
+    tmp_path: Path, new_job: NewJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    job = new_job()
+    job.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.shutil, "rmtree", fails)
+        with pytest.raises(CheckpointError, match=r"00000001' cannot be removed: .* busy\. '.*2' is saved$"):
+            job.save(tmp_path, keep=1)
+    assert job.save(tmp_path, keep=1).name == "00000003"
+    assert os.listdir(tmp_path) == ["00000003"]
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, new_job: NewJob) -> None:
