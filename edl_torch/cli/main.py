@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if arguments is None:  # gRPC would say before us, in its own words, what our one line says
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    failed = 2 if options.command in _JUDGES else 1
     try:
         command = importlib.import_module(f"edl_torch.cli.{options.command}")
         status: int = command.run(options)
@@ -39,14 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except EdlError as error:
         print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return 2 if options.command in _JUDGES or _blames_input(error) else 1
+        return 2 if _blames_input(error) else failed
     except BrokenPipeError:  # `edl-torch status | head`
         _flush_or_drop()
-        return 1
+        return failed
     except OSError as error:
         _flush_or_drop()
         print(f"edl-torch: error: {printable(str(error))}", file=sys.stderr)
-        return 1
+        return failed
 
 
 def _blames_input(error: EdlError) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import sys
 import time
 import uuid
@@ -75,9 +76,9 @@ class _Given:
             task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
         )
         state, file, insecure = options.state, options.address_file, options.insecure
-        if state is not None and state.exists() and not state.is_dir():
+        if state is not None and os.path.exists(state) and not os.path.isdir(state):
             raise InvalidArgument(f"--state {state}: it is a file, expected a folder")
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        if file is not None and (os.path.isdir(file) or not os.path.isdir(file.parent)):
             raise InvalidArgument(f"--address_file {file}: expected a file, in a folder that exists")
         for address, is_open in (
             (options.addr, insecure),
