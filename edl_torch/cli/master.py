@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import sys
 import time
 import uuid
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from edl_torch.core.calls import Registration
     from edl_torch.core.dispatcher import Dispatcher
     from edl_torch.master.durable import DurableState
+    from edl_torch.master.elasticdl_adapter import ElasticDLOptions
     from edl_torch.rpc.credentials import ServerCredentials
 
 log = logging.getLogger("edl_torch.master")
@@ -59,6 +61,7 @@ class _Given:
     """What the options name, looked at: a master can listen where they say, with data that can be read."""
 
     credentials: ServerCredentials
+    elasticdl: ElasticDLOptions
     registrations: tuple[Registration, ...]
 
     @classmethod
@@ -66,11 +69,17 @@ class _Given:
         from edl_torch.cli.datasets import described
         from edl_torch.core.registration import new_spec
         from edl_torch.master.addresses import check_address
+        from edl_torch.master.elasticdl_adapter import ElasticDLOptions
 
         credentials = _server_credentials(options)
-        file, insecure = options.address_file, options.insecure
-        if file is not None and not file.parent.is_dir():
-            raise InvalidArgument(f"--address_file {file}: the folder does not exist")
+        elasticdl = ElasticDLOptions(
+            task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
+        )
+        state, file, insecure = options.state, options.address_file, options.insecure
+        if state is not None and os.path.exists(state) and not os.path.isdir(state):
+            raise InvalidArgument(f"--state {state}: it is a file, expected a folder")
+        if file is not None and (os.path.isdir(file) or not os.path.isdir(file.parent)):
+            raise InvalidArgument(f"--address_file {file}: expected a file, in a folder that exists")
         for address, is_open in (
             (options.addr, insecure),
             (options.http, insecure),
@@ -81,13 +90,12 @@ class _Given:
         registrations = tuple(described(options))
         for registration in registrations:
             new_spec(registration, 1)
-        return cls(credentials=credentials, registrations=registrations)
+        return cls(credentials=credentials, elasticdl=elasticdl, registrations=registrations)
 
 
 def _serve(
     options: argparse.Namespace, given: _Given, dispatcher: Dispatcher, state: DurableState | None
 ) -> None:
-    from edl_torch.master.elasticdl_adapter import ElasticDLOptions
     from edl_torch.master.server import allow_connections, serve, write_address_file
     from edl_torch.system.address import HostPort
 
@@ -117,9 +125,7 @@ def _serve(
             http_address=options.http,
             on_page=lambda url: log.info("page on %s", url),
             with_process=options.with_process,
-            elasticdl=ElasticDLOptions(
-                task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
-            ),
+            elasticdl=given.elasticdl,
         )
     )
 

@@ -304,11 +304,12 @@ class Session:
         """Put a record into quarantine that cannot be read."""
         self.run(self.trainer.fail_record(task, position, reason))
 
-    def stream_broke(self, stream: str, run: str) -> None:
-        """Note that a reading process hung up without a word: it died, where its pass is open."""
+    def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
+        """Note that a reading process ended by an error, or hung up without a word: it died if its pass is
+        open."""
         try:
             if not self.elastic.abandoned and not self.closed:  # else torch has ended its workers
-                self.run(self.trainer.stream_broke(stream))
+                self.run(self.trainer.stream_broke(stream, ended_by))
         finally:
             self._iterations.worker_died(run)
 

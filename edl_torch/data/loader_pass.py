@@ -120,7 +120,8 @@ class LoaderPass(Iterator[Any]):
                     if not more():
                         return None
                     self._inner = self._loader.read()
-                for envelope in self._inner:
+                # No `for`: Python asks an iterator for its iterator each time, which costs a call.
+                while (envelope := next(self._inner, None)) is not None:
                     if self._whole_batch is not None and envelope.size < self._whole_batch:
                         self._passes.return_remainder(envelope.ticket)
                     elif take(envelope.ticket):

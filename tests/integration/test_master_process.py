@@ -65,7 +65,7 @@ def acknowledge(client, session, request, grants):
 
 def test_ready_line_names_the_address_of_the_file(make_master):
     master = make_master()
-    assert master.start() < 30
+    master.start()
     assert master.address_file.read_text().strip() == master.address
 
 

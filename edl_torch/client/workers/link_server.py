@@ -85,13 +85,14 @@ class LinkServer:
             thread.start()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
-        stream = run = ""
+        stream = run = ended_by = ""
         try:
             if self._has_key(connection):
                 while (question := json.loads(connection.recv_bytes()))["op"] != "goodbye":
                     stream, run = question.get("stream", stream), question.get("run", run)
                     connection.send_bytes(json.dumps(self._reply(question)).encode())
-            stream = ""
+                ended_by = question["ended_by"]
+            stream = stream if ended_by else ""
         except (EOFError, OSError):
             pass  # the worker ended
         finally:
@@ -99,7 +100,7 @@ class LinkServer:
                 self._connections.pop(connection, None)
                 connection.close()  # under the lock: whoever hangs up on it must not hit another one's socket
             if stream and not self._closing.is_set():
-                self._host.stream_broke(stream, run)
+                self._host.stream_broke(stream, run, ended_by)
 
     def _has_key(self, connection: Connection[Any, Any]) -> bool:
         """Whether the caller has the key, and is told in turn that we do."""

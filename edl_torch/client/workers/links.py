@@ -7,6 +7,7 @@ touches grpc. Neither end knows what a record is.
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
@@ -56,8 +57,8 @@ class Host(Protocol):
         of `SocketLink`."""
         ...
 
-    def stream_broke(self, stream: str, run: str) -> None:
-        """A worker hung up without a word."""
+    def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
+        """A worker ended by an error, or hung up without a word: then `ended_by` is empty."""
         ...
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -131,8 +132,12 @@ class SocketLink:
 
 
 def _say_goodbye(connection: Connection[Any, Any]) -> None:
+    # multiprocessing calls this also while an error ends the process, as `sys.exit()` in a transform does:
+    # torch lets all pass that are no Exception, but for Ctrl-C.
+    error = sys.exc_info()[1]
+    ended_by = "" if error is None or isinstance(error, Exception) else repr(error)
     with suppress(OSError):  # the trainer hung up first
-        connection.send_bytes(json.dumps({"op": "goodbye"}).encode())
+        connection.send_bytes(json.dumps({"op": "goodbye", "ended_by": ended_by}).encode())
         connection.close()
 
 

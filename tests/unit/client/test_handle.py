@@ -44,7 +44,7 @@ class Trainer:
         self.asked: list[Any] = []
         self.grants: list[Grant | None] = [GRANT, None]
         self.error: Exception | None = None
-        self.broken: list[str] = []
+        self.broken: list[tuple[str, str]] = []
         self.waiting = threading.Event()
         self.release = threading.Event()
 
@@ -68,8 +68,8 @@ class Trainer:
     def fail_record(self, task: int, position: int, reason: str) -> None:
         self.asked.append(("fail", task, position, reason))
 
-    def stream_broke(self, stream: str, run: str) -> None:
-        self.broken.append(stream)
+    def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
+        self.broken.append((stream, ended_by))
 
 
 @pytest.fixture
@@ -155,13 +155,34 @@ def test_a_worker_that_just_vanishes_is_noticed(server: LinkServer, trainer: Tra
     link = SocketLink(server.handle, "worker 3")
     link.begin(Mode.PLAIN)
     link._connection.close()  # as the kernel does when a process is killed
-    wait_until(lambda: trainer.broken == ["worker 3"])
+    wait_until(lambda: trainer.broken == [("worker 3", "")])
 
 
 def test_a_worker_that_ends_says_goodbye(server: LinkServer, trainer: Trainer) -> None:
     link = SocketLink(server.handle, "worker 3")
     link.begin(Mode.PLAIN)
     del link
+    wait_until(lambda: not server._connections)
+    assert trainer.broken == []
+
+
+def test_a_worker_that_an_error_ends_says_which(server: LinkServer, trainer: Trainer) -> None:
+    link = SocketLink(server.handle, "worker 3")
+    link.begin(Mode.PLAIN)
+    try:
+        sys.exit(3)
+    except SystemExit:
+        del link  # as multiprocessing cleans up
+    wait_until(lambda: trainer.broken == [("worker 3", "SystemExit(3)")])
+
+
+def test_a_link_that_goes_as_an_error_is_handled_has_not_broken(server: LinkServer, trainer: Trainer) -> None:
+    link = SocketLink(server.handle, "worker 3")
+    link.begin(Mode.PLAIN)
+    try:
+        raise ValueError
+    except ValueError:
+        del link
     wait_until(lambda: not server._connections)
     assert trainer.broken == []
 
