@@ -287,7 +287,7 @@ class DataShardService:
         self._optimizers.detach(optimizer)
 
     @property
-    def optimizers(self) -> list[Any]:
+    def _torch_optimizers(self) -> list[Any]:
         """The attached optimizers that have parameters, for the loaders of this package."""
         return [optimizer for optimizer in self._optimizers.alive() if hasattr(optimizer, "param_groups")]
 

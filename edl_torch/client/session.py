@@ -121,7 +121,7 @@ class Session:
         """Let the trainer decide something at once, Ctrl-C or not. Returns, or raises, what `decide` does."""
         state = self.trainer.state
         with self._lock:
-            # As `interrupts.whole` does: its call would cost as much as what it does.
+            # As `interrupts.uninterrupted` does: its call would cost as much as what it does.
             switch = getsignal(NUMBER) if get_ident() == MAIN else UNUSED
             if type(switch) is not Switch or switch.noted is not None:
                 switch = other_switch(switch)

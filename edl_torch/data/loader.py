@@ -205,7 +205,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._check_no_engine = service._check_no_engine
         self._weights = Weights(
             self._peers,
-            attached=lambda: service.optimizers,
+            attached=lambda: service._torch_optimizers,
             batches=service._live_session.trainer.elastic,
         )
         told = service.lookahead == "told"

@@ -18,7 +18,7 @@ from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.measures import Measures
 from edl_torch.errors import ServiceClosed
-from edl_torch.system.interrupts import whole
+from edl_torch.system.interrupts import uninterrupted
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -93,7 +93,7 @@ class LocalMaster:
         with self._changed:
             if self._closed:
                 raise ServiceClosed("the embedded master was closed: make another LocalMaster")
-            return whole(self._act, action, *arguments)
+            return uninterrupted(self._act, action, *arguments)
 
     def _act(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
         try:

@@ -136,7 +136,7 @@ class Supply:
         )
 
     @property
-    def wanted(self) -> int:
+    def to_ask_for(self) -> int:
         """How many leases to ask for."""
         if not self.current.ahead:
             return 1

@@ -42,6 +42,7 @@ class Caller:
         address: str,
         master_timeout_s: float,
         explain: Callable[[float], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not master_timeout_s >= 0:
             raise InvalidArgument(f"master_timeout_s must be 0 or more, not {master_timeout_s}")
@@ -52,19 +53,20 @@ class Caller:
         self._explain = explain
         self._answered = False
         self._warned = False
+        self._clock = clock
 
     def call(
         self, rpc: Callable[..., A], request: Any, *, wait_s: float = 0.0, attempt_s: float = ATTEMPT_S
     ) -> A:
         """Repeat for `master_timeout_s`, with pauses of at most a second; then raise MasterUnavailable."""
-        began = time.monotonic()
+        began = self._clock()
         give_up_at = began + self.timeout_s
         first = ""  # in words: an error would hold this frame, and with it the loop's iterator, as garbage
         pauses = backoff()
         silence = Silence()
         waits = False  # inside grpc: every other attempt, for only the others can say who answers instead
         while True:
-            now = time.monotonic()
+            now = self._clock()
             left_s = give_up_at - now
             timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(attempt_s, left_s))
             if first and now - began < FIRST_S:  # it waits inside grpc: not beyond the time to say so
@@ -78,7 +80,7 @@ class Caller:
                     self._explain_or_raise(error, left_s, not first)
                 first, waits = first or str(error), not waits
                 pause_s = next(pauses)
-                now = time.monotonic()
+                now = self._clock()
                 if now + pause_s >= give_up_at:
                     raise self.unavailable(first, error) from error
                 self._tell(error)
