@@ -15,6 +15,10 @@ HEAD = """\
 This page is made from the options themselves (`python docs/command_line.py`).
 `edl-torch COMMAND --help` shows the same. Every option may be written with `-` or `_` between its words:
 `--lease-timeout-s` and `--lease_timeout_s`.
+
+A command that fails says why in one line. Its exit status is 2 where options, or the data that it is to
+read, cannot be used, and 1 where something else failed. Those whose 1 is a verdict, `audit` and `check`, end
+with 2 either way.
 """
 
 

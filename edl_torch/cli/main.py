@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from edl_torch import __version__
 from edl_torch.core.printable import printable
-from edl_torch.errors import EdlError, InvalidArgument
+from edl_torch.errors import EdlError, InvalidArgument, ReaderError
 
 INTERRUPTED = 130
 _JUDGES = ("audit", "check")  # whose 1 is a verdict
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if arguments is None:  # gRPC would say before us, in its own words, what our one line says
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    failed = 2 if options.command in _JUDGES else 1
     try:
         command = importlib.import_module(f"edl_torch.cli.{options.command}")
         status: int = command.run(options)
@@ -39,18 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except EdlError as error:
         print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return 2 if options.command in _JUDGES or _blames_argument(error) else 1
+        return 2 if _blames_input(error) else failed
     except BrokenPipeError:  # `edl-torch status | head`
         _flush_or_drop()
-        return 1
+        return failed
     except OSError as error:
         _flush_or_drop()
         print(f"edl-torch: error: {printable(str(error))}", file=sys.stderr)
-        return 1
+        return failed
 
 
-def _blames_argument(error: EdlError) -> bool:
-    return isinstance(error, InvalidArgument) or isinstance(error.__cause__, InvalidArgument)
+def _blames_input(error: EdlError) -> bool:
+    return isinstance(error, InvalidArgument | ReaderError) or isinstance(error.__cause__, InvalidArgument)
 
 
 def _flush_or_drop() -> None:
@@ -173,7 +174,8 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="data that a reader knows, as for --training_data")
-    parser.add_argument("target", metavar="TARGET", help="a file, or with --records_per_file a folder")
+    target = "a file, or with --records_per_file a folder"
+    parser.add_argument("target", type=_written_path, metavar="TARGET", help=target)
     _number(parser, "--records_per_file", None, "many files of so many records")
     how = "records as bytes: auto, bytes, text, json, npy, npz or MODULE:FUNCTION"
     _option(parser, "--encode", default="auto", metavar="HOW", help=how)
@@ -207,7 +209,7 @@ def _flag(parser: argparse._ActionsContainer, name: str, what: str) -> None:
 
 
 def _path(parser: argparse._ActionsContainer, name: str, metavar: str, what: str) -> None:
-    _option(parser, name, type=Path, metavar=metavar, help=what)
+    _option(parser, name, type=_written_path, metavar=metavar, help=what)
 
 
 def _number(parser: argparse._ActionsContainer, name: str, default: int | None, what: str) -> None:
@@ -222,6 +224,13 @@ def _option(parser: argparse._ActionsContainer, name: str, **settings: object) -
     """Both spellings: `--records_per_task` as ElasticDL has it, and `--records-per-task`."""
     names = dict.fromkeys((name, "--" + name[2:].replace("_", "-")))
     parser.add_argument(*names, **settings)  # type: ignore[arg-type]
+
+
+def _written_path(text: str) -> Path:
+    """An empty text, as of a variable that is not set, would be the folder that one is in."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
 
 
 def _seconds(text: str) -> float:

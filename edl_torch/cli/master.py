@@ -6,17 +6,21 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import sys
 import time
 import uuid
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edl_torch.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from edl_torch.core.calls import Registration
     from edl_torch.core.dispatcher import Dispatcher
     from edl_torch.master.durable import DurableState
+    from edl_torch.master.elasticdl_adapter import ElasticDLOptions
     from edl_torch.rpc.credentials import ServerCredentials
 
 log = logging.getLogger("edl_torch.master")
@@ -37,8 +41,10 @@ def run(options: argparse.Namespace) -> int:
     }
     if options.state is None and options.accept_older_journal:
         raise InvalidArgument("--accept-older-journal needs --state: without it there is no journal")
+    # All that is wrong with the options is found before there is a journal: else one would be left behind.
+    given = _Given.of(options)
     if options.state is None:
-        _serve(options, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
+        _serve(options, given, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
         return 0
     # The journal's thread needs the interpreter for a moment after each commit: it must not wait 5 ms for it.
     sys.setswitchinterval(SWITCH_S)
@@ -46,17 +52,54 @@ def run(options: argparse.Namespace) -> int:
     with closing(
         DurableState(options.state, now=time.monotonic(), accept_older=accept_older, **patience)
     ) as state:
-        _serve(options, state.dispatcher, state)
+        _serve(options, given, state.dispatcher, state)
     return 0
 
 
-def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableState | None) -> None:
-    from edl_torch.cli.datasets import described
-    from edl_torch.master.elasticdl_adapter import ElasticDLOptions
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """What the options name, looked at: a master can listen where they say, with data that can be read."""
+
+    credentials: ServerCredentials
+    elasticdl: ElasticDLOptions
+    registrations: tuple[Registration, ...]
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> _Given:
+        from edl_torch.cli.datasets import described
+        from edl_torch.core.registration import new_spec
+        from edl_torch.master.addresses import check_address
+        from edl_torch.master.elasticdl_adapter import ElasticDLOptions
+
+        credentials = _server_credentials(options)
+        elasticdl = ElasticDLOptions(
+            task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
+        )
+        state, file, insecure = options.state, options.address_file, options.insecure
+        if state is not None and os.path.exists(state) and not os.path.isdir(state):
+            raise InvalidArgument(f"--state {state}: it is a file, expected a folder")
+        if file is not None and (os.path.isdir(file) or not os.path.isdir(file.parent)):
+            raise InvalidArgument(f"--address_file {file}: expected a file, in a folder that exists")
+        for address, is_open in (
+            (options.addr, insecure),
+            (options.http, insecure),
+            (options.health_addr, True),
+        ):
+            if address is not None:
+                check_address(address, insecure=is_open, credentials=credentials)
+        registrations = tuple(described(options))
+        for registration in registrations:
+            new_spec(registration, 1)
+        return cls(credentials=credentials, elasticdl=elasticdl, registrations=registrations)
+
+
+def _serve(
+    options: argparse.Namespace, given: _Given, dispatcher: Dispatcher, state: DurableState | None
+) -> None:
     from edl_torch.master.server import allow_connections, serve, write_address_file
     from edl_torch.system.address import HostPort
 
-    for registration in described(options):
+    for registration in given.registrations:
         for difference in dispatcher.define(registration):
             log.warning("dataset=%s goes on as it is: %s", registration.name, difference)
 
@@ -75,16 +118,14 @@ def _serve(options: argparse.Namespace, dispatcher: Dispatcher, state: DurableSt
         serve(
             *(dispatcher, options.addr),
             insecure=options.insecure,
-            credentials=_server_credentials(options),
+            credentials=given.credentials,
             on_ready=announce,
             make_commits=make_commits,
             health_address=options.health_addr,
             http_address=options.http,
             on_page=lambda url: log.info("page on %s", url),
             with_process=options.with_process,
-            elasticdl=ElasticDLOptions(
-                task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
-            ),
+            elasticdl=given.elasticdl,
         )
     )
 

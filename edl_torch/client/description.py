@@ -87,7 +87,7 @@ class Description:
                 "on_bad_record out"
             )
 
-    def follow(self, token: Token) -> None:
+    def adopt(self, token: Token) -> None:
         """Take from a checkpoint's token what the user left open."""
         if self.records_per_shard is None:
             self.records_per_shard = token.records_per_shard

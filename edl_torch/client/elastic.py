@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from edl_torch.core.calls import NEW_PASS
@@ -35,7 +35,7 @@ class ElasticSession:
     def open(self, epoch: int = NEW_PASS) -> int:
         """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
         self.end_abandoned()
-        self._session.loop_thread = threading.get_ident()
+        self._session.loop_thread = get_ident()
         number = self._session.run(self._trainer.open(epoch))
         self.loop_left(self.opened)
         self.opened, self._switch = number, keep_switch()
@@ -144,7 +144,7 @@ class ElasticSession:
 
         False where pass `number` is not open any more.
         """
-        self._session.loop_thread = threading.get_ident()
+        self._session.loop_thread = get_ident()
         is_open = self._session.do(self._passes.request_now, number)
         if is_open is None:
             self._session.run(self._trainer.reporter.send())
@@ -185,8 +185,6 @@ class ElasticSession:
         """Give back the batch in hand, or the window: it was not trained on."""
         self._session.run(self._passes.give_back(window=window))
 
-    # Batches of another trainer ---------------------------------------------------------------------------
-
     @property
     def records_unstepped(self) -> int:
         """Records of the batches that were handed out and wait for a step of an attached optimizer."""
@@ -197,6 +195,8 @@ class ElasticSession:
     def discarded(self) -> int:
         """How often a batch in hand has failed or gone back."""
         return self._passes.discarded
+
+    # Batches of another trainer ---------------------------------------------------------------------------
 
     def shares(self, ticket: Ticket) -> tuple[Slice, ...]:
         """The records of a batch that was promised, for trainers that follow this one."""

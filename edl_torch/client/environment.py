@@ -45,10 +45,9 @@ def finds_master_through_torchrun(environ: Mapping[str, str] | None = None) -> b
     return bool(env.get("TORCHELASTIC_RUN_ID", "").strip()) and not env.get("EDL_MASTER_ADDR", "").strip()
 
 
-def master_protocol_from_env(environ: Mapping[str, str] | None = None) -> str:
+def master_protocol_from_env() -> str:
     """`EDL_MASTER_PROTOCOL`: "edl_torch", or "elasticdl" for that project's master."""
-    env = os.environ if environ is None else environ
-    protocol = env.get("EDL_MASTER_PROTOCOL", "").strip() or PROTOCOLS[0]
+    protocol = os.environ.get("EDL_MASTER_PROTOCOL", "").strip() or PROTOCOLS[0]
     if protocol not in PROTOCOLS:
         raise InvalidArgument(
             f"EDL_MASTER_PROTOCOL is {protocol!r}: it must be one of {', '.join(PROTOCOLS)}"
@@ -56,15 +55,14 @@ def master_protocol_from_env(environ: Mapping[str, str] | None = None) -> str:
     return protocol
 
 
-def page_address_from_env(environ: Mapping[str, str] | None = None) -> str | None:
+def page_address_from_env() -> str | None:
     """`EDL_HTTP`: where a master of this job serves its page; None where it is not set."""
-    env = os.environ if environ is None else environ
-    return env.get("EDL_HTTP", "").strip() or None
+    return os.environ.get("EDL_HTTP", "").strip() or None
 
 
-def elasticdl_worker_id(worker_id: str | int | None, environ: Mapping[str, str] | None = None) -> int:
+def elasticdl_worker_id(worker_id: str | int | None) -> int:
     """The number of a worker for ElasticDL's master: as given, else `WORKER_ID`, else `RANK`, else 0."""
-    env = os.environ if environ is None else environ
+    env = os.environ
     text = str(env.get("WORKER_ID") or env.get("RANK") or 0 if worker_id is None else worker_id).strip()
     if not text.isdecimal() or int(text) > 2**31 - 1:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""What keeps a session alive tells its trainer: how the stream and the heartbeats stand."""
+"""Passes on to a trainer how the stream and the heartbeats of its session stand."""
 
 from __future__ import annotations
 

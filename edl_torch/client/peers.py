@@ -76,8 +76,8 @@ class Ballot(_Numbers):
         preempted: 1 for a rank that was told to end soon.
         by_records, by_count: 1 for a rank whose gradients hold batches weighed by their records, or by counts
             of the loop's own.
+        weight: the sum of the denominators of those batches.
         weighs: 1 for a rank that has ever weighed a loss: of a pipeline only the last stage does.
-        weight: the sum of those.
     """
 
     doing: Doing

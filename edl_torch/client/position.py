@@ -58,12 +58,12 @@ class Position:
         if self.lockstep is not None:
             self._restore_together(self.lockstep, token)
             return
-        self._follow(token)
+        self._adopt(token)
         self._session.run(self._pure.restore(token))
 
-    def _follow(self, token: str | None) -> None:
+    def _adopt(self, token: str | None) -> None:
         if token is not None and not self._session.joined:
-            self._session.description.follow(Token.decode(token))
+            self._session.description.adopt(Token.decode(token))
 
     # Together with other ranks ------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Position:
             lambda: session.run(self._pure.take_token()),
         )
         if lockstep.peers.rank:
-            session.do(lambda: self._pure.note_taken(token))  # each rank's log says what came before it
+            session.do(self._pure.note_taken, token)  # each rank's log says what came before it
         return token
 
     def _restore_together(self, lockstep: Lockstep, token: str | None) -> None:
@@ -170,21 +170,16 @@ class Position:
         lockstep.same_on_all(Doing.RESTORE, token or "", "the token")
 
         def prepare() -> None:
-            self._follow(token)
+            self._adopt(token)
             session.run(self._pure.prepare_restore())
 
-        self._share_plan(lockstep, Doing.RESTORE, lambda: self._follow(token))
+        self._share_plan(lockstep, Doing.RESTORE, lambda: self._adopt(token))
 
-        lineage = int(
-            together(
-                lockstep.peers,
-                Doing.RESTORE,
-                prepare,
-                lambda: str(session.run(self._pure.take_back_to(token))),
-            )
-        )
-        follow = registrar.follow if lockstep.peers.rank == 0 else registrar.move
-        session.do(lambda: follow(lineage))
+        def take_back() -> str:
+            return str(session.run(self._pure.take_back_to(token)))
+
+        lineage = int(together(lockstep.peers, Doing.RESTORE, prepare, take_back))
+        session.do(registrar.join if lockstep.peers.rank else registrar.enter, lineage)
         session.do(self._pure.restored)
         self.agree_on_end(lockstep)
 

@@ -21,7 +21,8 @@ from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler, is_deepspeeds
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
-from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
+from edl_torch.client.workers.link_server import LinkServer
+from edl_torch.client.workers.links import DirectLink, Handle
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
@@ -286,7 +287,7 @@ class DataShardService:
         self._optimizers.detach(optimizer)
 
     @property
-    def optimizers(self) -> list[Any]:
+    def _torch_optimizers(self) -> list[Any]:
         """The attached optimizers that have parameters, for the loaders of this package."""
         return [optimizer for optimizer in self._optimizers.alive() if hasattr(optimizer, "param_groups")]
 

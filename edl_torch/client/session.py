@@ -28,7 +28,16 @@ from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.system.interrupts import MAIN, NUMBER, UNUSED, Switch, other_switch, torn_by, uninstall, whole
+from edl_torch.system.interrupts import (
+    MAIN,
+    NUMBER,
+    UNUSED,
+    Switch,
+    other_switch,
+    torn_by,
+    uninstall,
+    uninterrupted,
+)
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.actions import Action, Attend, Call, Describe, LookAround, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
@@ -62,7 +71,7 @@ class Session:
         master: MasterApi,
         description: Description,
         lookahead: int | None,
-        audit_dir: str | Path | None = None,
+        audit_dir: str | Path | None,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.master = master
@@ -108,7 +117,7 @@ class Session:
                     resume: Callable[[Any], Action]
                     try:
                         resume, answer = procedure.send, self._act(action)
-                    except Exception as exc:  # noqa: BLE001  the procedure decides what becomes of it
+                    except Exception as exc:  # noqa: BLE001  the procedure handles it
                         resume, answer = procedure.throw, exc
                     action = self.do(resume, answer)
         except StopIteration as end:
@@ -123,7 +132,7 @@ class Session:
         """Let the trainer decide something at once, Ctrl-C or not. Returns, or raises, what `decide` does."""
         state = self.trainer.state
         with self._lock:
-            # As `interrupts.whole` does: its call would cost as much as what it does.
+            # As `interrupts.uninterrupted` does: its call would cost as much as what it does.
             switch = getsignal(NUMBER) if get_ident() == MAIN else UNUSED
             if type(switch) is not Switch or switch.noted is not None:
                 switch = other_switch(switch)
@@ -161,7 +170,7 @@ class Session:
             self.run(procedure)
 
     def _decided(self) -> None:
-        """Write down what has happened, and wake whoever waits for it. The lock is held."""
+        """Write down what has happened, and wake the threads that wait for it. The lock is held."""
         if self.trainer.state.facts:
             self._write_down()
         if self._may_need_worker and self.trainer.has_work:
@@ -289,25 +298,30 @@ class Session:
         self._iterations = iterations
 
     def begin_stream(
-        self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
+        self,
+        stream: str,
+        mode: Mode,
+        run: str = "",
+        begun: int = 0,
+        deliveries: Deliveries | None = None,
     ) -> tuple[int, Plan]:
         """Begin a stream of a process that reads. Returns the number of its pass, and the dataset."""
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
         self.elastic.end_abandoned_silently()
-        return self.run(self.trainer.begin_plain(self._reading(stream, run, deliveries)))
+        return self.run(self.trainer.begin_plain(self._reading(stream, run, begun, deliveries)))
 
-    def _reading(self, stream: str, run: str, deliveries: Deliveries | None) -> Reading:
-        key = run.rpartition(" ")[0]
+    def _reading(self, stream: str, run: str, begun: int, deliveries: Deliveries | None) -> Reading:
         known = self._iterations
-        known.check(key)
+        known.check(run)
         return Reading(
             stream=stream,
             run=run,
-            number=known.number(key),
+            begun=begun,
+            number=known.number(run),
             newest=known.newest,
-            is_over=bool(run) and known.is_over(key),
-            deliveries=known.deliveries(key) if run else deliveries,
+            is_over=bool(run) and known.is_over(run),
+            deliveries=known.deliveries(run) if run else deliveries,
         )
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -318,13 +332,14 @@ class Session:
         """Put a record into quarantine that cannot be read."""
         self.run(self.trainer.fail_record(task, position, reason))
 
-    def stream_broke(self, stream: str, run: str) -> None:
-        """Note that a reading process hung up without a word: it died, where its pass is open."""
+    def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
+        """Note that a reading process ended by an error, or hung up without a word: it died if its pass is
+        open."""
         try:
             if not self.elastic.abandoned and not self.closed:  # else torch has ended its workers
-                self.run(self.trainer.stream_broke(stream))
+                self.run(self.trainer.stream_broke(stream, ended_by))
         finally:
-            self._iterations.worker_died(run.rpartition(" ")[0])
+            self._iterations.worker_died(run)
 
     def broken_streams(self, timeout_s: float) -> dict[str, str]:
         """Reading processes of this pass that died, and what they were at; waits for the first to be seen."""
@@ -376,6 +391,6 @@ class Session:
                 self._worker.join(max(0.0, deadline - time.monotonic()))
             if self._audit is not None:
                 with self._lock:
-                    whole(self._audit.close)
+                    uninterrupted(self._audit.close)
             if self.joined:
                 self.master.leave(self.id, self.trainer.state.fence.member)

@@ -163,10 +163,6 @@ class Dispatcher:
         if spec != ledger.spec:
             ledger.respecify(spec)
 
-    def sessions_of(self, dataset: str) -> set[str]:
-        """Return the sessions that have joined a dataset."""
-        return {m.session for m in self.members if dataset in m.datasets}
-
     def heartbeat(
         self,
         session: str,

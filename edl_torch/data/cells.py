@@ -15,13 +15,12 @@ from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading import SampleReader, Source, announce
+from edl_torch.data.reading import SampleReader, Source, Transform, announce
 from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import record_seeds
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.shard import Shard, Shuffle, Slice, Task
 
-Transform = Callable[[Any], Any]
 Seeded = Callable[[Any, int], Any]
 Collate = Callable[[list[Any], Rows], Any]
 
@@ -79,7 +78,7 @@ class StreamedRecords:
         return iter(self._source(replace(cut, skip=position, limit=cut.stop - position)))
 
 
-class Lease:
+class OpenLease:
     """A lease that is being read."""
 
     def __init__(self, plan: Plan, grant: Grant, records: PickedRecords | StreamedRecords) -> None:
@@ -96,7 +95,7 @@ class Lease:
         return self._seeds[position - part.skip]
 
 
-class Steps:
+class Work:
     """What threads do with each record. The thread that iterates may change it."""
 
     def __init__(self, transform: Transform | None, collate: Collate | None) -> None:
@@ -110,16 +109,16 @@ class Cell:
     """One record on its way: a job for a thread, and what has come of it."""
 
     __slots__ = (
-        *("block", "error", "is_raw", "lease", "position", "read_s", "row", "steps", "transform_s", "value"),
+        *("block", "error", "is_raw", "lease", "position", "read_s", "row", "transform_s", "value", "work"),
     )
 
     row: int  # its place in the block
 
-    def __init__(self, lease: Lease, position: int, steps: Steps) -> None:
+    def __init__(self, lease: OpenLease, position: int, work: Work) -> None:
         self.lease = lease
         self.position = position
-        self.steps = steps
-        self.is_raw = steps.only_read  # its value is the record, which the thread that iterates transforms
+        self.work = work
+        self.is_raw = work.only_read  # its value is the record, which the thread that iterates transforms
         self.block: Block | None = None
         self.value: Any = None
         self.error: BaseException | None = None
@@ -127,7 +126,7 @@ class Cell:
 
     def read(self) -> None:
         """Read the record."""
-        if not self.steps.skip_all:
+        if not self.work.skip_all:
             begun = perf_counter()
             try:
                 self.value = self.lease.records.read(self.position)
@@ -137,9 +136,9 @@ class Cell:
 
     def finish(self) -> None:
         """Make a sample of the record."""
-        steps = self.steps
-        transform = None if self.is_raw else steps.transform
-        if transform is not None and self.error is None and not steps.skip_all:
+        work = self.work
+        transform = None if self.is_raw else work.transform
+        if transform is not None and self.error is None and not work.skip_all:
             begun = perf_counter()
             try:
                 self.value = transform(self.value)
@@ -212,11 +211,11 @@ class Block:
         self._done.set()
 
     def _collate(self, rows: Rows) -> None:
-        steps = self.cells[0].steps
-        if steps.collate is None or steps.skip_all or any(cell.error is not None for cell in self.cells):
+        work = self.cells[0].work
+        if work.collate is None or work.skip_all or any(cell.error is not None for cell in self.cells):
             return
         try:
-            self.batch = steps.collate([cell.value for cell in self.cells], rows)
+            self.batch = work.collate([cell.value for cell in self.cells], rows)
         except BaseException:  # noqa: BLE001  the thread that iterates tries it again, and raises
             return
         self.is_batch = True
@@ -247,7 +246,7 @@ def can_pick(reader: AbstractDataReader, plan: Plan) -> bool:
 
 
 def cells_of(
-    reader: AbstractDataReader, plan: Plan, grants: Iterator[Grant], steps: Steps, *, picks: bool
+    reader: AbstractDataReader, plan: Plan, grants: Iterator[Grant], work: Work, *, picks: bool
 ) -> Iterator[Cell]:
     """Yield a cell for each record of the leases; `picks` where several threads read records at once."""
     source = SampleReader(reader, no_samples).source
@@ -255,9 +254,9 @@ def cells_of(
         records = (
             PickedRecords(reader, plan, grant) if picks else StreamedRecords(reader, source, plan, grant)
         )
-        lease = Lease(plan, grant, records)
+        lease = OpenLease(plan, grant, records)
         for position in range(grant.slice.skip, grant.slice.stop):
-            yield Cell(lease, position, steps)
+            yield Cell(lease, position, work)
 
 
 def no_samples(plan: Plan, part: Slice, records: Iterable[Any]) -> Iterable[Any]:

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from edl_torch.client.peers import Doing, together
 from edl_torch.client.service import DataShardService
 from edl_torch.errors import CheckpointError, InvalidArgument
-from edl_torch.system.interrupts import whole
+from edl_torch.system.interrupts import uninterrupted
 
 _NAME = re.compile(r"\d{8}")
 _PARTIAL = ".partial"
@@ -233,7 +233,7 @@ def _finish(partial: Path, target: Path, data: dict[str, str], keep: int, known:
         (partial / _DATA).write_text(json.dumps(data))
         for path in (*partial.iterdir(), partial):
             _sync(path)
-        whole(_declare, partial, target, known)
+        uninterrupted(_declare, partial, target, known)
         _sync(target.parent)
     except OSError as exc:
         raise _give_up(partial, target, exc.strerror or str(exc)) from exc

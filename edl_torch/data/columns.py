@@ -5,7 +5,7 @@ When a batch cannot be read its records are tried one by one, so that only the b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading import OnBad, announce
+from edl_torch.data.reading import announce
+from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.error_classification import is_source_error, name_record
 from edl_torch.shard import IndexArray, Indices
@@ -22,6 +23,7 @@ _MOST_BATCHES = 16  # read at once, where records lie scattered
 _MOST_BYTES = 16 << 20  # of these
 
 Runs = list[tuple[int, int]]  # (first position, position after)
+OnBad = Callable[[int, ReaderError], None]  # called with the position of a bad record; may raise
 
 
 def read_columns(

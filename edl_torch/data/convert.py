@@ -5,6 +5,7 @@ It must not know where samples come from or where a batch goes.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,8 +35,10 @@ def to_batch(samples: list[Any], rows: Rows | None = None) -> Any:
         if table.get(kind) is own:
             faster[kind] = ours
     if rows is not None and faster.get(torch.Tensor) is _stacked:
-        faster[torch.Tensor] = partial(_whole_or_stacked, rows)
-    if type(samples[0]) is tuple and not any(issubclass(tuple, kind) for kind in table):
+        faster[torch.Tensor] = partial(_whole_or, _stacked, rows)
+        if faster.get(np.ndarray) is _joined:
+            faster[np.ndarray] = partial(_whole_or, _joined, rows)
+    if type(samples[0]) is tuple and not issubclass(tuple, tuple(table)):
         columns = _transposed(samples)
         if columns is not None:
             return [torchs.collate(column, collate_fn_map=faster) for column in columns]
@@ -50,9 +53,11 @@ def _transposed(samples: list[Any]) -> list[tuple[Any, ...]] | None:
         return None
 
 
-def _whole_or_stacked(rows: Rows, tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
-    whole = rows.whole(tensors)
-    return _stacked(tensors, collate_fn_map=collate_fn_map) if whole is None else whole
+def _whole_or(
+    ours: Callable[..., Any], rows: Rows, values: Sequence[Any], *, collate_fn_map: Any = None
+) -> Any:
+    whole = rows.whole(values)
+    return ours(values, collate_fn_map=collate_fn_map) if whole is None else whole
 
 
 def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
@@ -91,15 +96,15 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], *, collate_fn_map: Any = None) -
 
 
 def _integers(numbers: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
-    if set(map(type, numbers)) == {int}:
-        with suppress(OverflowError):  # torch says so
-            return torch.as_tensor(np.fromiter(numbers, np.int64, len(numbers)))
+    if type(numbers[0]) is int:
+        with suppress(OverflowError, TypeError):  # not all are whole numbers of 64 bits: torch decides
+            return torch.as_tensor(torch.frombuffer(array("q", numbers), dtype=torch.int64))
     return torchs.collate_int_fn(numbers, collate_fn_map=collate_fn_map)
 
 
 def _floats(numbers: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
-    if set(map(type, numbers)) == {float}:
-        return torch.as_tensor(np.fromiter(numbers, np.float64, len(numbers)))
+    with suppress(OverflowError, TypeError):
+        return torch.as_tensor(torch.frombuffer(array("d", numbers), dtype=torch.float64))
     return torchs.collate_float_fn(numbers, collate_fn_map=collate_fn_map)
 
 
@@ -122,9 +127,10 @@ def to_tensors(batch: Any) -> Any:
     return torchs.default_convert(batch)  # type: ignore[no-untyped-call]
 
 
-def _array(array: npt.NDArray[Any]) -> Any:
-    if array.dtype.kind not in _HELD_BY_TORCH:
-        return array
-    if not (array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0):
-        array = array.astype(array.dtype.newbyteorder("="), order="C")
-    return torch.from_numpy(array)
+def _array(column: npt.NDArray[Any]) -> Any:
+    if column.dtype.kind not in _HELD_BY_TORCH:
+        return column
+    try:
+        return torch.from_numpy(column if column.flags.writeable else column.copy())
+    except ValueError:  # another byte order, or strides that a tensor cannot have
+        return torch.from_numpy(column.astype(column.dtype.newbyteorder("="), order="C"))

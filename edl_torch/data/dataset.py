@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import perf_counter
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -24,9 +24,10 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.collate import Collated
 from edl_torch.data.columns import read_columns
-from edl_torch.data.frameworks import check_asked_by, check_no_trainer
+from edl_torch.data.feed import Feed
+from edl_torch.data.frameworks import check_asked_by, check_no_trainer, raising
 from edl_torch.data.iterations import iterations
-from edl_torch.data.reading import OnBadInRun, Run, SampleList, SampleReader
+from edl_torch.data.reading import OnBad, Run, SampleList, SampleReader, Transform
 from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, record_seeds
 from edl_torch.data.tensor_rows import tensor_rows
@@ -39,16 +40,15 @@ from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
 from edl_torch.trainer.supply import Mode
 from edl_torch.trainer.tickets import Tally
 
-Transform = Callable[[Any], Any]
 OnBadRecord = Literal["raise", "quarantine"]
 
-SEEDS = 1024  # of records, made at a time
+_SEEDS_AT_ONCE = 1024
 
 
 def _seeds(plan: Plan, part: Slice) -> Iterator[list[int]]:
     """Yield the seeds of a part, some at a time: at each timed batch the rest of a lease begins anew."""
-    for skip in range(part.skip, part.stop, SEEDS):
-        some = replace(part, skip=skip, limit=min(SEEDS, part.stop - skip))
+    for skip in range(part.skip, part.stop, _SEEDS_AT_ONCE):
+        some = replace(part, skip=skip, limit=min(_SEEDS_AT_ONCE, part.stop - skip))
         yield record_seeds(plan.spec.seed, part.epoch, plan.indices(some))
 
 
@@ -136,12 +136,12 @@ class ShardedDataset(IterableDataset[Any]):
                 check_asked_by(sys._getframe(1), "a ShardedDataset")
             return self._begin()
         except ForeignLoop as error:
-            return map(raise_error, [error])
+            return raising(error)
         except EdlError as error:
             if get_worker_info() is None:
                 raise
             # torch brings the trainer what a worker raises as it reads, not as a persistent one begins again.
-            return map(raise_error, [error])
+            return raising(error)
 
     def _begin(self) -> Iterator[Any]:
         feed = self._feed
@@ -196,7 +196,7 @@ class ShardedDataset(IterableDataset[Any]):
         return lists if rows is None else map(rows.batch, lists)
 
     def _read(
-        self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBadInRun], Iterator[Any]]
+        self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBad], Iterator[Any]]
     ) -> Iterator[Any]:
         def read_lease(grant: Grant) -> Iterator[Any]:
             def on_bad(position: int, error: ReaderError) -> Run:
@@ -232,10 +232,7 @@ class ShardedDataset(IterableDataset[Any]):
 
     def _batches(self, link: Link, plan: Plan, tally: Tally, times: ReadingTimes) -> Iterator[Any]:
         for grant in iter(link.next, None):
-
-            def on_bad(position: int, error: ReaderError, grant: Grant = grant) -> None:
-                self._bad(link, grant, position, error)
-
+            on_bad = partial(self._bad, link, grant)
             run = tally.start(grant.task, grant.slice.skip)
             asked_at = perf_counter()
             for positions, batch in read_columns(self.reader, plan, grant, self._batch_size, on_bad):
@@ -299,31 +296,6 @@ def _batches_of(reading: ThreadedReading) -> Iterator[Any]:
             yield batch
     finally:
         reading.abandon()
-
-
-def raise_error(error: EdlError) -> NoReturn:
-    raise error
-
-
-class Feed:
-    """What an `ElasticDataLoader` binds to its dataset for a pass; pickled with it to loader workers.
-
-    The iteration yields lists of `list_size` samples, by several threads where `threading` says so; samples
-    one by one where `list_size` is 0. Where it `collates`, it may yield what `to_batch` makes of a list.
-    """
-
-    __slots__ = ("collates", "columnar", "generators", "list_size", "tally", "threading", "times")
-
-    def __init__(
-        self, *, columnar: bool, list_size: int, collates: bool = False, threading: Threading | None = None
-    ) -> None:
-        self.columnar = columnar
-        self.list_size = list_size
-        self.collates = collates
-        self.threading = threading
-        self.generators = Generators(after_each=False)
-        self.tally = Tally()
-        self.times = ReadingTimes()
 
 
 class ImageDataset(ShardedDataset):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from edl_torch.errors import ForeignLoop
+from edl_torch.errors import EdlError, ForeignLoop
 
 _LIGHTNING = (
     "Lightning's loop ends epochs by a length, reads ahead, and keeps no position that is its model's. Train "
@@ -64,6 +65,19 @@ def check_asked_by(frame: FrameType, what: str) -> None:
     """Raise ForeignLoop where `frame`, which begins to iterate `what`, is of such a framework."""
     check_no_trainer(frame)
     check_module(frame.f_globals.get("__name__", ""), what)
+
+
+def raising(error: EdlError) -> Iterator[Any]:
+    """Return an iterator that raises `error` in place of the first batch.
+
+    Frameworks tear down what they have set up when `iter()` raises, and may hide its error by one of their
+    own.
+    """
+    return map(_raise, [error])
+
+
+def _raise(error: EdlError) -> NoReturn:
+    raise error
 
 
 def check_module(module: str, what: str) -> None:

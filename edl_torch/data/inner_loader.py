@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader
 
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
-from edl_torch.data.dataset import Feed, ShardedDataset
+from edl_torch.data.dataset import ShardedDataset
+from edl_torch.data.feed import Feed
 from edl_torch.data.reading_here import ReadingHere, reads_here
 from edl_torch.data.threaded_reading import Threading
 from edl_torch.data.worker_start import WorkerStart, end_by_kill, starting_workers
-from edl_torch.system.interrupts import whole
+from edl_torch.system.interrupts import uninterrupted
 
 
 class InnerLoader:
@@ -71,7 +72,7 @@ class InnerLoader:
             # Ctrl-C among them would leave some behind, or be swallowed by what runs around a fork. Those
             # that persist are waited for, which may take as long as they like.
             persists = self.persistent_workers and loader._iterator is not None
-            iterator = iter(loader) if persists else whole(iter, loader)
+            iterator = iter(loader) if persists else uninterrupted(iter, loader)
         end_by_kill(iterator)
         self._working = weakref.ref(iterator)
         return iterator

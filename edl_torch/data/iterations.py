@@ -166,7 +166,7 @@ class Iterations:
         return "" if beginning is None else beginning.run
 
     def unpickled(self, run: str) -> None:
-        """A dataset came with the word that whoever has it serves this iteration."""
+        """Note the run that came with an unpickled dataset: this process serves it. Empty for none."""
         self._served = run or self._served
 
     @property

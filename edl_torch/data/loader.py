@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.peers import Peers
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.data.dataset import OnBadRecord, ShardedDataset, raise_error
-from edl_torch.data.frameworks import check_asked_by, check_no_manager, check_no_trainer
+from edl_torch.data.dataset import OnBadRecord, ShardedDataset
+from edl_torch.data.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loader_pass import LoaderPass, Sizes
@@ -54,10 +54,6 @@ class _FromService:
 
 _FROM_SERVICE: Any = _FromService()
 _AHEAD = 2  # batches, as torch's workers
-_ELSEWHERE = {
-    "sampler": "the master decides who reads what",
-    "batch_sampler": "the master decides who reads what",
-}
 _TORCHS_ARGUMENTS = inspect.signature(DataLoader.__init__).parameters.keys()
 
 
@@ -209,7 +205,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._check_no_engine = service._check_no_engine
         self._weights = Weights(
             self._peers,
-            attached=lambda: service.optimizers,
+            attached=lambda: service._torch_optimizers,
             batches=service._live_session.trainer.elastic,
         )
         told = service.lookahead == "told"
@@ -299,7 +295,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             if not self._keeps_stepping:  # attach_manager() has seen to it
                 check_no_manager()
         except ForeignLoop as error:
-            return map(raise_error, [error])
+            return raising(error)
         return self._iterate(NEW_PASS)
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
@@ -426,9 +422,9 @@ def _check_threads(dataset: ShardedDataset, batch_size: int | None) -> None:
 
 
 def _check_arguments(kwargs: dict[str, Any]) -> None:
-    for name, why in _ELSEWHERE.items():
+    for name in ("sampler", "batch_sampler"):
         if kwargs.pop(name, None) not in (None, False):
-            raise InvalidArgument(f"ElasticDataLoader takes no {name}: {why}")
+            raise InvalidArgument(f"ElasticDataLoader takes no {name}: the master decides who reads what")
     for name in kwargs.keys() - _TORCHS_ARGUMENTS:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
         meant = get_close_matches(name, names - {"self", "kwargs"})

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 from edl_torch.client.session import Session
-from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.stopwatch import Stopwatch
@@ -27,7 +26,7 @@ _AT_NO_RECORD = (
 
 
 class Sizes(Protocol):
-    """Who needs to know how many records each batch has that goes to the loop."""
+    """Keeps count of the records of each batch in the loop: `Weights`, or a `ReadAhead` before it."""
 
     def step(self, own: int) -> None:
         """A batch of `own` records goes to the loop; 0 for a padding batch."""
@@ -37,7 +36,7 @@ class Sizes(Protocol):
 
 
 class LoaderPass(Iterator[Any]):
-    """The iterator, over `epoch` or the one that runs.
+    """The iterator, over `epoch`; NEW_PASS is the one that runs.
 
     Batches of less than `whole_batch` records, where that is given, are not handed out.
     """
@@ -50,7 +49,7 @@ class LoaderPass(Iterator[Any]):
         session: Session,
         whole_batch: int | None,
         weights: Sizes,
-        epoch: int = NEW_PASS,
+        epoch: int,
     ) -> None:
         self._loader = loader
         self._session = session
@@ -121,7 +120,8 @@ class LoaderPass(Iterator[Any]):
                     if not more():
                         return None
                     self._inner = self._loader.read()
-                for envelope in self._inner:
+                # No `for`: Python asks an iterator for its iterator each time, which costs a call.
+                while (envelope := next(self._inner, None)) is not None:
                     if self._whole_batch is not None and envelope.size < self._whole_batch:
                         self._passes.return_remainder(envelope.ticket)
                     elif take(envelope.ticket):

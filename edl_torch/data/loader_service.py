@@ -1,4 +1,4 @@
-"""The methods of an `ElasticDataLoader` that its service has too, for who has only the loader."""
+"""The methods of an `ElasticDataLoader` that hand on to its service or its session."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class LockstepPass(SteppingPass):
         padding: PaddingBatch,
         statistics: Statistics,
         notice: Notice,
-        epoch: int = NEW_PASS,
+        epoch: int,
     ) -> None:
         lockstep = session.position.lockstep
         if lockstep is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl_torch.client.service import DataShardService
-from edl_torch.data.windows import parameters_of
+from edl_torch.data.gradient_windows import parameters_of
 from edl_torch.system.user_warnings import warn_user
 
 
@@ -17,7 +17,7 @@ def warn_of_lost_gradients(service: DataShardService) -> bool:
     records = service._live_session.elastic.records_unstepped
     if not records or (isinstance(service.lookahead, int) and service.lookahead > 1):
         return False
-    parameters = [parameter for optimizer in service.optimizers for parameter in parameters_of(optimizer)]
+    parameters = [p for optimizer in service._torch_optimizers for p in parameters_of(optimizer)]
     if not parameters or any(parameter.grad is not None for parameter in parameters):
         return False
     warn_user(

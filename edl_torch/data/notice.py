@@ -49,7 +49,7 @@ class Notice:
         return self._heard or (self._listens and self._termination.came)
 
     def agree(self) -> None:
-        """A vote has said, to all ranks, that one of them was told."""
+        """Note that a vote has told all ranks that one of them is to end soon."""
         self._agreed = True
 
     @property

@@ -94,7 +94,7 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
         raise
 
 
-def reader_of(data: Any, task_type: TaskType = TaskType.TRAINING) -> AbstractDataReader:
+def reader_of(data: Any, task_type: TaskType) -> AbstractDataReader:
     """Return the reader for what a loader was given. Raises InvalidArgument."""
     if isinstance(data, str | os.PathLike):
         return open_reader(data, task_type)

@@ -15,7 +15,7 @@ import torch
 from edl_torch.client.peers import Parcel
 from edl_torch.data.gloo import connect, peers_alive
 from edl_torch.data.line import Line
-from edl_torch.data.sending import Packed, Unpacking
+from edl_torch.data.parts_message import Packed, Unpacking
 from edl_torch.shard import Slice
 
 FRAME_BYTES = 8 << 10  # the first message: most of what is not a large tensor fits into it
@@ -43,7 +43,7 @@ class ProcessGroupParts:
     def send(self, parcel: Parcel) -> Sending:
         """Let the followers have a parcel, and go on.
 
-        Raises InvalidArgument, with nothing sent, for a batch with what is not sent; see `sending.Packed`.
+        Raises InvalidArgument, with nothing sent, for a batch with what `parts_message.Packed` refuses.
         """
         slices = [(part.epoch, part.shard, part.skip, part.limit) for part in parcel.slices]
         packed = Packed((parcel.batch, parcel.size, slices, parcel.discarded))

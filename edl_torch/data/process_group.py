@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, Count
 from edl_torch.data.gloo import connect, peers_alive
-from edl_torch.data.lending import packed_batch, unpacked_batch
+from edl_torch.data.lent_batch import packed_batch, unpacked_batch
 from edl_torch.data.line import Line
 from edl_torch.data.mesh import parts_of
 from edl_torch.data.parts_group import ProcessGroupParts

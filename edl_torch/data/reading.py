@@ -1,6 +1,6 @@
 """Reads leased slices through a reader, sample by sample or by the list, and counts how far it came.
 
-It names the record when reading fails; what becomes of the failure is decided by `on_bad`.
+It names the record when reading fails; `on_bad` decides whether the record is skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice, starmap
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -24,20 +24,11 @@ from edl_torch.shard import Indices, Shard, Shuffle, Slice, Task
 
 Run = list[int]  # of `Tally.start`: its last item is the next position to read
 Source = Callable[[Slice], Iterable[Any]]  # the records of a slice, in its order
+Transform = Callable[[Any], Any]  # a record to a sample
 ToSamples = Callable[[Plan, Slice, Iterable[Any]], Iterable[Any]]
-
-
-class OnBad(Protocol):
-    """Called with the failed position and its error, a BadRecord where the record is to blame. Returns to
-    skip the record, or raises."""
-
-    def __call__(self, position: int, error: ReaderError) -> None: ...
-
-
-class OnBadInRun(Protocol):
-    """As `OnBad`; returns the run in which to count what follows the failed position."""
-
-    def __call__(self, position: int, error: ReaderError) -> Run: ...
+# Called with the position of a record that cannot be read and its error, a BadRecord where the record is to
+# blame. Raises, or returns the run in which to count what follows the record.
+OnBad = Callable[[int, ReaderError], Run]
 
 
 class SampleList:
@@ -82,7 +73,7 @@ class SampleReader:
         self._random = has_random_access(reader)
         self._window: _KeptWindow | None = None
 
-    def samples(self, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun) -> Iterator[Any]:
+    def samples(self, plan: Plan, grant: Grant, run: Run, on_bad: OnBad) -> Iterator[Any]:
         """Yield a sample for every readable record of the lease, in order, and keep `run` at the next one."""
         source = self.source(plan, grant)
         cut = grant.slice
@@ -102,7 +93,7 @@ class SampleReader:
             run = on_bad(run[2], self.named(error, plan, cut, run[2]))
 
     def lists(
-        self, samples: SampleList, plan: Plan, grant: Grant, run: Run, on_bad: OnBadInRun
+        self, samples: SampleList, plan: Plan, grant: Grant, run: Run, on_bad: OnBad
     ) -> Iterator[list[Any]]:
         """As `samples`, but add to a list and yield it when it is full. For a record no Python runs but the
         reader's and the transform's."""

@@ -7,15 +7,16 @@ know where samples come from.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
+from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 
 from edl_torch.data.batch_memory import BatchMemory
-from edl_torch.data.transport import is_small, new_batch
+from edl_torch.data.transport import is_plain, is_small, new_batch
 
 
 class Rows:
@@ -29,7 +30,7 @@ class Rows:
         self._size = size
         self._memory = memory
         self._lock = threading.Lock()
-        self._wholes: dict[int, torch.Tensor] = {}  # by the place that a tensor has in its sample
+        self._wholes: dict[int, _Whole] = {}  # by the place that a tensor has in its sample
 
     def place(self, sample: Any, row: int) -> Any:
         """Return the sample with its large tensors and arrays in their row. Several threads may call it."""
@@ -43,46 +44,47 @@ class Rows:
             return {key: self._placed(item, row, numbers) for key, item in value.items()}
         if kind is torch.Tensor or kind is np.ndarray:
             number = next(numbers)
-            tensor = self._as_tensor(value)
-            if tensor is not None and (whole := self._whole(number, tensor)) is not None:
-                own = whole[row].copy_(tensor)
-                return own if kind is torch.Tensor else own.numpy()
+            whole = self._wholes.get(number) or self._new_whole(number, value)
+            return value if whole is None else whole.placed(value, row)
         return value
 
-    def _as_tensor(self, value: Any) -> torch.Tensor | None:
-        """The value, where stacking leaves each of its bytes as it is."""
-        if is_small(value.nbytes * self._size):
+    def _new_whole(self, number: int, like: Any) -> _Whole | None:
+        if is_small(like.nbytes * self._size) or not _is_usual(like):
             return None
-        if isinstance(value, np.ndarray):
-            plain = value.dtype.kind in "biufc" and value.dtype.isnative
-            usual = plain and value.flags.c_contiguous and value.flags.writeable
-            return torch.from_numpy(value) if usual else None
-        tensor: torch.Tensor = value
-        plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-        if (
-            plain
-            and tensor.is_contiguous()
-            and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
-        ):
-            return tensor
-        return None
+        with self._lock:
+            if number not in self._wholes:  # another thread was faster
+                self._wholes[number] = _Whole(like, self._size, self._memory)
+            return self._wholes[number]
 
-    def _whole(self, number: int, like: torch.Tensor) -> torch.Tensor | None:
-        whole = self._wholes.get(number)
-        if whole is None:
-            with self._lock:
-                whole = self._wholes.get(number)
-                if whole is None:
-                    shape = self._size, *like.shape
-                    whole = self._wholes[number] = new_batch(shape, like.dtype, self._memory)
-        return whole if whole.shape[1:] == like.shape and whole.dtype == like.dtype else None
-
-    def whole(self, tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    def whole(self, values: Sequence[Any]) -> torch.Tensor | None:
         """The tensor that has these for its rows, all of them and in this order; None where none has."""
-        first = tensors[0].data_ptr()
         for whole in self._wholes.values():
-            if whole.data_ptr() == first and len(tensors) == self._size and tensors[0].dtype == whole.dtype:
-                step = whole.stride(0) * whole.element_size()
-                places = range(first, first + step * self._size, step)
-                return whole if [tensor.data_ptr() for tensor in tensors] == list(places) else None
+            if len(values) == self._size and all(map(is_, values, whole.rows)):
+                return whole.tensor
         return None
+
+
+class _Whole:
+    """The tensor of one place of all samples: for arrays an array over it is filled, which costs a third."""
+
+    def __init__(self, like: Any, size: int, memory: BatchMemory) -> None:
+        dtype = torch.as_tensor(like).dtype
+        self.tensor = new_batch((size, *like.shape), dtype, memory)
+        self.rows: list[Any] = [None] * size  # what samples have instead of their own
+        self._content: Any = self.tensor if type(like) is torch.Tensor else self.tensor.numpy()
+        self._like = type(like), like.dtype, like.shape
+
+    def placed(self, value: Any, row: int) -> Any:
+        if (type(value), value.dtype, value.shape) != self._like or not _is_usual(value):
+            return value
+        own = self.rows[row] = self._content[row]
+        own[...] = value
+        return own
+
+
+def _is_usual(value: Any) -> bool:
+    """Whether stacking leaves each of its bytes as it is."""
+    if isinstance(value, torch.Tensor):
+        return is_plain(value)
+    dtype, flags = value.dtype, value.flags
+    return dtype.kind in "biufc" and dtype.isnative and flags.c_contiguous and flags.writeable

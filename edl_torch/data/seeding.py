@@ -72,11 +72,14 @@ class GeneratorStates:
         self._torch = torch.get_rng_state()
 
     def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GeneratorStates):
+            return NotImplemented
+        (kind, key, *more), (others_kind, others_key, *others_more) = self._numpy, other._numpy
         return (
-            isinstance(other, GeneratorStates)
+            torch.equal(self._torch, other._torch)
             and self._python == other._python
-            and all(map(np.array_equal, self._numpy, other._numpy))
-            and torch.equal(self._torch, other._torch)
+            and (kind, more) == (others_kind, others_more)
+            and np.array_equal(key, others_key)
         )
 
     __hash__ = None  # type: ignore[assignment]

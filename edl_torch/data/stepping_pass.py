@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from edl_torch.client.session import Session
-from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_pass import LoaderPass, Sizes
 from edl_torch.data.padding import PaddingBatch, Statistics
@@ -26,7 +25,7 @@ class SteppingPass(LoaderPass):
         *,
         padding: PaddingBatch,
         statistics: Statistics,
-        epoch: int = NEW_PASS,
+        epoch: int,
     ) -> None:
         self._padding = padding
         self._statistics = statistics

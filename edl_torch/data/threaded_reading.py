@@ -6,11 +6,12 @@ read; the others get one record at a time. It must not know how leases come, or 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -19,15 +20,14 @@ from edl_torch.data.cells import (
     Block,
     Cell,
     Collate,
-    Steps,
-    Transform,
+    Work,
     can_pick,
     cells_of,
     no_samples,
 )
 from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
-from edl_torch.data.reading import SampleReader, too_few
+from edl_torch.data.reading import SampleReader, Transform, too_few
 from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import Generators, GeneratorStates
@@ -35,11 +35,9 @@ from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.trainer.tickets import Tally
 
+log = logging.getLogger("edl_torch.client")
 
-class OnBad(Protocol):
-    """Called with the lease, the failed position and its error. Returns to skip the record, or raises."""
-
-    def __call__(self, grant: Grant, position: int, error: ReaderError) -> None: ...
+OnBad = Callable[[Grant, int, ReaderError], None]  # called with the position of a bad record; may raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +84,11 @@ class ThreadedReading(Iterator[Any]):
         self._on_bad = on_bad
         self._threading = threading
         self._keeps_samples = keeps_samples  # a batch that a thread has made may have to be taken apart
-        self._steps = Steps(transform, threading.collate)
+        self._work = Work(transform, threading.collate)
         self._seeding = None if transform is None or generators is None else _Seeding(transform, generators)
         self._memory = BatchMemory()
         picks = can_pick(reader, plan)
-        self._ahead = cells_of(reader, plan, grants, self._steps, picks=picks)
+        self._ahead = cells_of(reader, plan, grants, self._work, picks=picks)
         self._ended = False
         self._error: Exception | None = None  # what ended the leases
         self._planned = 0  # records, less those that were bad
@@ -103,7 +101,7 @@ class ThreadedReading(Iterator[Any]):
         self._closed = False  # last: without threads there is nothing to close
 
     def __repr__(self) -> str:
-        where = "one thread" if self._steps.only_read else "all"
+        where = "one thread" if self._work.only_read else "all"
         return f"<ThreadedReading {self._pool} blocks={len(self._blocks)} transforms_in={where!r}>"
 
     def __next__(self) -> Any:
@@ -141,8 +139,6 @@ class ThreadedReading(Iterator[Any]):
     def _next(self) -> Any:
         if not self._began:
             self._begin()
-        else:
-            self._check_generators()
         samples: list[Any] = []
         runs = _Runs()
         while len(samples) < self._threading.batch_size and (self._cells or self._next_block()):
@@ -195,7 +191,7 @@ class ThreadedReading(Iterator[Any]):
     def _refill(self) -> None:
         """Keep the threads at work."""
         size, most = self._threading.batch_size, self._threading.ahead
-        if self._steps.only_read:  # records may be far larger than samples
+        if self._work.only_read:  # records may be far larger than samples
             size, most = min(size, 2 * self._threading.threads), 2
         while not self._ended and len(self._blocks) < most:
             self._add(self._plan_cells(size - self._planned % size))
@@ -215,7 +211,7 @@ class ThreadedReading(Iterator[Any]):
         """Let the threads have a block of cells, of which the first may be done."""
         if not cells:
             return
-        collates = self._threading.collate is not None and not self._steps.only_read
+        collates = self._threading.collate is not None and not self._work.only_read
         whole = len(cells) == self._threading.batch_size
         rows = Rows(len(cells), self._memory) if collates and whole else None
         block = Block(cells, rows=rows, keeps_samples=self._keeps_samples)
@@ -261,7 +257,7 @@ class ThreadedReading(Iterator[Any]):
         seeding.generators.put_back()
         done = len(first)
         if drew:
-            self._steps.only_read = True
+            self._only_read("transform draws")
         else:
             seeding.quiet = GeneratorStates()
             if not self._ended:
@@ -276,12 +272,13 @@ class ThreadedReading(Iterator[Any]):
         seeding = self._seeding
         if seeding is None or seeding.quiet is None or seeding.quiet == GeneratorStates():
             return
-        self._steps.only_read = self._steps.skip_all = True
+        self._only_read("the loop, or transform, has drawn")
+        self._work.skip_all = True
         drew = False
         self._wait(*self._blocks)
         for block in self._blocks:
             block.unmake()
-        self._steps.skip_all = False
+        self._work.skip_all = False
         self._whole = None
         for cell in chain(self._cells, *(block.cells for block in self._blocks)):
             drew |= seeding.draws(cell, again=True)
@@ -289,6 +286,16 @@ class ThreadedReading(Iterator[Any]):
         if drew:
             seeding.quiet.restore()  # the loop's numbers go on as if no transform had drawn
         seeding.quiet = None
+
+    def _only_read(self, reason: str) -> None:
+        """Leave transforms, from the next record that is planned, to the thread that iterates."""
+        self._work.only_read = True
+        log.info(
+            "%s random numbers from the global generators of random, numpy or torch: one thread calls "
+            "transform, seeded for each record, while %d read; several loader workers transform at once",
+            reason,
+            self._threading.threads,
+        )
 
 
 class _Seeding:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from edl_torch.client.peers import Ballot, Doing, Peers
+from edl_torch.data.gradient_windows import GradientWindow, GradientWindows
 from edl_torch.data.masks import Masks
-from edl_torch.data.windows import Window, Windows
 from edl_torch.errors import InvalidArgument
 from edl_torch.system.user_warnings import warn_user
 
@@ -51,7 +51,7 @@ class Weights:
         self._attached = attached
         self._batches = batches or NoBatches()
         self._seen = self._batches.discarded
-        self._windows = Windows()
+        self._windows = GradientWindows()
         self._batch = 0
         self._own = 0
         self._weighed = False
@@ -153,7 +153,7 @@ class Weights:
 
     def _found(
         self, optimizers: tuple[torch.optim.Optimizer, ...]
-    ) -> list[tuple[Window, list[nn.Parameter]]]:
+    ) -> list[tuple[GradientWindow, list[nn.Parameter]]]:
         in_parts = self._peers is not None and self._peers.parts is not None  # the last of a pipeline weighs
         if self._own and not self._weighed and not in_parts:
             raise InvalidArgument(

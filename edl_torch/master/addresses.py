@@ -15,7 +15,23 @@ log = logging.getLogger("edl_torch.master")
 
 
 def checked_address(text: str, *, insecure: bool, credentials: ServerCredentials) -> HostPort:
-    """Return the address to listen on. Raises MasterStartError for a wrong one, or one too open."""
+    """Return the address to listen on. Raises MasterStartError for a wrong one, or one too open.
+
+    Warns of one that is open and may be, as it is `insecure`.
+    """
+    address, open_how = _looked_up(text, insecure=insecure, credentials=credentials)
+    if open_how:
+        log.warning("listening on %s though %s (--insecure)", text, open_how)
+    return address
+
+
+def check_address(text: str, *, insecure: bool, credentials: ServerCredentials) -> None:
+    """Raise MasterStartError unless a master may listen there, and could now."""
+    check_free(_looked_up(text, insecure=insecure, credentials=credentials)[0])
+
+
+def _looked_up(text: str, *, insecure: bool, credentials: ServerCredentials) -> tuple[HostPort, str]:
+    """Return the address, and how it is open to others; '' where it is not."""
     try:
         address = parse_address(text)
         found = address.resolve()
@@ -25,7 +41,7 @@ def checked_address(text: str, *, insecure: bool, credentials: ServerCredentials
         raise MasterStartError(f"cannot listen on {text}: host {address.host!r} is unknown: {exc}") from exc
     exposed = sorted(str(ip) for ip in found if not ip.is_loopback)
     if not exposed or credentials.closed:
-        return address
+        return address, ""
     open_how = _exposure(credentials)
     if not insecure:
         raise MasterStartError(
@@ -33,8 +49,7 @@ def checked_address(text: str, *, insecure: bool, credentials: ServerCredentials
             "--tls-cert, --tls-key and --token-file (or --tls-client-ca), listen on 127.0.0.1, or pass "
             "--insecure if the network is your own"
         )
-    log.warning("listening on %s though %s (--insecure)", text, open_how)
-    return address
+    return address, open_how
 
 
 def _exposure(credentials: ServerCredentials) -> str:

@@ -113,6 +113,11 @@ class ElasticDLOptions:
     task_timeout_s: float = TASK_TIMEOUT_S
     max_bad_records: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.task_timeout_s > 0:
+            raise InvalidArgument(f"the timeout of a task must be above 0 s, not {self.task_timeout_s}")
+        check_option("what a worker describes", "max_bad_records", self.max_bad_records)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostTask:
@@ -135,9 +140,6 @@ class ElasticDLAdapter:
     def __init__(self, dispatcher: Dispatcher, options: ElasticDLOptions | None = None) -> None:
         self._options = options or ElasticDLOptions()
         self.task_timeout_s = self._options.task_timeout_s
-        if not self.task_timeout_s > 0:
-            raise InvalidArgument(f"the timeout of a task must be above 0 s, not {self.task_timeout_s}")
-        check_option("what a worker describes", "max_bad_records", self._options.max_bad_records)
         self._dispatcher = dispatcher
         self._names = TaskNames(dispatcher.ledger_id)
         self._deadlines: dict[tuple[str, int], float] = {}  # (dataset, task)

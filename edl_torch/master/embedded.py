@@ -18,7 +18,7 @@ from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.measures import Measures
 from edl_torch.errors import EdlError, ServiceClosed
-from edl_torch.system.interrupts import torn_by, whole
+from edl_torch.system.interrupts import torn_by, uninterrupted
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -96,7 +96,7 @@ class LocalMaster:
                 raise ServiceClosed("the embedded master was closed: make another LocalMaster")
             if self._torn:
                 raise ServiceClosed(self._torn)
-            return whole(self._act, action, *arguments)
+            return uninterrupted(self._act, action, *arguments)
 
     def _act(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
         try:

@@ -100,6 +100,7 @@ class Journal:
                 # Open as long as the connection is: to close it would end SQLite's own locks on the file.
                 self._file = opened.enter_context(_locked_file(folder))
                 has_log = _size(folder / LOG) > 0
+                self._check_is_there(has_log)  # first: SQLite would delete the log of an empty file
                 self._connection = opened.enter_context(closing(connect(folder / FILE)))
                 self._prepare()
                 self.ledger_id = self._meta("ledger")
@@ -116,6 +117,17 @@ class Journal:
             opened.pop_all()  # they stay open until `close()`
 
     # Opening --------------------------------------------------------------------------------------------
+
+    def _check_is_there(self, has_log: bool) -> None:
+        """Raise MasterStartError where a new journal would take the place of one that is gone.
+
+        A master that dies while it makes one may leave it empty, but then has written no transaction.
+        """
+        if not _size(self.folder / FILE) and (has_log or _told_commits(self._lock)):
+            raise MasterStartError(
+                f"{FILE} in {self.folder} is missing or empty, and the state of a master was in it. Put back "
+                f"a copy of the folder; or, to begin anew, remove the folder or give another --state"
+            )
 
     def _prepare(self) -> None:
         run = self._connection.execute

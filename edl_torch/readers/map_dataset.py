@@ -6,7 +6,8 @@ It must not import torch: a `torch.utils.data.Dataset` is used through these met
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import chain
+from itertools import chain, repeat
+from types import MethodType
 from typing import Any
 
 from edl_torch.errors import InvalidArgument, ReaderError
@@ -59,7 +60,11 @@ class MapDatasetReader(IndexedReader):
         """Yield `dataset[index]` for each of `indices`; see the class."""
         if hasattr(self.dataset, "__getitems__"):
             return chain.from_iterable(self._read_ahead(indices))
-        return map(self.dataset.__getitem__, indices)  # not `load`: no Python runs but the dataset's
+        # Not `load`: no Python runs but the dataset's.
+        read = self.dataset.__getitem__
+        if isinstance(read, MethodType):  # a method of Python's is a function with a detour
+            return map(read.__func__, repeat(read.__self__), indices)
+        return map(read, indices)
 
     def _read_ahead(self, indices: Sequence[int]) -> Iterator[Iterable[Any]]:
         """Yield the records of each call. To yield every record by itself would run Python for it."""

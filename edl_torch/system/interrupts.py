@@ -61,8 +61,8 @@ UNUSED.kept = 1
 _FOR_ONE = Switch(default_int_handler)  # change, where none is kept
 
 
-def whole(change: Callable[[*Ts], T], *arguments: *Ts) -> T:
-    """Call `change`; Ctrl-C comes when it is whole. Returns, or raises, what `change` does.
+def uninterrupted(change: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """Call `change`; Ctrl-C comes when it is done. Returns, or raises, what `change` does.
 
     Nothing is held back outside of the main thread, where handlers never run, and where the program has no
     handler in Python. The handler is called once, for the last signal, and may raise.

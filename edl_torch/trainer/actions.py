@@ -72,7 +72,6 @@ class Wait:
     timeout_s: float | None = None
 
 
-Action = (
-    Call | Register | Attend | Describe | LookAround | Warn | Wait
-)  # the shell holds its lock for the last one alone
+# The shell holds its lock for `Wait` alone.
+Action = Call | Register | Attend | Describe | LookAround | Warn | Wait
 Procedure = Generator[Action, Any, T]

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 
-class Reading(Protocol):
+class Stream(Protocol):
     """One stream of records, as far as it has been read."""
 
     granted: int  # samples
@@ -27,11 +27,11 @@ class Deliveries(Protocol):
         """Batches delivered; None where it is not known."""
         ...
 
-    def records(self, streams: Collection[Reading]) -> tuple[int, int]:
+    def records(self, streams: Collection[Stream]) -> tuple[int, int]:
         """The least and the most samples that may have been delivered."""
         ...
 
-    def may_end_short(self, streams: Collection[Reading]) -> bool:
+    def may_end_short(self, streams: Collection[Stream]) -> bool:
         """Whether the last batch delivered may be smaller than the others."""
         ...
 
@@ -42,11 +42,11 @@ class GrantedRecords:
     batch_size = 0
     batches = None
 
-    def records(self, streams: Collection[Reading]) -> tuple[int, int]:
+    def records(self, streams: Collection[Stream]) -> tuple[int, int]:
         granted = _granted(streams)
         return granted, granted
 
-    def may_end_short(self, streams: Collection[Reading]) -> bool:
+    def may_end_short(self, streams: Collection[Stream]) -> bool:
         return True  # as every shard may
 
 
@@ -73,10 +73,10 @@ class DrawnSamples:
     def _drawn(self) -> int:
         return self._before + self._run[2] - self._run[1]
 
-    def records(self, streams: Collection[Reading]) -> tuple[int, int]:
+    def records(self, streams: Collection[Stream]) -> tuple[int, int]:
         return self._drawn, self._drawn
 
-    def may_end_short(self, streams: Collection[Reading]) -> bool:
+    def may_end_short(self, streams: Collection[Stream]) -> bool:
         return _all_read(streams) and self._drawn == _granted(streams)
 
 
@@ -95,26 +95,26 @@ class DeliveredBatches:
         """Batches delivered."""
         raise NotImplementedError
 
-    def records(self, streams: Collection[Reading]) -> tuple[int, int]:
+    def records(self, streams: Collection[Stream]) -> tuple[int, int]:
         batches = self.batches
         if_whole = batches * self.batch_size
         most = min(if_whole, _granted(streams))
         missing = sum(self._missing(stream, batches) for stream in streams)
         return min(most, max(0, if_whole - missing)), most
 
-    def _missing(self, stream: Reading, batches: int) -> int:
+    def _missing(self, stream: Stream, batches: int) -> int:
         """What the stream's last batch lacks, where that may be among so many batches of all."""
         whole, rest = divmod(stream.granted, self.batch_size)
         delivered = stream.ended and rest and whole < batches and not self._drop_last
         return self.batch_size - rest if delivered else 0
 
-    def may_end_short(self, streams: Collection[Reading]) -> bool:
+    def may_end_short(self, streams: Collection[Stream]) -> bool:
         return _all_read(streams) and self.batches * self.batch_size > _granted(streams)
 
 
-def _granted(streams: Collection[Reading]) -> int:
+def _granted(streams: Collection[Stream]) -> int:
     return sum(stream.granted for stream in streams)
 
 
-def _all_read(streams: Collection[Reading]) -> bool:
+def _all_read(streams: Collection[Stream]) -> bool:
     return all(stream.ended for stream in streams)

@@ -129,7 +129,7 @@ class Leasing:
             fence,
             request=supply.request + 1,
             epoch=supply.current.epoch,
-            count=supply.wanted,
+            count=supply.to_ask_for,
             drained=drained,
             ahead=supply.current.mode is Mode.ELASTIC and not drained,
         )

@@ -17,9 +17,8 @@ class Report:
     """Outcomes for one call. Several notes become one: failures, acknowledgements, then give-backs."""
 
     failures: list[Failure] = field(default_factory=list)
-    acknowledgements: dict[int, Acknowledgement] = field(
-        default_factory=dict
-    )  # by task: the later says it all
+    # By task: the later one says it all.
+    acknowledgements: dict[int, Acknowledgement] = field(default_factory=dict)
     give_backs: list[GiveBack] = field(default_factory=list)
     returned: tuple[Run, ...] = ()  # of what is given back, the records that the loop had
     way: int = 0  # of the acknowledgements: the `Way` that proves the least

@@ -18,8 +18,8 @@ class Phase(Enum):
     __hash__ = object.__hash__  # Enum's own runs Python, at each change
 
 
-class Member(Phase):
-    """How the session takes part in its dataset."""
+class Membership(Phase):
+    """The session's part in its dataset: a member of the master's or not."""
 
     NEW = "not registered"
     REGISTERING = "registering"
@@ -64,12 +64,12 @@ class Table(dict[tuple[P, P], P]):
         raise AccountingError(f"{type(phase).__name__} is {phase.name}: it cannot become {to.name}")
 
 
-MEMBER = Table(
+MEMBERSHIP = Table(
     {
-        Member.NEW: {Member.REGISTERING},
-        Member.REGISTERING: {Member.MEMBER, Member.NEW},
-        Member.MEMBER: {Member.REJOINING},
-        Member.REJOINING: {Member.MEMBER},
+        Membership.NEW: {Membership.REGISTERING},
+        Membership.REGISTERING: {Membership.MEMBER, Membership.NEW},
+        Membership.MEMBER: {Membership.REJOINING},
+        Membership.REJOINING: {Membership.MEMBER},
     }
 )
 LOOP = Table(

@@ -26,18 +26,24 @@ SILENT_PASSES = 3  # plain passes in a row that read and report nothing: the loo
 class Reading:
     """A process begins to read a plain pass.
 
-    `run` names one iteration over a plain DataLoader, and which time its workers begin, the same in all of
-    them; it is empty in a process that is none of its workers. Iterations are numbered in the order in which
-    the trainer's process began them: `number` is that of this one (0: it began elsewhere), `newest` that of
-    the last one.
+    `run` names one iterator of a plain DataLoader, the same in all of its workers, and `begun` says which
+    time they begin, as those that persist do for each iteration; '' and 0 in a process that is none of its
+    workers. Iterators are numbered in the order in which the trainer's process made them: `number` is that
+    of this one (0: it was made elsewhere), `newest` that of the last one.
     """
 
     stream: str
     run: str = ""
+    begun: int = 0
     number: int = 0
     newest: int = 0
     is_over: bool = False  # the iteration was given up, or came to its end
     deliveries: Deliveries | None = None  # what reaches the loop, where that is seen
+
+    @property
+    def iteration(self) -> tuple[str, int]:
+        """The iteration over the plain DataLoader that it is a part of."""
+        return self.run, self.begun
 
 
 class PlainPasses:
@@ -48,8 +54,8 @@ class PlainPasses:
         self._reporter = reporter
         self._confirmer = confirmer
         self._silent_passes = 0
-        self._run = ""  # the plain DataLoader's iteration that reads the open pass
-        self._runs: set[str] = set()  # all of them so far
+        self._iteration = ("", 0)  # the plain DataLoader's that reads the open pass
+        self._iterations: set[tuple[str, int]] = set()  # all of them so far
         self._oldest = 1  # the first number of an iteration that may still begin a pass
         self._beginning = False  # a process is about to begin a pass: others wait
 
@@ -77,7 +83,7 @@ class PlainPasses:
                 yield from self._open(reading)
             finally:
                 self._beginning = False
-        if reading.run != self._run and plain.counts is not None:
+        if reading.iteration != self._iteration and plain.counts is not None:
             plain.counts.lose_sight()  # another process reads too: what it hands on cannot be seen
         plain.begun.add(reading.stream)
         return state.supply.current.number
@@ -87,25 +93,25 @@ class PlainPasses:
         current = self._state.supply.current
         if not reading.run:
             return False
-        if reading.run in self._runs:
-            return not (current.is_open and current.mode is Mode.PLAIN) or reading.run != self._run
-        first_time = reading.run.rpartition(" ")[2] == "1"
-        return (first_time and 0 < reading.number < self._oldest) or reading.is_over
+        if reading.iteration in self._iterations:
+            is_open = current.is_open and current.mode is Mode.PLAIN
+            return not is_open or reading.iteration != self._iteration
+        return (reading.begun == 1 and 0 < reading.number < self._oldest) or reading.is_over
 
     def _joins(self, reading: Reading) -> bool:
         current = self._state.supply.current
         if not current.is_open or current.mode is Mode.ELASTIC or reading.stream == OWN_STREAM:
             return False
         if reading.run:
-            return reading.run == self._run
+            return reading.iteration == self._iteration
         return reading.stream not in self._state.plain.begun
 
     def _open(self, reading: Reading) -> Procedure[None]:
         state = self._state
         yield from self.finish()
-        self._run = reading.run
+        self._iteration = reading.iteration
         if reading.run:
-            self._runs.add(reading.run)
+            self._iterations.add(reading.iteration)
             self._oldest = max(self._oldest, reading.number)
         elif reading.stream == OWN_STREAM:
             self._oldest = reading.newest + 1

@@ -116,7 +116,7 @@ class Position:
         """Go back to a token (None: the beginning); what is in flight is thrown away."""
         yield from self.prepare_restore()
         lineage = yield from self.take_back_to(token)
-        self._registrar.follow(lineage)
+        self._registrar.enter(lineage)
         self.restored()
 
     def prepare_restore(self) -> Procedure[None]:

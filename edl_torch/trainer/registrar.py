@@ -11,10 +11,10 @@ from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.actions import Attend, Call, Procedure, Register, Wait
 from edl_torch.trainer.facts import Joined
-from edl_torch.trainer.phases import MEMBER, Member
+from edl_torch.trainer.phases import MEMBERSHIP, Membership
 from edl_torch.trainer.state import State
 
-_BUSY = (Member.REGISTERING, Member.REJOINING)
+_BUSY = (Membership.REGISTERING, Membership.REJOINING)
 
 
 class Registrar:
@@ -27,23 +27,23 @@ class Registrar:
         return f"<Registrar {self._state.registered.phase.name} {self._state.fence}>"
 
     @property
-    def _phase(self) -> Member:
+    def _phase(self) -> Membership:
         return self._state.registered.phase
 
-    def _move(self, to: Member) -> None:
-        self._state.registered.phase = MEMBER[self._phase, to]
+    def _move(self, to: Membership) -> None:
+        self._state.registered.phase = MEMBERSHIP[self._phase, to]
 
-    def _begin(self, to: Member) -> Procedure[None]:
+    def _begin(self, to: Membership) -> Procedure[None]:
         while self._phase in _BUSY:
             yield Wait(lambda: self._phase not in _BUSY)
-        if to is Member.REJOINING or self._phase is Member.NEW:
+        if to is Membership.REJOINING or self._phase is Membership.NEW:
             self._move(to)
 
     def plan(self) -> Procedure[Plan]:
         """Return the dataset as registered; register it at first use."""
         registered = self._state.registered
-        yield from self._begin(Member.REGISTERING)
-        if self._phase is Member.REGISTERING:
+        yield from self._begin(Membership.REGISTERING)
+        if self._phase is Membership.REGISTERING:
             try:
                 answer = yield Register(again=False)
                 registered.plan = Plan(answer.spec)
@@ -52,11 +52,11 @@ class Registrar:
                     self._state.liveness = None
                 elif self._state.liveness is not None:
                     self._state.liveness.begin(self._state.now)
-                self._move(Member.MEMBER)
+                self._move(Membership.MEMBER)
             finally:
-                if self._phase is Member.REGISTERING:
+                if self._phase is Membership.REGISTERING:
                     registered.plan = None
-                    self._move(Member.NEW)
+                    self._move(Membership.NEW)
         assert registered.plan is not None
         return registered.plan
 
@@ -66,14 +66,14 @@ class Registrar:
         Raises StaleLease when the master is another one by now, or the dataset went back to a checkpoint, and
         JournalWentBack when the master has forgotten that it gave this member up.
         """
-        yield from self._begin(Member.REJOINING)
+        yield from self._begin(Membership.REJOINING)
         try:
             yield from self._present(lost)
             if lost == self._state.fence:
                 self._state.forget()
                 self._take_part((yield from self._registered_again(lost)))
         finally:
-            self._move(Member.MEMBER)
+            self._move(Membership.MEMBER)
         if not self._state.elastic:
             self._state.close_pass()  # as when leases are taken back in a plain pass
 
@@ -109,7 +109,7 @@ class Registrar:
             return  # as it must be: the master has given it up
 
     def _take_part(self, answer: RegisterAnswer) -> None:
-        self._state.follow(answer.fence)
+        self._state.become(answer.fence)
         self._note_joined()
 
     def _note_joined(self) -> None:
@@ -123,13 +123,13 @@ class Registrar:
         if self._state.registered.plan is not None:
             self._state.registered.plan = Plan(spec)
 
-    def follow(self, lineage: int) -> None:
+    def enter(self, lineage: int) -> None:
         """Go on in `lineage`, which this trainer opened by going back to a token."""
-        self._state.follow(replace(self._state.fence, lineage=lineage))
+        self._state.become(replace(self._state.fence, lineage=lineage))
 
-    def move(self, lineage: int) -> None:
+    def join(self, lineage: int) -> None:
         """Go on in `lineage`, which another rank of this job opened by going back to a token."""
-        self.follow(lineage)
+        self.enter(lineage)
         self._note_joined()
 
     def _forgotten(self, what: str) -> str:

@@ -122,9 +122,8 @@ class Reporter:
         refused = error is not None and not isinstance(error, MasterUnavailable)
         if state.config.audited:
             state.facts.append(Refused() if refused else Unanswered())
-        if isinstance(
-            error, SessionLost
-        ):  # the report counts as on its way until the trainer registered anew
+        if isinstance(error, SessionLost):
+            # The report counts as on its way until the trainer has registered anew.
             state.refused(tuple(report.acknowledgements))
         elif refused:
             state.outbox.answered()

@@ -1,4 +1,4 @@
-"""When somebody who waits says so: after a few seconds, then every minute."""
+"""When a wait is logged: after a few seconds, then every minute."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from edl_torch.trainer.inflight import InFlight
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 from edl_torch.trainer.outbox import Outbox, Report, tasks_of
-from edl_torch.trainer.phases import Member
+from edl_torch.trainer.phases import Membership
 from edl_torch.trainer.steps import Steps
 from edl_torch.trainer.supply import Mode, Supply
 
@@ -42,7 +42,7 @@ class Config:
 class Registered:
     """How the trainer takes part: the plan, the fence, and what was answered to it."""
 
-    phase: Member = Member.NEW
+    phase: Membership = Membership.NEW
     plan: Plan | None = None
     fence: Fence = UNREGISTERED
     asked: int = 0  # the last call for leases that was answered to this member in this lineage
@@ -144,7 +144,7 @@ class State:
 
     # What is void -------------------------------------------------------------------------------------------
 
-    def follow(self, fence: Fence) -> None:
+    def become(self, fence: Fence) -> None:
         """Become the member of `fence`: what was held, and what was not sent, is void."""
         self.registered.move(fence)
         if self.liveness is not None:

@@ -31,8 +31,10 @@ class Steps:
 
     def __init__(self, lookahead: int | None = 0) -> None:
         self._lookahead = lookahead
-        self._ahead = 0  # newest batches that the wrapper may not have passed on yet
+        self.is_told = lookahead is None  # a wrapper says of each batch when it passes it on
+        self.ahead = 0  # newest batches that the wrapper may not have passed on yet: not to be acknowledged
         self._handed = 0  # batches in this pass
+        self._unstepped = 0  # of those, the ones up to the first that the loop was done with without a step
         self._asked_for_more = True  # the loop behind a wrapper that tells has had every batch
         self._covered = 0  # batches read ahead that all optimizers have stepped on after the end
         self._since: dict[int, int] = {}  # optimizer -> newest batches that it has not stepped on
@@ -45,29 +47,19 @@ class Steps:
         self._replaced = False  # whether one did not step in the last pass, and others did
 
     @property
-    def is_told(self) -> bool:
-        """Whether a wrapper says of each batch when it passes it on."""
-        return self._lookahead is None
-
-    @property
     def attached(self) -> bool:
         """Whether a step decides when a batch has been trained on."""
         return bool(self._since)
 
     @property
-    def ahead(self) -> int:
-        """Newest batches that stay out of every acknowledgement."""
-        return self._ahead
-
-    @property
     def keep(self) -> int:
         """Newest batches that may not be acknowledged, by reading ahead or for want of a step."""
-        return max([self._ahead, *self._since.values()])
+        return max([self.ahead, *self._since.values()])
 
     @property
     def in_hand(self) -> int:
         """Newest batches that the loop cannot have finished with when it ends now."""
-        return self._ahead + (self.keep > self._ahead)
+        return self.ahead + (self.keep > self.ahead)
 
     @property
     def untouched(self) -> int:
@@ -101,7 +93,7 @@ class Steps:
         del self._names[number]
         self._never.discard(number)
         self._replaced = False
-        if not self._since and since > self._ahead:
+        if not self._since and since > self.ahead:
             self._since[_NOBODY] = since
 
     def gone(self, number: int) -> None:
@@ -113,8 +105,8 @@ class Steps:
         """Note that one more batch went to the loop."""
         self._handed += 1
         self._asked_for_more = False
-        if self._lookahead is None or self._ahead < self._lookahead:
-            self._ahead += 1
+        if self._lookahead is None or self.ahead < self._lookahead:
+            self.ahead += 1
         for number in self._since:
             self._since[number] += 1
 
@@ -129,13 +121,14 @@ class Steps:
             mine = self._in_pass[number] = _InPass(before=self._handed)
             self._never.discard(number)
         mine.steps += 1
-        self._since[number] = min(self._ahead, self._since[number])
+        self._since[number] = min(self.ahead, self._since[number])
 
     def reported(self) -> None:
         """Note that the loop is done with what it was passed, as it says."""
         self._since.pop(_NOBODY, None)
+        self._unstepped = self._unstepped or self._handed
         for number, since in self._since.items():
-            self._since[number] = min(self._ahead, since)
+            self._since[number] = min(self.ahead, since)
 
     def stepped_after_the_end(self, number: int) -> None:
         """Note a step of optimizer `number` after the last batch of a pass.
@@ -149,12 +142,12 @@ class Steps:
         if not self._since[number]:
             self._check_lookahead(mine)
         if self.is_told:
-            self._since[number] = min(self._ahead, self._since[number])
+            self._since[number] = min(self.ahead, self._since[number])
             return
-        at_the_end = self._ahead + self._covered
+        at_the_end = self.ahead + self._covered
         self._since[number] = min(max(0, at_the_end - mine.after), self._since[number])
         self._covered = min(at_the_end, *[self._after(optimizer) for optimizer in self._names])
-        self._ahead = at_the_end - self._covered
+        self.ahead = at_the_end - self._covered
 
     def _after(self, number: int) -> int:
         found = self._in_pass.get(number)
@@ -162,20 +155,22 @@ class Steps:
 
     def _check_lookahead(self, mine: _InPass) -> None:
         """Raise AccountingError for a loop whose steps show that more was read ahead than `lookahead`."""
-        behind = mine.before - 1
+        behind = min(mine.before, self._unstepped or mine.before) - 1
         each = mine.steps > 1 and mine.steps == self._handed - behind
         if self._lookahead is not None and each and behind > self._lookahead:
             raise AccountingError(
                 f"the loop steps on batches after the last one was handed out: what lies between it and the "
                 f"loader reads {behind} ahead, and lookahead is {self._lookahead}, so that batches were "
                 f"acknowledged before they were trained on. Give lookahead={behind}, or lookahead='told' and "
-                f"call loader.passed_on() for each batch that reaches the loop"
+                f"call loader.passed_on() for each batch that reaches the loop. Where nothing reads ahead "
+                f"and the loop skipped {behind} step(s) at first, give attach() the GradScaler, or call "
+                f"loader.stepped() for each batch without a step"
             )
 
     def passed_on(self) -> None:
         """Note that a wrapper passes on the oldest batch that it has read ahead, or that none is left."""
-        self._asked_for_more = not self._ahead
-        self._ahead = max(0, self._ahead - 1)
+        self._asked_for_more = not self.ahead
+        self.ahead = max(0, self.ahead - 1)
 
     @property
     def told_in_hand(self) -> bool:
@@ -186,7 +181,7 @@ class Steps:
 
     def withdrawn(self, batches: int) -> None:
         """Note that the newest batches were given back."""
-        self._ahead = max(0, self._ahead - batches)
+        self.ahead = max(0, self.ahead - batches)
         self._handed = max(0, self._handed - batches)
         for number in self._since:
             self._since[number] = max(0, self._since[number] - batches)
@@ -194,17 +189,18 @@ class Steps:
 
     def failed(self) -> None:
         """Note that the batch in hand went to quarantine: there is nothing to step on."""
+        self._unstepped = self._unstepped or self._handed
         for number, since in self._since.items():
-            self._since[number] = max(self._ahead, since - 1)
+            self._since[number] = max(self.ahead, since - 1)
         self._forget_nobody()
 
     def _forget_nobody(self) -> None:
-        if self._since.get(_NOBODY) == self._ahead:
+        if self._since.get(_NOBODY) == self.ahead:
             del self._since[_NOBODY]
 
     def begin_pass(self) -> None:
         """Note that the loop begins another pass: nothing is read ahead any more."""
-        self._ahead = self._handed = self._covered = 0
+        self.ahead = self._handed = self._unstepped = self._covered = 0
         self._in_pass.clear()
         self._expected = set(self._names)
 
@@ -224,7 +220,7 @@ class Steps:
         """Names of optimizers that were attached when the last pass began and have never stepped, though
         batches wait for them; of each once."""
         idle = (self._never & self._idle) - self._told
-        never = {number for number in idle if self._since[number] > self._ahead}
+        never = {number for number in idle if self._since[number] > self.ahead}
         self._told |= never
         return [self._names[number] for number in sorted(never)]
 

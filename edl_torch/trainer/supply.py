@@ -11,7 +11,7 @@ from edl_torch.trainer.phases import ASKING, Asking
 
 
 class Mode(Enum):
-    """Who ends a pass: `ElasticDataLoader`, which waits for the epoch's verdict, or the one who fetches."""
+    """Kinds of passes: those of an `ElasticDataLoader`, which end with the epoch, and all others."""
 
     ELASTIC = "elastic"
     PLAIN = "plain"
@@ -136,7 +136,7 @@ class Supply:
         )
 
     @property
-    def wanted(self) -> int:
+    def to_ask_for(self) -> int:
         """How many leases to ask for."""
         if not self.current.ahead:
             return 1

@@ -14,7 +14,7 @@ class Tally:
         self._runs: list[list[int]] = []
 
     def start(self, task: int, position: int) -> list[int]:
-        """Begin to draw a lease at `position`. Returns `[task, first, next]`; whoever reads moves `next`."""
+        """Begin to draw a lease at `position`. Returns `[task, first, next]`; the reader moves `next`."""
         run = [task, position, position]
         self._runs.append(run)
         return run

@@ -111,15 +111,17 @@ class Trainer:
         state.outbox.note(failures=failures)
         yield from self.reporter.send()
 
-    def stream_broke(self, stream: str) -> Procedure[None]:
-        """Note that a reading process hung up without a word: it died, where its pass is open."""
+    def stream_broke(self, stream: str, ended_by: str = "") -> Procedure[None]:
+        """Note that a reading process ended by an error, or hung up without a word: it died if its pass is
+        open."""
         state = self.state
         if not state.supply.current.is_open:
             return
         plan = yield from self.registrar.plan()
         current = state.supply.current
         if current.is_open and not state.closed and stream not in current.broken:
-            current.broken[stream] = where = self._whereabouts(plan, stream)
+            where = self._whereabouts(plan, stream) + (f" as {ended_by} ended it" if ended_by else "")
+            current.broken[stream] = where
             state.facts.append(Logged(f"loader {stream} ended before its pass: {where}"))
 
     def _whereabouts(self, plan: Plan, stream: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -48,11 +47,10 @@ class MasterProcess:
     def log(self) -> str:
         return self._log.read_text()
 
-    def start(self, **options: Any) -> float:
-        """Start it, with `options` of Popen. Returns the seconds until it serves."""
+    def start(self, **options: Any) -> None:
+        """Start it, with `options` of Popen, and wait until it serves."""
         where = ["--addr", self.address, "--address-file", str(self.address_file)]
         journal = [] if self.state is None else ["--state", str(self.state)]
-        began = time.monotonic()
         with self._log.open("ab") as log:
             start = subprocess.Popen if "preexec_fn" in options else preloaded.Popen
             self._process = start(
@@ -65,7 +63,6 @@ class MasterProcess:
         assert self._process.stdout is not None
         ready = self._process.stdout.readline()
         assert ready == f"ready on {self.address}\n", f"{ready!r}\n{self.log}"
-        return time.monotonic() - began
 
     def kill(self) -> None:
         """As `kill -9` does."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from asyncio import CancelledError
 from collections.abc import Iterator
 from typing import Any
 
@@ -257,18 +259,39 @@ def be_killed_at_seven(number: int) -> int:
     return number
 
 
+def exit_at_seven(number: int) -> int:
+    if number == 7 and get_worker_info() is not None:
+        sys.exit(3)
+    return number
+
+
+def be_cancelled_at_seven(number: int) -> int:
+    if number == 7 and get_worker_info() is not None:
+        raise CancelledError
+    return number
+
+
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-@pytest.mark.parametrize("transform", [die_at_seven, be_killed_at_seven])
+@pytest.mark.parametrize(
+    ("transform", "why"),
+    [
+        (die_at_seven, ""),
+        (be_killed_at_seven, ""),
+        (exit_at_seven, r" as SystemExit\(3\) ended it"),
+        (be_cancelled_at_seven, r" as CancelledError\(\) ended it"),
+    ],
+)
 def test_a_loader_worker_that_dies_names_what_it_was_at(
-    transform: Any, in_process: bool, caplog: pytest.LogCaptureFixture
+    transform: Any, why: str, in_process: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake = FakeMaster()
     with trainer(fake, in_process=in_process, dataset={"transform": transform}) as (service, dataset):
         with pytest.raises(
-            LoaderWorkerDied, match=r"worker 0 was at records 6 to 11 of 'a'.*quarantine"
+            LoaderWorkerDied, match=rf"worker 0 was at records 6 to 11 of 'a'.*{why}\. Nothing.*quarantine"
         ) as failed:
             take(iter(elastic(dataset, num_workers=1)), 100)
         assert isinstance(failed.value, RuntimeError)
+        assert ("ended it" in str(failed.value)) == bool(why)
         assert "DataLoader worker (pid" in str(failed.value.__cause__)
         assert any("loader worker 0 ended before its pass" in record.message for record in caplog.records)
         told = acknowledged(fake, service)

@@ -131,7 +131,7 @@ class SimSession:
     def restore(self, token: str | None) -> Procedure[None]:
         """Go back to a token."""
         if token is not None and self._state.registered.plan is None:
-            self.description.follow(Token.decode(token))
+            self.description.adopt(Token.decode(token))
         yield from self.trainer.position.restore(token)
 
     def progress(self) -> Procedure[DatasetStatus]:

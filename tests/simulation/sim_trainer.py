@@ -224,9 +224,11 @@ class Trainer:
 
     def _next_batch(self, number: int) -> Procedure[Ticket | None]:
         passes = self._trainer.elastic
-        if not passes.is_open(number):
+        is_open = passes.request_now(number)
+        if is_open is False:
             return None
-        yield from passes.batch_requested()
+        if is_open is None:
+            yield from self._trainer.reporter.send()
         while True:
             if self._inner is None:
                 if not (yield from passes.more_to_read()):
@@ -239,7 +241,7 @@ class Trainer:
                 self._stop_reading()
             elif self.job.drop_last and ticket_size(ticket) < self.job.batch:
                 yield from passes.return_remainder(ticket)
-            elif (yield from passes.hand(ticket)):
+            elif passes.hand_now(ticket) or (yield from passes.hand(ticket)):
                 return ticket
 
     def _stop_reading(self) -> None:

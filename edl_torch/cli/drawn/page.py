@@ -11,10 +11,10 @@ from edl_torch import __version__
 from edl_torch.audit.drawing import WRONG, draw
 from edl_torch.audit.findings import Finding
 from edl_torch.audit.verdict import Judgement, Outcome, Verdict
-from edl_torch.cli.audit import MEANING, grounds, inexact, worst
 from edl_torch.cli.drawn.epochs import epoch_maps
 from edl_torch.cli.drawn.lineages import LineageTree
 from edl_torch.cli.drawn.markup import Markup, count, tag, text
+from edl_torch.cli.verdict_words import MEANING, grounds, inexact, worst
 from edl_torch.errors import OutputError
 from edl_torch.master.web.document import hashes, with_style
 from edl_torch.readers.shared.files import whole_file

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edl_torch.client.torchrun.job import Job
-from edl_torch.client.torchrun.notice import Notice
+from edl_torch.client.torchrun.master_entry import MasterEntry
 from edl_torch.client.torchrun.sidecar import Sidecar
 from edl_torch.client.torchrun.worker import join_job
 from edl_torch.errors import EdlError
@@ -34,86 +34,86 @@ def master_of_job() -> tuple[str, Credentials]:
     torchrun's.
     """
     job = Job.from_env()
-    notice = Finder(job, join_job(job)).find()
-    return notice.address, _credentials(notice)
+    entry = Finder(job, join_job(job)).find()
+    return entry.address, _credentials(entry)
 
 
-def _credentials(notice: Notice) -> Credentials:
+def _credentials(entry: MasterEntry) -> Credentials:
     """The user's own; a token of the job's may go where the job's other words go, without TLS too."""
     given = Credentials.from_env()
-    if not notice.token:
+    if not entry.token:
         return given
-    return replace(given, token=AccessToken(notice.token.encode()), insecure=True)
+    return replace(given, token=AccessToken(entry.token.encode()), insecure=True)
 
 
 class Finder:
     """One worker's part in the agreement on the master.
 
-    Masters of a job have numbers, from 1. Whoever is first to claim a number starts that master and pins up a
-    notice; the others read it. A master that does not answer is followed by the next number.
+    Masters of a job have numbers, from 1. The first worker to claim a number starts that master and writes
+    its entry; the others read it. A master that does not answer is followed by the next number.
     """
 
     def __init__(self, job: Job, store: Store, sidecar: Sidecar | None = None) -> None:
         from torch.distributed.distributed_c10d import PrefixStore
 
         self._job = job
-        self._board = PrefixStore(f"edl_torch/{job.run_id}/master", store)
+        self._store = PrefixStore(f"edl_torch/{job.run_id}/master", store)
         self._sidecar = Sidecar(job) if sidecar is None else sidecar
 
-    def find(self) -> Notice:
+    def find(self) -> MasterEntry:
         """A master that answers."""
         number, newest = self._seen()
         if newest is not None and newest.answers:
             return newest
         if number == 1:
-            kept = self._sidecar.running() or Notice()
-            self._board.set(f"node/{self._job.node}", kept.text)
+            kept = self._sidecar.running() or MasterEntry()
+            self._store.set(f"node/{self._job.node}", kept.text)
         while True:
-            if self._board.add(f"claim/{number}", 1) == 1:
-                return self._pin(number, self._from_before if number == 1 else self._sidecar.start)
-            if self._pinned(number):
+            if self._store.add(f"claim/{number}", 1) == 1:
+                return self._write(number, self._from_before if number == 1 else self._sidecar.start)
+            if self._is_written(number):
                 return self._read(number).here()
             number += 1
 
-    def _seen(self) -> tuple[int, Notice | None]:
-        """The first number without a notice that may still come, and the newest notice.
+    def _seen(self) -> tuple[int, MasterEntry | None]:
+        """The first number without an entry that may still come, and the newest entry.
 
-        A number whose notice is missing, with later ones claimed, belongs to a worker that died on the way.
+        A number whose entry is missing, with later ones claimed, belongs to a worker that died on the way.
         """
         number, newest = 1, None
-        while self._board.check([f"claim/{number}"]):
-            if self._board.check([f"notice/{number}"]):
+        while self._store.check([f"claim/{number}"]):
+            if self._store.check([f"entry/{number}"]):
                 newest = self._read(number)
-            elif not self._board.check([f"claim/{number + 1}"]):
+            elif not self._store.check([f"claim/{number + 1}"]):
                 return number, newest
             number += 1
         return number, newest
 
-    def _from_before(self) -> Notice:
+    def _from_before(self) -> MasterEntry:
         """A master that an agent has kept from before this store, else a new one."""
         keys = [f"node/{node}" for node in range(self._job.nodes)]
-        _within(NODES_S, lambda: self._board.check(keys))
+        _within(NODES_S, lambda: self._store.check(keys))
         for key in keys:
-            if self._board.check([key]):
-                kept = Notice.read(self._board.get(key))
+            if self._store.check([key]):
+                kept = MasterEntry.read(self._store.get(key))
                 if kept.answers:
                     return kept
         return self._sidecar.start()
 
-    def _pin(self, number: int, make: Callable[[], Notice]) -> Notice:
+    def _write(self, number: int, make: Callable[[], MasterEntry]) -> MasterEntry:
         try:
-            notice = make()
+            entry = make()
         except EdlError as error:  # the others must not wait for it
-            self._board.set(f"notice/{number}", Notice(error=str(error)).text)
+            self._store.set(f"entry/{number}", MasterEntry(error=str(error)).text)
             raise
-        self._board.set(f"notice/{number}", notice.text)
-        return notice
+        self._store.set(f"entry/{number}", entry.text)
+        return entry
 
-    def _pinned(self, number: int) -> bool:
-        return _within(START_S, lambda: self._board.check([f"notice/{number}"]))
+    def _is_written(self, number: int) -> bool:
+        return _within(START_S, lambda: self._store.check([f"entry/{number}"]))
 
-    def _read(self, number: int) -> Notice:
-        return Notice.read(self._board.get(f"notice/{number}"))
+    def _read(self, number: int) -> MasterEntry:
+        return MasterEntry.read(self._store.get(f"entry/{number}"))
 
 
 def _within(seconds: float, condition: Callable[[], bool]) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edl_torch.client.torchrun.credentials import SidecarCredentials
 from edl_torch.client.torchrun.job import Job
-from edl_torch.client.torchrun.notice import Notice, answers
+from edl_torch.client.torchrun.master_entry import MasterEntry, answers
 from edl_torch.errors import MasterStartError
 from edl_torch.system.address import Address, HostPort, Source, address_towards
 
@@ -34,7 +34,7 @@ class Sidecar:
         self._job = job
         self._folder = job.log_dir
 
-    def running(self) -> Notice | None:
+    def running(self) -> MasterEntry | None:
         """A master beside this agent, if it answers."""
         if self._folder is None:
             return None
@@ -43,9 +43,9 @@ class Sidecar:
             token = _read_if_there(_token_file(self._folder))
         except OSError:
             return None
-        return Notice.of(address, token) if answers(address) else None
+        return MasterEntry.of(address, token) if answers(address) else None
 
-    def start(self) -> Notice:
+    def start(self) -> MasterEntry:
         """Start it and wait until it serves. Raises MasterStartError with what it said."""
         own = SidecarCredentials.from_env()
         host = _host(self._job, open_anyway=own.insecure)
@@ -62,7 +62,7 @@ class Sidecar:
             process = _launch([*_command(self._job, host, address), *own.options(exposed=exposed)], log)
         except OSError as exc:  # the others must hear of it
             raise MasterStartError(f"this job's master cannot be started: {exc}") from exc
-        return Notice.of(_await(process, address, log), token)
+        return MasterEntry.of(_await(process, address, log), token)
 
 
 def _launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -216,7 +216,7 @@ def test_a_lineage_that_a_restore_left_empty_is_said_to_be_so(tmp_path):
     assert "more, not drawn" not in page.text
 
 
-def test_the_command_writes_it_and_says_the_same_as_without(tmp_path, capsys):
+def test_the_command_writes_it_and_says_the_same_as_without_and_where_it_is(tmp_path, capsys):
     job = Job(tmp_path / "audit")
     job.kill(0, heard=False)
     target = tmp_path / "out" / "audit.html"
@@ -225,7 +225,8 @@ def test_the_command_writes_it_and_says_the_same_as_without(tmp_path, capsys):
         assert main(["audit", str(job.directory), *options]) == status
         said = capsys.readouterr().out
         assert main(["audit", str(job.directory), "--html", str(target), *options]) == status
-        assert capsys.readouterr().out == said
+        where = "" if options == ["--json"] else f"page: 1 dataset(s) drawn to {target}\n"
+        assert capsys.readouterr().out == said + where
     assert [path.name for path in target.parent.iterdir()] == ["audit.html"]
     assert "… UNFINISHED" in read(target.read_text("utf-8")).one("div", "word").text
 

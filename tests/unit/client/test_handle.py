@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from edl_torch.client.workers.links import DirectLink, Handle, LinkServer, SocketLink
+from edl_torch.client.workers.link_server import LinkServer
+from edl_torch.client.workers.links import DirectLink, Handle, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import BadRecord, EdlError, MasterUnavailable, ServiceClosed
@@ -43,14 +44,19 @@ class Trainer:
         self.asked: list[Any] = []
         self.grants: list[Grant | None] = [GRANT, None]
         self.error: Exception | None = None
-        self.broken: list[str] = []
+        self.broken: list[tuple[str, str]] = []
         self.waiting = threading.Event()
         self.release = threading.Event()
 
     def begin_stream(
-        self, stream: str, mode: Mode, run: str = "", deliveries: Deliveries | None = None
+        self,
+        stream: str,
+        mode: Mode,
+        run: str = "",
+        begun: int = 0,
+        deliveries: Deliveries | None = None,
     ) -> tuple[int, Plan]:
-        self.asked.append(("begin", stream, mode, run))
+        self.asked.append(("begin", stream, mode, run, begun))
         return 9, Plan(SPEC)
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
@@ -62,8 +68,8 @@ class Trainer:
     def fail_record(self, task: int, position: int, reason: str) -> None:
         self.asked.append(("fail", task, position, reason))
 
-    def stream_broke(self, stream: str, run: str) -> None:
-        self.broken.append(stream)
+    def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
+        self.broken.append((stream, ended_by))
 
 
 @pytest.fixture
@@ -104,7 +110,7 @@ def test_a_persistent_worker_names_each_of_its_iterations(server: LinkServer, tr
     link.begin(Mode.PLAIN)
     other = SocketLink(server.handle, "process 1")
     other.begin(Mode.PLAIN)
-    assert [asked[3] for asked in trainer.asked] == ["42 1", "42 2", ""]
+    assert [asked[3:] for asked in trainer.asked] == [("42", 1), ("42", 2), ("", 0)]
 
 
 @pytest.mark.parametrize("error", [MasterUnavailable("away"), BadRecord("torn"), UserWarning("forgot")])
@@ -149,13 +155,34 @@ def test_a_worker_that_just_vanishes_is_noticed(server: LinkServer, trainer: Tra
     link = SocketLink(server.handle, "worker 3")
     link.begin(Mode.PLAIN)
     link._connection.close()  # as the kernel does when a process is killed
-    wait_until(lambda: trainer.broken == ["worker 3"])
+    wait_until(lambda: trainer.broken == [("worker 3", "")])
 
 
 def test_a_worker_that_ends_says_goodbye(server: LinkServer, trainer: Trainer) -> None:
     link = SocketLink(server.handle, "worker 3")
     link.begin(Mode.PLAIN)
     del link
+    wait_until(lambda: not server._connections)
+    assert trainer.broken == []
+
+
+def test_a_worker_that_an_error_ends_says_which(server: LinkServer, trainer: Trainer) -> None:
+    link = SocketLink(server.handle, "worker 3")
+    link.begin(Mode.PLAIN)
+    try:
+        sys.exit(3)
+    except SystemExit:
+        del link  # as multiprocessing cleans up
+    wait_until(lambda: trainer.broken == [("worker 3", "SystemExit(3)")])
+
+
+def test_a_link_that_goes_as_an_error_is_handled_has_not_broken(server: LinkServer, trainer: Trainer) -> None:
+    link = SocketLink(server.handle, "worker 3")
+    link.begin(Mode.PLAIN)
+    try:
+        raise ValueError
+    except ValueError:
+        del link
     wait_until(lambda: not server._connections)
     assert trainer.broken == []
 
@@ -178,10 +205,10 @@ def test_after_close_workers_are_told_so_and_no_thread_is_left(
 
 ORPHAN = """
 import os, select, signal, sys
-from edl_torch.client.workers import links as handle
+from edl_torch.client.workers.link_server import LinkServer
 from edl_torch.errors import ServiceClosed
-handle.LinkServer._accept = lambda self: None  # a trainer that never comes to answer
-server = handle.LinkServer(object())
+LinkServer._accept = lambda self: None  # a trainer that never comes to answer
+server = LinkServer(object())
 if os.fork() == 0:
     try:
         server.handle.connect()

@@ -25,8 +25,8 @@ def session() -> Iterator[Session]:
         yield service._live_session
 
 
-def begin(session: Session, stream: str, run: str = "") -> int:
-    return session.begin_stream(stream, Mode.PLAIN, run)[0]
+def begin(session: Session, stream: str, run: str = "", begun: int = 0) -> int:
+    return session.begin_stream(stream, Mode.PLAIN, run, begun)[0]
 
 
 class Numbered(NoIterations):
@@ -44,20 +44,20 @@ class Numbered(NoIterations):
 
 def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(session: Session) -> None:
     session.watch(Numbered())
-    number = begin(session, "worker 0", "i7 1")
-    assert begin(session, "worker 0", "i6 1") == NO_PASS
-    assert begin(session, "worker 1", "i7 1") == number
-    assert begin(session, "worker 0", "i6 2") > number  # persistent ones begin again
+    number = begin(session, "worker 0", "i7", 1)
+    assert begin(session, "worker 0", "i6", 1) == NO_PASS
+    assert begin(session, "worker 1", "i7", 1) == number
+    assert begin(session, "worker 0", "i6", 2) > number  # persistent ones begin again
     own = begin(session, OWN_STREAM)
-    assert begin(session, "worker 0", "i9 1") == NO_PASS
-    assert begin(session, "worker 0", "i10 1") > own
+    assert begin(session, "worker 0", "i9", 1) == NO_PASS
+    assert begin(session, "worker 0", "i10", 1) > own
 
 
 def test_workers_of_an_iteration_that_is_gone_get_nothing(session: Session) -> None:
     iterations = Numbered()
     session.watch(iterations)
     iterations.over = frozenset({"i7"})
-    assert begin(session, "worker 0", "i7 1") == NO_PASS
+    assert begin(session, "worker 0", "i7", 1) == NO_PASS
 
 
 class GenerousLock:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fences import fence
+from statuses import sessions_of
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -161,7 +162,7 @@ def test_a_trainer_that_lives_and_does_not_train_loses_its_leases_and_stays(mast
     assert not master.expire(15.9)  # the first of those beats told of a step, at 6
     (lost,) = master.expire(16)
     assert (lost.session, lost.stalled, lost.slices) == ("a", True, (grant.slice,))
-    assert master.sessions_of("d") == {"a", "b"}
+    assert sessions_of(master, "d") == {"a", "b"}
     assert master.void("a", 17, grant) == (grant.task,)
 
 

@@ -14,6 +14,7 @@ from fences import fence
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from statuses import sessions_of
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -243,7 +244,7 @@ class PersistenceMachine(RuleBasedStateMachine):
         assert shown_of(newer) == shown_of(older)
         for dataset in DATASETS:
             assert newer.token(dataset) == older.token(dataset)
-            assert newer.sessions_of(dataset) == older.sessions_of(dataset)
+            assert sessions_of(newer, dataset) == sessions_of(older, dataset)
             self._same_leases(older.find_ledger(dataset), newer.find_ledger(dataset))
         for member in older.members:
             assert newer.members.get(member.session).answers == member.answers

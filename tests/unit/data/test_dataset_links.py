@@ -11,7 +11,7 @@ from loader_kit import trainer
 
 from edl_torch.client.workers.links import DirectLink
 from edl_torch.data import dataset as module
-from edl_torch.data.dataset import Feed
+from edl_torch.data.feed import Feed
 from edl_torch.data.threaded_reading import Threading
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster

@@ -121,6 +121,10 @@ class Celsius(float):
         [0.1, np.float64(2.5)],
         [np.int8(3), 4],
         [4, np.int8(3)],
+        [4, torch.tensor(True)],
+        [4, torch.tensor(2.5)],
+        [0.5, torch.tensor(True)],
+        [0.5, 2**70],
     ],
     ids=str,
 )
@@ -142,7 +146,9 @@ def test_a_batch_of_numbers_is_where_tensors_are_made() -> None:
         [2**63, 1],
         [1, None],
         [1, "a"],
+        [1, np.bool_(True)],
         [0.5, "a"],
+        [0.5, 2**2000],
         [(1, 2), (1,)],
         [(1,), (1, 2)],
         [(1, (2,)), (1, (2, 3))],
@@ -240,6 +246,12 @@ def test_read_only_and_reversed_columns_are_copied_in_silence():
     to_tensors(array)[0] = 9
     assert array[0] == 0
     assert to_tensors(np.arange(4)[::-1]).tolist() == [3, 2, 1, 0]
+
+
+def test_a_field_of_a_structured_array_is_copied_where_its_numbers_stand_at_no_tensors_distance() -> None:
+    rows = np.array([(1, 2), (3, 4)], "i4, i1")
+    assert to_tensors([rows["f0"], rows["f1"]])[0].tolist() == [1, 3]
+    assert to_tensors(rows["f1"]).tolist() == [2, 4]
 
 
 def test_what_torch_cannot_hold_stays_an_array():

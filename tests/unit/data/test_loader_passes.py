@@ -424,7 +424,7 @@ def test_workers_are_started_without_an_interrupt_among_them(
         started.append(True)
         return function(loader)
 
-    monkeypatch.setattr(inner_loader, "whole", whole)
+    monkeypatch.setattr(inner_loader, "uninterrupted", whole)
     with trainer(FakeMaster()) as (_, dataset):
         inner = elastic(dataset)._inner
         inner.persistent_workers = persistent

@@ -24,7 +24,7 @@ def service(*, unstepped: int = 4, lookahead: Any = 0, gradients: tuple[bool, ..
     return SimpleNamespace(
         _live_session=SimpleNamespace(elastic=elastic),
         lookahead=lookahead,
-        optimizers=optimizers,
+        _torch_optimizers=optimizers,
         dataset_name="d",
     )
 

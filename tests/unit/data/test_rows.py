@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from edl_torch.data import transport
 from edl_torch.data.batch_memory import BatchMemory, shared_segment
@@ -60,6 +61,11 @@ def collated(make: Any, size: int = 4) -> tuple[Any, Rows]:
     return to_batch([rows.place(make(n), n) for n in range(size)], rows), rows
 
 
+def is_whole(batch: torch.Tensor, rows: Rows) -> bool:
+    """Whether it is the tensor that samples were copied to."""
+    return any(batch is whole.tensor for whole in rows._wholes.values())
+
+
 def same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         like = left.dtype == right.dtype and left.shape == right.shape and left.stride() == right.stride()
@@ -81,7 +87,7 @@ def test_the_batch_is_the_one_that_stacking_makes(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["tensor", "array", "bool"])
 def test_large_tensors_are_copied_once(kind: str) -> None:
     batch, rows = collated(KINDS[kind])
-    assert any(batch is whole for whole in rows._wholes.values())
+    assert is_whole(batch, rows)
 
 
 def test_a_part_of_the_rows_and_another_order_are_stacked() -> None:
@@ -89,7 +95,22 @@ def test_a_part_of_the_rows_and_another_order_are_stacked() -> None:
     samples = [rows.place(tensor(n, SIDE, SIDE), n) for n in range(4)]
     for chosen in (samples[:3], samples[::-1], [*samples[:3], tensor(3, SIDE, SIDE)]):
         assert same(to_batch(chosen, rows), to_batch([sample.clone() for sample in chosen]))
-        assert not any(to_batch(chosen, rows) is whole for whole in rows._wholes.values())
+        assert not is_whole(to_batch(chosen, rows), rows)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, np.ndarray])
+def test_functions_that_a_user_put_in_torchs_place_are_called(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[Any]] = []
+
+    def own(values: list[Any], *, collate_fn_map: Any = None) -> str:
+        seen.append(values)
+        return "own"
+
+    monkeypatch.setitem(default_collate_fn_map, kind, own)
+    assert collated(image)[0] == "own"  # torch makes tensors of arrays, and asks for those
+    assert [len(values) for values in seen] == [4]
 
 
 def test_unequal_shapes_are_refused_as_ever() -> None:
@@ -101,7 +122,7 @@ def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest
     monkeypatch.setattr(transport, "get_worker_info", lambda: object())
     batch, rows = collated(KINDS["image and label"])
     assert shared_segment(batch[0]) is not None
-    assert any(batch[0] is whole for whole in rows._wholes.values())
+    assert is_whole(batch[0], rows)
     assert same(batch, to_batch([KINDS["image and label"](n) for n in range(4)]))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from loader_kit import trainer
 
-from edl_torch.data.dataset import Feed
+from edl_torch.data.feed import Feed
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.shard import Indices
 from edl_torch.testing import FakeMaster

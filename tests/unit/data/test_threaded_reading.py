@@ -719,6 +719,29 @@ def test_transforms_that_draw_nothing_run_in_several_threads() -> None:
     assert {"edl-read-0", "edl-read-1"} <= names
 
 
+@pytest.mark.parametrize(
+    ("at", "after", "said"),
+    [
+        (set(), None, []),
+        (set(range(2000)), None, ["transform draws random numbers"]),
+        (set(), random.random, ["the loop, or transform, has drawn random numbers"]),
+        ({17}, None, ["the loop, or transform, has drawn random numbers"]),
+    ],
+    ids=["nobody draws", "transform", "the loop", "transform, late"],
+)
+def test_the_log_says_once_when_one_thread_transforms(
+    at: set[int], after: Callable[[], Any] | None, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "edl_torch.client")
+    transform, generators = drawing(random.random, at), Generators(after_each=False)
+    book = Book(quarantines=False)
+    by_several(Safe(), PLANS["global"], 3, book, transform, generators, threads=3, after=after or list)
+    assert len(caplog.messages) == len(said)
+    for message, start in zip(caplog.messages, said, strict=True):
+        assert message.startswith(start)
+        assert "while 3 read" in message
+
+
 # Threads --------------------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from edl_torch.data import columns, parts_group, sending
+from edl_torch.data import columns, parts_group, parts_message
 from edl_torch.data.collate import Collated, Envelope
-from edl_torch.data.dataset import Feed, ImageDataset, ShardedDataset
+from edl_torch.data.dataset import ImageDataset, ShardedDataset
+from edl_torch.data.feed import Feed
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.opening import ReadingOptions, _Order
 from edl_torch.data.threaded_reading import Threading
@@ -56,4 +57,4 @@ def test_ranks_of_one_job_agree_on_the_first_message_and_memory_has_the_bounds_t
     """All ranks must have the first: a rank reads as much as another one sends."""
     assert parts_group.FRAME_BYTES == 8192
     assert (columns._MOST_BATCHES, columns._MOST_BYTES) == (16, 16 * 1024 * 1024)
-    assert sending.IN_STRUCTURE_BYTES == 2048
+    assert parts_message.IN_STRUCTURE_BYTES == 2048

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from loop_kit import on_loop, settle
+from statuses import sessions_of
 
 from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.core.dispatcher import Dispatcher
@@ -152,7 +153,7 @@ async def test_stream_that_comes_back_within_the_grace_keeps_the_leases(calls):
         pass
     with host.attending("a"):
         await asyncio.sleep(0.1)
-        assert host.dispatcher.sessions_of("d") == {"a"}
+        assert sessions_of(host.dispatcher, "d") == {"a"}
     await host.close()
 
 
@@ -167,7 +168,7 @@ async def test_older_stream_that_breaks_late_does_no_harm(calls):
         assert await stream.next() is None
         older.__exit__(None, None, None)
         await asyncio.sleep(0.05)
-        assert host.dispatcher.sessions_of("d") == {"a"}
+        assert sessions_of(host.dispatcher, "d") == {"a"}
     await host.close()
 
 
@@ -200,7 +201,7 @@ async def test_a_master_that_was_stopped_hears_its_trainers_before_it_gives_them
     def note(now):
         released = expire(now)
         if not left.done():
-            left.set_result(host.dispatcher.sessions_of("d"))
+            left.set_result(sessions_of(host.dispatcher, "d"))
         return released
 
     monkeypatch.setattr(host.dispatcher, "expire", note)
@@ -252,7 +253,7 @@ async def test_sessions_from_before_a_start_get_their_full_time_to_come_back(cal
     host = MasterHost(dispatcher, clock=lambda: 1000.0)
     host.start()
     await settle()
-    assert dispatcher.sessions_of("d") == {"a"}
+    assert sessions_of(dispatcher, "d") == {"a"}
     assert dispatcher.next_deadline(1000.0) == 1030.0
     await host.close()
 

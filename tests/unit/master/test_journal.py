@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import sqlite3
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from edl_torch.core.persistence import VERSION
 from edl_torch.errors import JournalError, MasterStartError
 from edl_torch.master.durable import DurableState
-from edl_torch.master.journal import FILE, LOOK_EVERY, WAL_BYTES, Journal, connect, encoded
+from edl_torch.master.journal import FILE, LOCK, LOG, LOOK_EVERY, WAL_BYTES, Journal, connect, encoded
 
 
 def rows(count, first=0):
@@ -97,6 +98,36 @@ def test_a_damaged_file_is_refused(tmp_path, content):
         Journal(tmp_path)
     (tmp_path / FILE).unlink()
     Journal(tmp_path).close()  # the lock was let go
+
+
+def cut(path):
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("lose", [cut, os.unlink])
+@pytest.mark.parametrize("left", [[LOCK], [LOG], [LOCK, LOG]])
+def test_no_new_journal_takes_the_place_of_one_that_is_gone(tmp_path, lose, left):
+    before = Journal(tmp_path / "state")
+    before.write(encoded(rows(10)))
+    shutil.copytree(tmp_path / "state", tmp_path / "killed")  # as one that nobody closed leaves it
+    before.close()
+    lose(tmp_path / "killed" / FILE)
+    for name in {LOCK, LOG} - set(left):
+        (tmp_path / "killed" / name).unlink()
+    log = [(tmp_path / "killed" / name).read_bytes() for name in left if name == LOG]
+    for _ in range(2):
+        with pytest.raises(MasterStartError, match="is missing or empty, and the state of a master"):
+            Journal(tmp_path / "killed")
+    assert [(tmp_path / "killed" / name).read_bytes() for name in left if name == LOG] == log
+
+
+def test_an_empty_file_that_nothing_was_written_to_becomes_a_journal(tmp_path):
+    """So a master leaves it that dies while it makes one."""
+    Journal(tmp_path).close()
+    cut(tmp_path / FILE)
+    journal = Journal(tmp_path)
+    assert journal.is_new
+    journal.close()
 
 
 def test_rows_that_make_no_sense_are_refused(tmp_path):

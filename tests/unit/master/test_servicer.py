@@ -8,6 +8,7 @@ import time
 import grpc
 import pytest
 from fences import Onlooker
+from statuses import sessions_of
 
 from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, UnknownDataset
@@ -107,9 +108,9 @@ def test_heartbeats_keep_a_session_that_says_nothing_else(start_server, calls):
     client.attend("s", 1, Listening(1))
     heard = set()
     wait_until(lambda: heard.add(member.seen) or len(heard) > 5)
-    assert server.dispatcher.sessions_of("d") == {"s"}
+    assert sessions_of(server.dispatcher, "d") == {"s"}
     client.close()
-    wait_until(lambda: not server.dispatcher.sessions_of("d"))
+    wait_until(lambda: not sessions_of(server.dispatcher, "d"))
 
 
 def test_a_stream_asks_for_heartbeats_in_the_rhythm_of_the_timeouts_whatever_else_it_says(
@@ -153,7 +154,7 @@ def test_silent_session_without_a_stream_is_given_up(start_server, calls):
     client.lease(calls.lease(1))
     server.dispatcher.members.lease_timeout_s = 0.05
     client.register(calls.register("other"))  # so that the reaper looks at the deadlines
-    wait_until(lambda: not server.dispatcher.sessions_of("d"))
+    wait_until(lambda: not sessions_of(server.dispatcher, "d"))
     assert client.dataset_status("d").todo == 8
     with pytest.raises(StaleLease):
         client.lease(calls.lease(2))
@@ -167,7 +168,7 @@ def test_stream_is_opened_again_after_it_ended(server, calls):
     first = wait_until(lambda: attendance.attending and attendance._stream)
     first.cancel()
     wait_until(lambda: attendance._stream is not first and attendance.attending)
-    assert server.dispatcher.sessions_of("d") == {"s"}
+    assert sessions_of(server.dispatcher, "d") == {"s"}
 
 
 def test_leaving_frees_everything_at_once(server, calls):

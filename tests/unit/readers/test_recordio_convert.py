@@ -156,7 +156,7 @@ def test_the_command_takes_readers_of_ones_own(tmp_path: Path, capsys: pytest.Ca
     assert everything(RecordIODataReader(tmp_path / "x", decode="text")) == ROWS
     capsys.readouterr()
     bad = ("--custom_data_reader", name, "--custom_data_reader_params", "wrong=bad")
-    assert run("anything", tmp_path / "y", *bad) == 1
+    assert run("anything", tmp_path / "y", *bad) == 2
     assert "record 4500 of 'a': OSError: unreadable" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["x"]
 
@@ -164,10 +164,10 @@ def test_the_command_takes_readers_of_ones_own(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["nothing", "x"], 1, "does not exist"),
+        (["nothing", "x"], 2, "does not exist"),
         (["data", "data"], 1, "exists: remove it"),
         (["data", "x", "--encode", "yaml"], 2, "expected module:function or one of bytes, text, json"),
-        (["data", "x", "--encode", "text"], 1, "record 0 of"),
+        (["data", "x", "--encode", "text"], 2, "record 0 of"),
         (["data", "x", "--max_chunk_bytes", "0"], 2, "max_chunk_bytes=0"),
     ],
 )

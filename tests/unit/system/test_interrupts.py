@@ -15,7 +15,7 @@ import pytest
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.system import interrupts
-from edl_torch.system.interrupts import Switch, drop_switch, keep_switch, whole
+from edl_torch.system.interrupts import Switch, drop_switch, keep_switch, uninterrupted
 
 RECORDS = 8
 
@@ -128,11 +128,11 @@ def test_what_is_held_back_goes_to_the_programs_handler_once_and_only_then(progr
         assert not program.frames
         return "changed"
 
-    assert whole(change) == "changed"
+    assert uninterrupted(change) == "changed"
     (frame,) = program.frames
     assert frame is not None
     assert frame.f_code is change.__code__
-    whole(int)
+    uninterrupted(int)
     assert len(program.frames) == 1
     signal.raise_signal(signal.SIGINT)
     assert len(program.frames) == 2
@@ -143,13 +143,13 @@ def test_a_change_within_a_change_ends_with_it(program: Seen) -> None:
         signal.raise_signal(signal.SIGINT)
 
     def outer() -> None:
-        whole(inner)
+        uninterrupted(inner)
         assert not program.frames
         signal.raise_signal(signal.SIGINT)
-        whole(int)
+        uninterrupted(int)
         assert not program.frames
 
-    whole(outer)
+    uninterrupted(outer)
     assert len(program.frames) == 1
 
 
@@ -159,15 +159,15 @@ def test_an_interrupt_in_a_change_that_fails_comes_with_its_error() -> None:
         raise ValueError("failed")
 
     with pytest.raises(KeyboardInterrupt) as raised:
-        whole(change)
+        uninterrupted(change)
     assert isinstance(raised.value.__context__, ValueError)
 
 
 def test_what_the_programs_handler_raises_is_raised_once(program: Seen) -> None:
     program._then = lambda number, frame: sys.exit(7)
     with pytest.raises(SystemExit):
-        whole(lambda: signal.raise_signal(signal.SIGINT))
-    whole(int)
+        uninterrupted(lambda: signal.raise_signal(signal.SIGINT))
+    uninterrupted(int)
     assert len(program.frames) == 1
 
 
@@ -177,8 +177,8 @@ def test_a_program_without_a_handler_in_python_goes_on_as_it_does(nothing: signa
         with made() as loader:
             for _ in loader:
                 assert installed() is nothing
-            whole(lambda: None)
-            assert whole(installed) is nothing
+            uninterrupted(lambda: None)
+            assert uninterrupted(installed) is nothing
         assert installed() is nothing
 
 
@@ -191,7 +191,7 @@ def test_other_threads_hold_nothing(program: Seen) -> None:
         assert seen.wait(10)
 
     come, seen = threading.Event(), threading.Event()
-    thread = threading.Thread(target=whole, args=[change])
+    thread = threading.Thread(target=uninterrupted, args=[change])
     thread.start()
     assert come.wait(10)
     signal.raise_signal(signal.SIGINT)
@@ -207,7 +207,7 @@ def test_a_switch_that_another_thread_lets_go_goes_with_the_next_change() -> Non
     thread.start()
     thread.join()
     assert installed() is switch
-    whole(int)
+    uninterrupted(int)
     assert installed() is before
 
 
@@ -226,7 +226,7 @@ def test_an_interrupt_at_any_line_of_a_change_comes_once_and_none_is_left(progra
         with suppress(KeyboardInterrupt):
             sys.settrace(trace)
             try:
-                whole(int)
+                uninterrupted(int)
             finally:
                 sys.settrace(before)
         return left <= 0
@@ -238,7 +238,7 @@ def test_an_interrupt_at_any_line_of_a_change_comes_once_and_none_is_left(progra
         while interrupted_at(line := line + 1, times):
             assert 1 <= len(program.frames) <= times
             program.frames.clear()
-            whole(int)
+            uninterrupted(int)
             assert not program.frames, line
             assert (not isinstance(installed(), Switch)) or installed().kept
         assert line > 5

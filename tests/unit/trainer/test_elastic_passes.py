@@ -377,7 +377,7 @@ def test_a_pass_begins_with_none_of_the_leases_of_one_that_was_opened_meanwhile(
     hand_next(shell)
     shell.run(shell.elastic.close(number))
     opening = shell.start(shell.trainer.open()).to(Warn)  # of the batch that went back
-    shell.begin_plain("worker 0", "7 1")
+    shell.begin_plain("worker 0", "7", 1)
     assert shell.run(shell.trainer.leasing.look_for_more())
     opening.finish()
     assert shell.state.supply.ready == 0

@@ -401,12 +401,12 @@ def test_a_call_asks_for_as_many_as_the_streams_lack(remote: Shell) -> None:
     assert asks(remote) == [1]
     supply = remote.state.supply
     supply.current.streams |= {"worker 0", "worker 1", "worker 2"}
-    assert supply.wanted == 2
+    assert supply.to_ask_for == 2
     remote.draw("worker 0", number)
-    assert supply.wanted == 3
+    assert supply.to_ask_for == 3
     remote.work()
     assert supply.ready == 3
-    assert supply.wanted == 1
+    assert supply.to_ask_for == 1
 
 
 def test_nothing_is_fetched_before_the_first_lease_and_after_the_end(remote: Shell) -> None:

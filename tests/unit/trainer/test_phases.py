@@ -10,11 +10,21 @@ import pytest
 
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.outbox import Outbox
-from edl_torch.trainer.phases import ASKING, LOOP, MEMBER, TELLING, Asking, Loop, Member, Table, Telling
+from edl_torch.trainer.phases import (
+    ASKING,
+    LOOP,
+    MEMBERSHIP,
+    TELLING,
+    Asking,
+    Loop,
+    Membership,
+    Table,
+    Telling,
+)
 from edl_torch.trainer.supply import Supply
 
 PARTS: list[tuple[type[Enum], Table[Any], Enum]] = [
-    (Member, MEMBER, Member.NEW),
+    (Membership, MEMBERSHIP, Membership.NEW),
     (Loop, LOOP, Loop.IDLE),
     (Asking, ASKING, Asking.IDLE),
     (Telling, TELLING, Telling.IDLE),

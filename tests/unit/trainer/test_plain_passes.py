@@ -26,20 +26,20 @@ def shell(master: Master) -> Shell:
 
 
 def test_all_workers_of_one_iteration_share_a_pass(shell: Shell) -> None:
-    assert shell.begin_plain("worker 0", "7 1") == shell.begin_plain("worker 1", "7 1") != NO_PASS
+    assert shell.begin_plain("worker 0", "7", 1) == shell.begin_plain("worker 1", "7", 1) != NO_PASS
 
 
 def test_the_next_iteration_is_a_pass_of_its_own_whoever_begins_it(shell: Shell) -> None:
-    first = shell.begin_plain("worker 0", "7 1")
-    second = shell.begin_plain("worker 1", "7 2")
+    first = shell.begin_plain("worker 0", "7", 1)
+    second = shell.begin_plain("worker 1", "7", 2)
     assert second > first
-    assert shell.begin_plain("worker 0", "7 2") == second
+    assert shell.begin_plain("worker 0", "7", 2) == second
 
 
 def test_a_worker_that_begins_after_its_iteration_was_given_up_gets_nothing(shell: Shell) -> None:
-    first = shell.begin_plain("worker 0", "7 1")
-    second = shell.begin_plain("worker 0", "7 2")
-    late = shell.begin_plain("worker 1", "7 1")
+    first = shell.begin_plain("worker 0", "7", 1)
+    second = shell.begin_plain("worker 0", "7", 2)
+    late = shell.begin_plain("worker 1", "7", 1)
     assert late == NO_PASS
     assert shell.next("worker 1", late) is None
     assert shell.next("worker 0", first) is None
@@ -47,16 +47,16 @@ def test_a_worker_that_begins_after_its_iteration_was_given_up_gets_nothing(shel
 
 
 def test_a_late_worker_does_not_bring_back_a_pass_that_a_restore_ended(shell: Shell) -> None:
-    shell.begin_plain("worker 0", "7 1")
+    shell.begin_plain("worker 0", "7", 1)
     shell.run(shell.trainer.position.restore(None))
-    assert shell.begin_plain("worker 1", "7 1") == NO_PASS
-    assert shell.begin_plain("worker 0", "7 2") != NO_PASS
+    assert shell.begin_plain("worker 1", "7", 1) == NO_PASS
+    assert shell.begin_plain("worker 0", "7", 2) != NO_PASS
 
 
 def test_a_late_worker_does_not_end_an_elastic_pass(shell: Shell) -> None:
-    shell.begin_plain("worker 0", "7 1")
+    shell.begin_plain("worker 0", "7", 1)
     number = shell.run(shell.trainer.open())
-    assert shell.begin_plain("worker 1", "7 1") == NO_PASS
+    assert shell.begin_plain("worker 1", "7", 1) == NO_PASS
     assert shell.elastic.is_open(number)
 
 
@@ -68,35 +68,35 @@ def test_a_plain_pass_ends_an_elastic_one(shell: Shell) -> None:
 
 
 def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(shell: Shell) -> None:
-    number = shell.begin_plain("worker 0", "i7 1", number=7, newest=9)
-    assert shell.begin_plain("worker 0", "i6 1", number=6, newest=9) == NO_PASS
-    assert shell.begin_plain("worker 1", "i7 1", number=7, newest=9) == number
-    assert shell.begin_plain("worker 0", "i6 2", number=6, newest=9) > number  # persistent ones begin again
+    number = shell.begin_plain("worker 0", "i7", 1, number=7, newest=9)
+    assert shell.begin_plain("worker 0", "i6", 1, number=6, newest=9) == NO_PASS
+    assert shell.begin_plain("worker 1", "i7", 1, number=7, newest=9) == number
+    assert shell.begin_plain("worker 0", "i6", 2, number=6, newest=9) > number  # persistent ones begin again
     own = shell.begin_plain(OWN_STREAM, newest=9)
-    assert shell.begin_plain("worker 0", "i9 1", number=9, newest=9) == NO_PASS
-    assert shell.begin_plain("worker 0", "i10 1", number=10, newest=10) > own
+    assert shell.begin_plain("worker 0", "i9", 1, number=9, newest=9) == NO_PASS
+    assert shell.begin_plain("worker 0", "i10", 1, number=10, newest=10) > own
 
 
 def test_the_first_iteration_of_all_may_be_an_older_one(shell: Shell) -> None:
-    shell.begin_plain("worker 0", "i2 1", number=2)
-    assert shell.begin_plain("worker 0", "i1 1", number=1) == NO_PASS
+    shell.begin_plain("worker 0", "i2", 1, number=2)
+    assert shell.begin_plain("worker 0", "i1", 1, number=1) == NO_PASS
 
 
 def test_the_very_first_iteration_begins_a_pass(shell: Shell) -> None:
-    assert shell.begin_plain("worker 0", "i1 1", number=1) != NO_PASS
+    assert shell.begin_plain("worker 0", "i1", 1, number=1) != NO_PASS
 
 
 def test_iterations_that_began_elsewhere_have_no_order(shell: Shell) -> None:
-    number = shell.begin_plain("worker 0", "i7 1", number=7)
-    assert shell.begin_plain("worker 0", "other 1") > number
+    number = shell.begin_plain("worker 0", "i7", 1, number=7)
+    assert shell.begin_plain("worker 0", "other", 1) > number
 
 
 def test_workers_of_an_iteration_that_is_gone_get_nothing(shell: Shell) -> None:
-    assert shell.begin_plain("worker 0", "i7 1", number=7, is_over=True) == NO_PASS
+    assert shell.begin_plain("worker 0", "i7", 1, number=7, is_over=True) == NO_PASS
 
 
 def test_the_trainers_own_stream_always_begins_a_pass(shell: Shell) -> None:
-    numbers = [shell.begin_plain(), shell.begin_plain("worker 0", "7 1"), shell.begin_plain()]
+    numbers = [shell.begin_plain(), shell.begin_plain("worker 0", "7", 1), shell.begin_plain()]
     assert numbers == sorted(set(numbers))
 
 
@@ -110,28 +110,30 @@ def test_processes_that_are_no_loader_workers_share_a_pass_until_one_begins_agai
 
 def test_one_pass_begins_at_a_time(shell: Shell) -> None:
     """Workers of one iteration arrive together: the second joins the pass that the first one begins."""
-    shell.begin_plain("worker 0", "7 1")
+    shell.begin_plain("worker 0", "7", 1)
     shell.draw("worker 0")
-    first = shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="7 2"))).to("report")
-    second = shell.start(shell.trainer.begin_plain(Reading(stream="worker 1", run="7 2")))
+    first = shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="7", begun=2))).to("report")
+    second = shell.start(shell.trainer.begin_plain(Reading(stream="worker 1", run="7", begun=2)))
     assert second.must_wait
     number, plan = first.finish()
     assert second.finish() == (number, plan)
 
 
 def test_a_beginning_that_was_interrupted_holds_nobody_up(shell: Shell) -> None:
-    shell.begin_plain("worker 0", "7 1")
+    shell.begin_plain("worker 0", "7", 1)
     shell.draw("worker 0")
-    shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="7 2"))).to("report").interrupt()
-    assert shell.begin_plain("worker 1", "7 3") != NO_PASS
+    shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="7", begun=2))).to(
+        "report"
+    ).interrupt()
+    assert shell.begin_plain("worker 1", "7", 3) != NO_PASS
 
 
 def test_a_worker_whose_iteration_was_given_up_while_it_waited_gets_nothing(shell: Shell) -> None:
-    shell.begin_plain("worker 0", "7 1")
+    shell.begin_plain("worker 0", "7", 1)
     shell.draw("worker 0")
-    first = shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="8 1", number=8)))
+    first = shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="8", begun=1, number=8)))
     first.to("report")
-    second = shell.start(shell.trainer.begin_plain(Reading(stream="worker 1", run="6 1", number=6)))
+    second = shell.start(shell.trainer.begin_plain(Reading(stream="worker 1", run="6", begun=1, number=6)))
     assert second.must_wait
     first.finish()
     assert second.finish()[0] == NO_PASS
@@ -194,8 +196,8 @@ def test_one_report_may_complete_several_leases(master: Master, shell: Shell) ->
 
 
 def test_reports_of_several_workers_are_counted(master: Master, shell: Shell) -> None:
-    number = shell.begin_plain("worker 0", "7 1")
-    shell.begin_plain("worker 1", "7 1")
+    number = shell.begin_plain("worker 0", "7", 1)
+    shell.begin_plain("worker 1", "7", 1)
     shell.draw("worker 0", number)
     shell.draw("worker 1", number)
     assert [shell.report() for _ in range(3)] == [0, 0, 0]
@@ -205,8 +207,8 @@ def test_reports_of_several_workers_are_counted(master: Master, shell: Shell) ->
 
 
 def test_what_was_reported_and_nobody_can_name_is_told(shell: Shell) -> None:
-    number = shell.begin_plain("worker 0", "7 1")
-    shell.begin_plain("worker 1", "7 1")
+    number = shell.begin_plain("worker 0", "7", 1)
+    shell.begin_plain("worker 1", "7", 1)
     shell.draw("worker 0", number)
     shell.draw("worker 1", number)
     shell.report()
@@ -242,7 +244,7 @@ def test_with_another_reader_only_leases_bound_the_reports(shell: Shell) -> None
     shell.draw("process 1")
     with pytest.raises(AccountingError):
         shell.report()
-    shell.begin_plain("worker 0", "7 1", deliveries=Delivered(4, 0))
+    shell.begin_plain("worker 0", "7", 1, deliveries=Delivered(4, 0))
     shell.draw("worker 0")
     with pytest.raises(AccountingError):
         shell.report()
@@ -261,8 +263,8 @@ def test_a_batch_that_could_not_be_trained_on_goes_to_quarantine(master: Master,
 
 
 def test_of_several_workers_no_batch_can_be_named(shell: Shell) -> None:
-    shell.begin_plain("worker 0", "7 1")
-    shell.begin_plain("worker 1", "7 1")
+    shell.begin_plain("worker 0", "7", 1)
+    shell.begin_plain("worker 1", "7", 1)
     shell.draw("worker 0")
     shell.draw("worker 1")
     with pytest.raises(InvalidArgument, match="err_msg cannot name its records"):

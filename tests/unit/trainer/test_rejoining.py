@@ -11,7 +11,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalWentBack, MasterUnavailable, SessionLost, StaleLease, UnknownDataset
 from edl_torch.trainer.actions import Attend, Call, Register, Wait
 from edl_torch.trainer.facts import Joined, Voided
-from edl_torch.trainer.phases import Member
+from edl_torch.trainer.phases import Membership
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def test_a_registration_that_came_to_nothing_is_made_again(
     else:
         with pytest.raises(UnknownDataset):
             registering.fail(UnknownDataset("who?"))
-    assert shell.state.registered.phase is Member.NEW
+    assert shell.state.registered.phase is Membership.NEW
     assert shell.state.registered.plan is None
     shell.run(shell.trainer.registrar.plan())
-    assert shell.state.registered.phase is Member.MEMBER
+    assert shell.state.registered.phase is Membership.MEMBER
 
 
 def test_a_session_that_could_not_be_attended_is_attended_at_its_next_use(shell: Shell) -> None:
@@ -301,7 +301,7 @@ def test_another_master_is_not_taken_for_the_one_of_before(knows: bool, message:
     master.become("M", knows=knows)
     with pytest.raises(StaleLease, match=message):
         shell.request()
-    assert shell.state.registered.phase is Member.MEMBER
+    assert shell.state.registered.phase is Membership.MEMBER
     assert shell.state.fence == fence
     assert not shell.state.inflight, "what it held is void all the same"
     with pytest.raises(StaleLease, match="this trainer was cut off from the master for too long"):
@@ -333,14 +333,14 @@ def test_a_master_that_does_not_know_what_it_answered_went_back(master: Master, 
     rejoining = registering_again(master, shell).to("progress")
     with pytest.raises(JournalWentBack):
         rejoining.fail(JournalWentBack("went back"))
-    assert shell.state.registered.phase is Member.MEMBER
+    assert shell.state.registered.phase is Membership.MEMBER
 
 
 @pytest.mark.parametrize("what", ["progress", "register"])
 def test_an_interrupted_way_back_is_gone_again(master: Master, shell: Shell, what: str) -> None:
     rejoining = registering_again(master, shell).to(Register if what == "register" else what)
     rejoining.interrupt()
-    assert shell.state.registered.phase is Member.MEMBER
+    assert shell.state.registered.phase is Membership.MEMBER
     assert shell.state.fence.member == 1
     assert shell.run(shell.elastic.more_to_read())
     assert shell.state.fence.member == 2
@@ -349,7 +349,7 @@ def test_an_interrupted_way_back_is_gone_again(master: Master, shell: Shell, wha
 def test_another_rank_that_went_back_moves_this_one(master: Master, shell: Shell) -> None:
     begin(shell)
     lineage = master.dispatcher.go_back(DATASET, None)
-    shell.trainer.registrar.move(lineage)
+    shell.trainer.registrar.join(lineage)
     assert shell.state.fence.lineage == lineage
     assert shell.told(Joined)[-1].fence.lineage == lineage
     assert not shell.state.inflight

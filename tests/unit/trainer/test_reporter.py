@@ -43,7 +43,7 @@ class Case(Shell):
         return self.start(self.reporter.send_one())
 
     def move_to(self, **change: Any) -> None:
-        self.state.follow(replace(self.state.fence, **change))
+        self.state.become(replace(self.state.fence, **change))
 
     @property
     def reports(self) -> list[Any]:

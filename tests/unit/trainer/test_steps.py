@@ -100,6 +100,24 @@ def test_a_loop_that_gathers_gradients_and_steps_on_the_rest_is_none(batches: in
     assert steps.keep == 0
 
 
+@pytest.mark.parametrize("way", ["reported", "failed"])
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_a_loop_that_skips_its_first_steps_and_says_so_is_none(way: str, skipped: int) -> None:
+    steps = Steps()
+    number = steps.attach()
+    for batch in range(8):
+        steps.handed()
+        if batch < skipped:
+            getattr(steps, way)()
+        else:
+            steps.stepped(number)
+    steps.stepped_after_the_end(number)
+    assert steps.keep == 0
+    steps.begin_pass()  # what was said of the last pass says nothing of this one
+    with pytest.raises(AccountingError, match=r"reads 1 ahead.*skipped 1 step\(s\) at first"):
+        loop_behind(steps, number, 8, 1)
+
+
 def test_of_a_wrapper_that_tells_nothing_is_guessed() -> None:
     steps = Steps(None)
     number = steps.attach()

@@ -420,9 +420,9 @@ class Shell:
             self.run(self.elastic.close(number))
         return trained
 
-    def begin_plain(self, stream: str = OWN_STREAM, run: str = "", **more: Any) -> int:
+    def begin_plain(self, stream: str = OWN_STREAM, run: str = "", begun: int = 0, **more: Any) -> int:
         """A process begins to read a plain pass. Returns the pass's number."""
-        return self.run(self.trainer.begin_plain(Reading(stream=stream, run=run, **more)))[0]
+        return self.run(self.trainer.begin_plain(Reading(stream=stream, run=run, begun=begun, **more)))[0]
 
     def fetch(self) -> Grant | None:
         """Fetch the next lease of a plain pass, which is begun where none is open, as `fetch_shard` does."""

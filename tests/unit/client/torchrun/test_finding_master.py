@@ -16,7 +16,7 @@ import torch.distributed as dist
 from edl_torch.client.torchrun import discovery, init_process_group
 from edl_torch.client.torchrun import worker as worker_module
 from edl_torch.client.torchrun.job import Job
-from edl_torch.client.torchrun.notice import Notice
+from edl_torch.client.torchrun.master_entry import MasterEntry
 from edl_torch.errors import MasterStartError
 
 JOB = Job(
@@ -40,16 +40,16 @@ class Machines:
 
     def __init__(self) -> None:
         self.started: list[socket.socket] = []
-        self.kept: Notice | None = None
+        self.kept: MasterEntry | None = None
         self.fails = ""
 
-    def start(self) -> Notice:
+    def start(self) -> MasterEntry:
         if self.fails:
             raise MasterStartError(self.fails)
         self.started.append(socket.create_server(("127.0.0.1", 0)))
-        return Notice.of(f"127.0.0.1:{self.started[-1].getsockname()[1]}", token="its own")
+        return MasterEntry.of(f"127.0.0.1:{self.started[-1].getsockname()[1]}", token="its own")
 
-    def running(self) -> Notice | None:
+    def running(self) -> MasterEntry | None:
         return self.kept
 
     def kill(self) -> None:
@@ -72,12 +72,12 @@ def store() -> dist.HashStore:
     return store
 
 
-def find(store: dist.Store, machines: Any, job: Job = JOB) -> Notice:
+def find(store: dist.Store, machines: Any, job: Job = JOB) -> MasterEntry:
     return discovery.Finder(job, store, machines).find()
 
 
 def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machines: Machines) -> None:
-    found: list[Notice] = []
+    found: list[MasterEntry] = []
     workers = [
         threading.Thread(target=lambda: found.append(find(store, machines)), daemon=True) for _ in range(8)
     ]
@@ -110,7 +110,7 @@ def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machine
     theirs = Machines()
     theirs.kept = kept
     store = dist.HashStore()
-    found: list[Notice] = []
+    found: list[MasterEntry] = []
     nodes = [(machines, replace(JOB, nodes=2)), (theirs, replace(JOB, nodes=2, node=1, rank=1))]
     workers = [
         threading.Thread(target=lambda who=who, job=job: found.append(find(store, who, job)), daemon=True)
@@ -124,7 +124,7 @@ def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machine
     assert len(machines.started) == 1
 
 
-def test_a_worker_that_dies_before_it_pins_up_its_master_holds_nobody_up_for_long(
+def test_a_worker_that_dies_before_it_writes_its_entry_holds_nobody_up_for_long(
     store: dist.HashStore, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "START_S", 0.1)
@@ -142,7 +142,7 @@ def test_who_cannot_start_it_tells_the_others_why(store: dist.HashStore, machine
     with pytest.raises(MasterStartError, match="no room"):
         find(store, machines)
     store_of_claims = dist.PrefixStore("edl_torch/run/master", store)
-    assert Notice.read(store_of_claims.get("notice/1")).error == "no room"
+    assert MasterEntry.read(store_of_claims.get("entry/1")).error == "no room"
     machines.fails = ""
     find(store, machines)  # a restart tries again
     assert len(machines.started) == 1
@@ -162,7 +162,7 @@ def test_nodes_that_come_and_go_over_a_store_of_an_agent_are_warned_of(
 
 
 def test_a_loopback_master_of_another_node_is_refused_with_what_to_do() -> None:
-    elsewhere = Notice(address="127.0.0.1:50001", network="another machine")
+    elsewhere = MasterEntry(address="127.0.0.1:50001", network="another machine")
     with pytest.raises(MasterStartError, match=r"of another node only.*EDL_MASTER_INSECURE=1"):
         _ = elsewhere.answers
 

@@ -216,7 +216,7 @@ def test_what_a_master_says_that_cannot_start_is_shown(
     state = tmp_path / "state"
     state.write_text("a file, no folder")
     monkeypatch.setenv("EDL_MASTER_STATE", str(state))
-    with pytest.raises(MasterStartError, match=r"ended with status 1.*edl_torch_master\.log.*state"):
+    with pytest.raises(MasterStartError, match=r"ended with status 2.*edl_torch_master\.log.*state"):
         Sidecar(job).start()
 
 

@@ -1,6 +1,6 @@
 """The entry of a job's master in the job's store, and whether that master still answers.
 
-It must not know where notices hang.
+It must not know where entries are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class MasterEntry:
     """A master's address, and what it asks its callers for; or why there is none.
 
     Attributes:
@@ -35,7 +35,7 @@ class Notice:
     error: str = ""
 
     @classmethod
-    def of(cls, address: str, token: str = "") -> Notice:
+    def of(cls, address: str, token: str = "") -> MasterEntry:
         """Of a master that listens there, seen from this machine."""
         local = all(ip.is_loopback for ip in parse_address(address).resolve())
         return cls(address=address, token=token, network=this_network() if local else "")
@@ -46,7 +46,7 @@ class Notice:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: bytes) -> Notice:
+    def read(cls, text: bytes) -> MasterEntry:
         """The reverse of `text`."""
         return cls(**json.loads(text))
 
@@ -55,7 +55,7 @@ class Notice:
         """Whether a master answers there. Raises MasterStartError where this process cannot reach it."""
         return bool(self.address) and answers(self.here().address)
 
-    def here(self) -> Notice:
+    def here(self) -> MasterEntry:
         """Itself, where this process can use it. Raises MasterStartError."""
         if self.error:
             raise MasterStartError(f"another worker could not start this job's master: {self.error}")

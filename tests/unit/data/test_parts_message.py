@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from edl_torch.data import sending
-from edl_torch.data.sending import IN_STRUCTURE_BYTES, Packed, Unpacking
+from edl_torch.data import parts_message
+from edl_torch.data.parts_message import IN_STRUCTURE_BYTES, Packed, Unpacking
 from edl_torch.errors import InvalidArgument
 
 Pair = namedtuple("Pair", "x y")
@@ -86,7 +86,7 @@ class NewerPickler(pickle.Pickler):
 
 def test_arrays_are_sent_by_every_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickle, "Pickler", NewerPickler)
-    spec = importlib.util.find_spec(sending.__name__)
+    spec = importlib.util.find_spec(parts_message.__name__)
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -104,7 +104,7 @@ def test_a_tensor_that_is_there_twice_is_sent_once() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (Pair(1, 2), "test_sending.Pair"),
+        (Pair(1, 2), "test_parts_message.Pair"),
         (print, "builtins.print"),
         (torch.ones(3).to_sparse(), "no dense tensor"),
         (torch.nn.Parameter(torch.ones(3)), "a Parameter that is no dense tensor"),

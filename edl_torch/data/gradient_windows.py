@@ -1,4 +1,4 @@
-"""Which batches are in the gradients of which parameters: what these are to be divided by.
+"""Windows of gradient accumulation: the batches that are in the gradients of some parameters.
 
 It knows what was backpropagated and when gradients were scaled, and decides nothing about losses.
 """
@@ -19,7 +19,7 @@ from edl_torch.errors import InvalidArgument
 _REMEMBERED = 256  # batches of a window that may be backpropagated once more without counting twice
 
 
-class Window:
+class GradientWindow:
     """The batches that are in the gradients of some parameters, since these were last scaled.
 
     A batch counts once, however many losses of it are backpropagated.
@@ -82,15 +82,15 @@ class Window:
         """A batch was not trained on after all."""
         self._counts.pop(batch, None)
 
-    def copy_for(self, parameters: Collection[nn.Parameter]) -> Window:
+    def copy_for(self, parameters: Collection[nn.Parameter]) -> GradientWindow:
         """The same batches, in the gradients of others."""
-        other = Window(parameters)
+        other = GradientWindow(parameters)
         other._before, other._counts, other._kinds = self._before, dict(self._counts), set(self._kinds)
         other._conflict, other._backward = self._conflict, self._backward
         return other
 
 
-class Windows:
+class GradientWindows:
     """A window for the parameters of each optimizer.
 
     One that is attached has its own from then on, any other from the first time that its gradients are
@@ -98,16 +98,17 @@ class Windows:
     """
 
     def __init__(self) -> None:
-        self._of: MutableMapping[nn.Parameter, Window] = WeakTensorKeyDictionary()
-        self._last: WeakKeyDictionary[torch.optim.Optimizer, Window] = WeakKeyDictionary()
-        self._known: WeakSet[Window] = WeakSet()  # those of parameters
+        self._of: MutableMapping[nn.Parameter, GradientWindow] = WeakTensorKeyDictionary()
+        self._last: WeakKeyDictionary[torch.optim.Optimizer, GradientWindow] = WeakKeyDictionary()
+        self._known: WeakSet[GradientWindow] = WeakSet()  # those of parameters
         self.clear()
 
     def clear(self) -> None:
         """Forget all batches of all windows. Parameters stay known."""
         for window in self._known:
             window.clear()
-        self._fresh = Window()  # batches since gradients were last scaled, for parameters not known yet
+        # Batches since gradients were last scaled, for parameters not known yet.
+        self._fresh = GradientWindow()
         self._scaled = False
         self._lossy = False  # whether batches have left it
 
@@ -129,20 +130,22 @@ class Windows:
         """Give the parameters of an optimizer a window, unless they have one."""
         if optimizer not in self._last:
             parameters = parameters_of(optimizer)
-            window = Window(parameters) if self._scaled else self._fresh.copy_for(parameters)
+            window = GradientWindow(parameters) if self._scaled else self._fresh.copy_for(parameters)
             self._set(optimizer, window, [p for p in parameters if p not in self._of])
 
     def _set(
-        self, optimizer: torch.optim.Optimizer, window: Window, parameters: Iterable[nn.Parameter]
+        self, optimizer: torch.optim.Optimizer, window: GradientWindow, parameters: Iterable[nn.Parameter]
     ) -> None:
         self._last[optimizer] = window
         self._known.add(window)
         for parameter in parameters:
             self._of[parameter] = window
 
-    def of(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[tuple[Window, list[nn.Parameter]]]:
+    def of(
+        self, optimizers: Iterable[torch.optim.Optimizer]
+    ) -> list[tuple[GradientWindow, list[nn.Parameter]]]:
         """Every window of these optimizers, with the parameters that it is of. Raises InvalidArgument."""
-        found: dict[int, tuple[Window, dict[int, nn.Parameter]]] = {}
+        found: dict[int, tuple[GradientWindow, dict[int, nn.Parameter]]] = {}
         for optimizer in optimizers:
             self._complete(optimizer)
             for parameter in parameters_of(optimizer):
@@ -174,7 +177,7 @@ class Windows:
         for optimizer in optimizers:
             parameters = [p for p in parameters_of(optimizer) if id(p) not in done]
             done |= {id(parameter) for parameter in parameters}
-            self._set(optimizer, Window(parameters), parameters)
+            self._set(optimizer, GradientWindow(parameters), parameters)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

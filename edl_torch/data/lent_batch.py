@@ -1,4 +1,4 @@
-"""A batch as bytes that one rank lends to another; nothing in them is run.
+"""The batch that one rank lends to another for padding, as bytes; nothing in them is run.
 
 They are those of `torch.save`, read by `torch.load(weights_only=True)`: tensors, numpy arrays and plain
 Python values.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.serialization import get_safe_globals
 
-from edl_torch.data.lending import PLAIN
+from edl_torch.data.lent_batch import PLAIN
 from edl_torch.errors import InvalidArgument
 
 PROTOCOL = 4  # of pickle; 5, from Python 3.14 on the default, names a function for arrays that is not known
