@@ -42,8 +42,9 @@ _SPEC_VALUES = (
     "epoch_barrier",
     "max_bad_records",
     "shuffle_window",
+    "fingerprint",
 )
-_YOUNGER = {"shuffle_window"}  # than version 2: logs may be without
+_YOUNGER = {"shuffle_window", "fingerprint"}  # than version 2: logs may be without
 
 
 class DamagedLine(EdlError):
