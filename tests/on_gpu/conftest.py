@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from framework_folder import bear_warnings_in
 from gpu_kit import Graphs
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "coco")
+if EXAMPLE not in sys.path:  # its modules are scripts beside each other, not a package
+    sys.path.insert(0, EXAMPLE)
 
 pytest_collection_modifyitems = bear_warnings_in(Path(__file__).parent)
 
