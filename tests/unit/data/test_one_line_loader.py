@@ -368,7 +368,9 @@ class Numbers(torch.utils.data.IterableDataset[int]):
     [
         (iter(SQUARES), InvalidArgument, "can only be iterated"),
         (Numbers(), InvalidArgument, "not Numbers"),
-        ({"a": 1}, InvalidArgument, "not dict"),
+        ({"a": 1}, InvalidArgument, r"a dict is no dataset.* data\['a'\]"),
+        ({"test": [1], "train": [2]}, InvalidArgument, r"give the loader one of them, as data\['train'\]"),
+        ({}, InvalidArgument, "a dict is no dataset"),
         (None, InvalidArgument, "not NoneType"),
         ("/no/such/data", ReaderError, "does not exist"),
     ],
