@@ -162,7 +162,7 @@ class Trainer:
     def _end_epoch(self, loader: ElasticDataLoader) -> None:
         tally = self.tally.over(self.ranks)
         rate = self.ranks.sum(torch.tensor(self.line.rate)).item()
-        epoch = f"epoch {tally.epoch + 1}/{self.options.epochs}"
+        epoch = f"epoch {tally.epoch}/{self.options.epochs}"
         self.line.say(f"{epoch}: loss {tally.loss:.3f}, {tally.records} records, {rate:.0f} records/s")
         loss = tally.loss if tally.records else None  # other trainers may have taken all of an epoch
         self.history.append({"epoch": tally.epoch, "loss": loss, "records": tally.records})
