@@ -87,8 +87,7 @@ class Description:
         if on_bad_record == "quarantine" and has_plan and not self.max_bad_records:
             raise InvalidArgument(
                 "on_bad_record='quarantine' with max_bad_records=0 ends the job at its first bad record: "
-                "give DataShardService(max_bad_records=N), the number of records that may be bad, or leave "
-                "on_bad_record out"
+                "give max_bad_records=N too, how many records may be bad, or leave on_bad_record out"
             )
 
     def adopt(self, token: Token) -> None:

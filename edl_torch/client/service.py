@@ -23,6 +23,7 @@ from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.link_server import LinkServer
 from edl_torch.client.workers.links import DirectLink, Handle
+from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
@@ -217,6 +218,21 @@ class DataShardService:
         session.plan()
         session.flush()
         return Progress.of(session.position.progress(), session.trainer.state.measuring.measures())
+
+    def quarantined(self) -> list[QuarantinedRecord]:
+        """The records that could not be read, of all trainers, in the order in which that was told.
+
+        Each has `name`, `index` and `reason`, and `epoch`, the first that met it. A call to the master, which
+        raises what `progress` does.
+        """
+        session = self._live_session
+        session.plan()
+        session.flush()
+        found: dict[tuple[str, int], QuarantinedRecord] = {}
+        for dataset in session.master.status().datasets:
+            for bad in dataset.quarantine if dataset.dataset == self.dataset_name else ():
+                found.setdefault((bad.name, bad.index), bad)
+        return list(found.values())
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._session.joined else "new"

@@ -105,6 +105,12 @@ def reader_of(data: Any, task_type: TaskType) -> AbstractDataReader:
         return reader
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         return MapDatasetReader(data)
+    if isinstance(data, Mapping):
+        keys = ["train"] if "train" in data else list(data)[:1]
+        raise InvalidArgument(
+            f"a {type(data).__name__} is no dataset, but may hold some by name: give the loader one of them"
+            + "".join(f", as data[{key!r}]" for key in keys)
+        )
     raise InvalidArgument(
         f"ElasticDataLoader reads a reader, a map-style dataset, a path or address that a reader knows, or a "
         f"ShardedDataset, not {type(data).__name__}: data that can only be iterated have no records to lease"

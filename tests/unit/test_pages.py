@@ -36,7 +36,7 @@ PAGES = {
     "docs/elasticdl.md": 1,
     "docs/testing.md": 1,
     "docs/threads.md": 1,
-    "docs/evaluation-and-prediction.md": 1,
+    "docs/evaluation-and-prediction.md": 2,
 }
 RUN_ELSEWHERE = {
     "docs/accelerate.md": "with_accelerate/test_accelerate_page.py",

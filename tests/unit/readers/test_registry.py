@@ -132,8 +132,8 @@ def test_urls_of_parquet_are_told_from_others(url, ours):
     assert claims(url) is ours
 
 
-def test_a_url_that_no_reader_knows_is_not_called_a_missing_path():
-    with pytest.raises(ReaderError, match=r"no reader knows 's3://bucket/rows\.csv'"):
+def test_a_url_of_anything_but_parquet_is_refused_with_the_ways_to_read_it():
+    with pytest.raises(ReaderError, match=r"'s3://bucket/rows\.csv': only Parquet is read from URLs. Copy"):
         open_reader("s3://bucket/rows.csv")
 
 
