@@ -20,8 +20,7 @@ import numpy as np
 from edl_torch.errors import EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Source, TaskType
 
-VERSION = 2
-FIRST = 1  # the oldest that is read: it does not say how acknowledgements came about
+VERSION = 3
 SUFFIX = ".audit"
 ANSWERED = b"=\n"
 COLUMNS = 8
@@ -42,8 +41,8 @@ _SPEC_VALUES = (
     "epoch_barrier",
     "max_bad_records",
     "shuffle_window",
+    "fingerprint",
 )
-_YOUNGER = {"shuffle_window"}  # than version 2: logs may be without
 
 
 class DamagedLine(EdlError):
@@ -73,7 +72,7 @@ def write_spec(spec: DatasetSpec) -> dict[str, object]:
 def read_spec(values: Mapping[str, Any]) -> DatasetSpec:
     """The dataset that `write_spec` wrote. Raises ValueError, TypeError or KeyError for anything else."""
     sources = tuple(Source(name=name, start=start, count=count) for name, start, count in values["sources"])
-    kept = {name: values[name] for name in _SPEC_VALUES if name in values or name not in _YOUNGER}
+    kept = {name: values[name] for name in _SPEC_VALUES}
     return DatasetSpec(**kept, sources=sources, task_type=TaskType[values["task_type"]])
 
 

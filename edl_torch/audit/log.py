@@ -147,7 +147,7 @@ class AuditLog:
         failures: Iterable[Failure] = (),
         acknowledgements: Iterable[Acknowledgement] = (),
         give_backs: Iterable[GiveBack] = (),
-        way: int = Way.UNKNOWN,
+        way: int = Way.STEP,
         returned: Iterable[Run] = (),
         step: int | None = None,
     ) -> None:

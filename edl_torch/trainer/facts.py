@@ -20,7 +20,6 @@ class Way(IntEnum):
     REPORT = 4  # the loop said so, of records that came in one stream
     COUNT = 5  # the loop said so, of records of several loader workers, which were then counted
     UNSTEPPED = 6  # the loop ended, and no step came on what it had gathered
-    UNKNOWN = 7  # the log does not say: it proves the least
 
     @property
     def exact(self) -> bool:

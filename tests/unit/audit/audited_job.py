@@ -88,7 +88,7 @@ class Job:
         return bool(grants)
 
     def train(
-        self, trainer: Trainer, *, answered: bool = True, heard: bool = True, way: Way = Way.NEXT
+        self, trainer: Trainer, *, answered: bool = True, heard: bool = True, way: Way = Way.STEP
     ) -> None:
         """Acknowledge a batch; maybe the master does not hear it, or its answer is lost."""
         if not trainer.held:
