@@ -43,7 +43,8 @@ class AccessToken:
         if len(value) < LEAST_TOKEN or not value.isascii() or any(not 32 < byte < 127 for byte in value):
             raise InvalidArgument(
                 f"the token file '{path}' must hold one word of {LEAST_TOKEN} or more ASCII characters; "
-                f"make one with: umask 077; python -c 'import secrets; print(secrets.token_urlsafe())' > '{path}'"
+                f"make one with: umask 077; "
+                f"python -c 'import secrets; print(secrets.token_urlsafe())' > '{path}'"
             )
         return cls(value)
 
