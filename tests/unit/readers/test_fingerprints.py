@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from image_files import write_coco, write_manifest, write_voc
 from recordio_kit import RECORDS
 from recordio_kit import write as write_records
 
@@ -26,7 +27,6 @@ from edl_torch.readers.images.voc import VocReader
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.text.csv_reader import CsvReader
 from edl_torch.readers.text.text_reader import TextReader
-from edl_torch.testing.images import write_coco, write_manifest, write_voc
 
 Make = Callable[[Path], AbstractDataReader]
 
