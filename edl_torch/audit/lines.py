@@ -44,6 +44,7 @@ _SPEC_VALUES = (
     "epoch_barrier",
     "max_bad_records",
     "shuffle_window",
+    "fingerprint",
 )
 
 

@@ -99,6 +99,8 @@ class Optimizers:
             )
         number = self._passes.attach(type(optimizer).__name__)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
+        torch: Any = sys.modules.get("torch")
+        has_graphs = torch is not None and torch.backends.cuda.is_built()
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if not ("closure" in named and _makes_state(named)):
@@ -107,6 +109,8 @@ class Optimizers:
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
                 self._let_go()
+            if has_graphs and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+                return  # into a CUDA graph, and nothing is trained on before that is replayed
             if "closure" in named and _makes_state(named):
                 return
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused

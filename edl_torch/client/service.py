@@ -68,6 +68,8 @@ class DataShardService:
         epoch_barrier: False lets a pass run on into the next epoch.
         max_bad_records: so many records may go to quarantine before the job fails; each counts once, however
             many epochs meet it.
+        fingerprint: what tells this data from other data, such as a version; it is compared wherever the
+            dataset is registered or restored. Default: the reader's, see docs/readers.md.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
             of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
             passed on when the next pass begins. "told": the wrapper calls `loader.passed_on()` for each batch
@@ -98,6 +100,7 @@ class DataShardService:
         shuffle_window: int | None = None,
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
+        fingerprint: str | None = None,
         lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
@@ -118,6 +121,7 @@ class DataShardService:
             epoch_barrier=epoch_barrier,
             max_bad_records=max_bad_records,
             shuffle_window=shuffle_window,
+            fingerprint=fingerprint,
         )
         self._owns_master = master_client is None
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)

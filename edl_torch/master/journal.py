@@ -294,7 +294,7 @@ def _locked(folder: Path) -> BinaryIO:
     """Return the open lock file: the system unlocks it when its process ends, however that happens."""
     try:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         for path in missing:
             _sync(path.parent)
         file = _opened(folder / LOCK)
@@ -334,8 +334,8 @@ def _locked_file(folder: Path) -> BinaryIO:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """For reading and writing in place; made if missing."""
-    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
+    """For reading and writing in place; made if missing, for this user alone. SQLite's log is as it."""
+    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
 
 
 def _size(path: Path) -> int:

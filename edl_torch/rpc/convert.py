@@ -71,7 +71,7 @@ def _fenced_from_wire(message: Any) -> dict[str, Any]:
 
 _OPTIONAL = (
     *("records_per_shard", "seed", "shuffle", "shuffle_shards", "shuffle_in_shard", "task_type"),
-    *("num_epochs", "epoch_barrier", "max_bad_records", "shuffle_window"),
+    *("num_epochs", "epoch_barrier", "max_bad_records", "shuffle_window", "fingerprint"),
 )
 _take_optional = taker(*_OPTIONAL)
 _take_source = taker("name", "start", "count")

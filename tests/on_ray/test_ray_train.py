@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("ray", reason="ray is not installed: make test-ray has an environment with it")
-
 import ray
 import ray.train.torch
 import torch
@@ -28,7 +25,7 @@ from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.ray import master_client, start_master
 from edl_torch.testing import FakeMaster
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 QUICK_ENOUGH = {
@@ -56,7 +53,7 @@ def run_and_check(folder: Path, timeout_s: float, **options: int) -> None:
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     done = subprocess.run(
         [sys.executable, ROOT / "tests/on_ray/remembering_job.py", folder, *arguments],
-        env={**os.environ, **QUICK_ENOUGH, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **QUICK_ENOUGH},
         capture_output=True,
         text=True,
         timeout=timeout_s,
