@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from lockstep_kit import Rank, run_ranks
 from loader_kit import NumberReader
+from lockstep_kit import Rank, run_ranks
 
 from edl_torch import ElasticDataLoader
 from edl_torch.cli.main import main
