@@ -144,8 +144,6 @@ class Journal:
         self.is_new = not found
         if not found:
             self._create()
-        elif found < VERSION:
-            run(f"PRAGMA user_version = {VERSION}")  # what is written from now on
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise OSError(f"the file is damaged: {verdict}")
@@ -153,10 +151,10 @@ class Journal:
     def _take_up(self) -> None:
         """The last transaction's number and sum. Raises MasterStartError if they are of other rows."""
         found = dict(self._connection.execute("SELECT key, value FROM state"))
-        self._commits, said = json.loads(found.pop(_COMMIT, "[0,null]"))
+        self._commits, said = json.loads(found.pop(_COMMIT, "[0,0]"))
         self._sums = {key: _checksum(key, value) for key, value in found.items()}
         self._sum = sum(self._sums.values())
-        if said not in (None, self._sum):  # None: a new journal, or one of version 1
+        if said != self._sum:
             raise MasterStartError(
                 f"the journal in {self.folder} is damaged: its rows are not what was written. Put back "
                 f"a copy of the folder, or give another --state folder, and go on from a checkpoint"
@@ -189,10 +187,10 @@ class Journal:
             raise MasterStartError(
                 f"{self.folder / FILE} is a database of something else: give another --state folder"
             )
-        if found > VERSION:
+        if found not in (0, VERSION):
             raise MasterStartError(
                 f"the journal in {self.folder} has version {found}, this edl-torch knows {VERSION}: "
-                f"start the master with the newer edl-torch that wrote it, or give another --state folder"
+                f"start the master with the edl-torch that wrote it, or give another --state folder"
             )
 
     def _create(self) -> None:
@@ -425,8 +423,8 @@ def _check_readable(connection: sqlite3.Connection, folder: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
         raise JournalError(f"{str(folder / FILE)!r} is a database of something else, and no journal")
-    if version > VERSION:
+    if version != VERSION:
         raise JournalError(
             f"the journal in {str(folder)!r} has version {version}, this edl-torch knows {VERSION}: "
-            f"use the newer edl-torch that wrote it"
+            f"use the edl-torch that wrote it"
         )

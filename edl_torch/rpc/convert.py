@@ -1,14 +1,21 @@
-"""Conversion of calls and answers to protobuf messages and back: one pair of functions for each.
+"""Conversion of calls and answers to protobuf messages and back.
 
-It also checks what protobuf cannot express (enum members, missing parts). Every lease and report passes
-through here, so those are written and read attribute by attribute: by name it takes three times as long.
+A message has the fields of its dataclass, by name: tables that are made once say how each goes there and
+comes back. It also checks what protobuf cannot express (enum members, missing parts). Every lease and report
+passes through here, so those are written and read attribute by attribute: by name that takes three times as
+long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum
 from operator import attrgetter
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import Message
 
 from edl_torch.core import calls
 from edl_torch.core.events import Departed, Event, EventKind
@@ -21,9 +28,12 @@ from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 A = TypeVar("A")
 B = TypeVar("B")
 E = TypeVar("E")
+M = TypeVar("M", bound=Message)
+
+Convert = Callable[[Any], Any]
 
 _STATE_FROM_WIRE = {int(state): state for state in calls.PassState}
-_TYPE_FROM_WIRE = {int(kind): kind for kind in TaskType}
+_MOST = (1 << 63) - 1
 
 
 def checked(convert: Callable[[A], B], value: A) -> B:
@@ -55,82 +65,156 @@ def taker(*names: str) -> Callable[[object], dict[str, Any]]:
     return lambda value: dict(zip(names, get(value), strict=True))
 
 
+# By a table ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """How one field goes to the wire, and comes back. `absent`: it may be None, and is not set then."""
+
+    to_wire: Convert
+    from_wire: Convert
+    absent: bool = False
+
+
+class Codec(Generic[A, M]):
+    """How a dataclass travels as a message; `special` are the fields that the types do not explain.
+
+    A fence travels as its three parts. With `fits` texts and numbers for people are made to fit: nothing that
+    is in a token may spoil the status.
+    """
+
+    known: dict[type, Codec[Any, Any]] = {}  # noqa: RUF012  those made so far, by the type of the values
+
+    def __init__(self, kind: type[A], message: type[M], /, *, fits: bool = False, **special: Field) -> None:
+        self._kind, self._message = kind, message
+        hints = get_type_hints(kind)
+        self._fence = hints.pop("fence", None) is not None
+        names = [field.name for field in fields(kind) if field.name in hints]  # type: ignore[arg-type]
+        self._fields = {name: special.get(name) or _field_of(hints[name], fits=fits) for name in names}
+        Codec.known.setdefault(kind, self)
+
+    def write(self, value: A) -> M:
+        """Return the value as a message."""
+        given = _take_fence(value.fence) if self._fence else {}  # type: ignore[attr-defined]
+        for name, field in self._fields.items():
+            part = getattr(value, name)
+            if part is not None or not field.absent:
+                given[name] = field.to_wire(part)
+        return self._message(**given)
+
+    def read(self, message: M) -> A:
+        """Return the value of a message."""
+        given: dict[str, Any] = {"fence": calls.Fence(**_take_fence(message))} if self._fence else {}
+        for name, field in self._fields.items():
+            if not field.absent or message.HasField(name):
+                given[name] = field.from_wire(getattr(message, name))
+            else:
+                given[name] = None
+        return self._kind(**given)
+
+
 _take_fence = taker("ledger", "lineage", "member")
-_take_caller = taker("session", "dataset", "asked", "reported")
 
 
-def _fenced_to_wire(value: calls.FencedCall) -> dict[str, Any]:
-    return _take_caller(value) | _take_fence(value.fence)
+def _field_of(hint: Any, *, fits: bool) -> Field:
+    if get_origin(hint) is UnionType:  # X | None
+        inner = _field_of(get_args(hint)[0], fits=fits)
+        return Field(inner.to_wire, inner.from_wire, absent=True)
+    if get_origin(hint) is dict:
+        return Field(lambda parts: {_fit(name): _fit(part) for name, part in parts.items()}, dict)
+    if get_origin(hint) is tuple:
+        one = _field_of(get_args(hint)[0], fits=fits)
+        if one.to_wire is _same:
+            return Field(_same, tuple)
+        return Field(
+            lambda parts: list(map(one.to_wire, parts)), lambda parts: tuple(map(one.from_wire, parts))
+        )
+    if hint in Codec.known:
+        return Field(Codec.known[hint].write, Codec.known[hint].read)
+    if issubclass(hint, IntEnum):
+        members = {int(member): member for member in hint}
+        return Field(int, lambda number: _member(members, number))
+    return Field(_fit if fits and hint in (str, int) else _same, _same)
 
 
-def _fenced_from_wire(message: Any) -> dict[str, Any]:
-    return {"fence": calls.Fence(**_take_fence(message)), **_take_caller(message)}
+def _same(value: Any) -> Any:
+    return value
 
 
-# Register ---------------------------------------------------------------------------------------------
+def _fit(value: Any) -> Any:
+    """What people see, where it would not fit otherwise."""
+    if type(value) is int:
+        return min(value, _MOST)
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
-_OPTIONAL = (
-    *("records_per_shard", "seed", "shuffle", "shuffle_shards", "shuffle_in_shard", "task_type"),
-    *("num_epochs", "epoch_barrier", "max_bad_records", "shuffle_window", "fingerprint"),
+
+_SOURCE = Codec(Source, pb.Source)
+_REGISTRATION = Codec(
+    calls.Registration,
+    pb.Registration,
+    sources=Field(
+        lambda sources: pb.SourceList(sources=map(_SOURCE.write, sources)),
+        lambda given: tuple(map(_SOURCE.read, given.sources)),
+        absent=True,
+    ),
+    task_type=Field(int, TaskType, absent=True),  # of a caller: an unknown one is his mistake
 )
-_take_optional = taker(*_OPTIONAL)
-_take_source = taker("name", "start", "count")
-_take_trainer = taker("session", "worker_id", "batch_size")
+_SPEC = Codec(DatasetSpec, pb.DatasetSpec)
+_REGISTER = Codec(calls.RegisterCall, pb.RegisterRequest)
+_REGISTERED = Codec(calls.RegisterAnswer, pb.RegisterResponse)
+register_call_to_wire, register_call_from_wire = _REGISTER.write, _REGISTER.read
+register_answer_to_wire, register_answer_from_wire = _REGISTERED.write, _REGISTERED.read
+
+_CONFIRM = Codec(
+    calls.ConfirmCall,
+    pb.ConfirmRequest,
+    leases=Field(
+        lambda leases: [pb.LeaseId(task=task, attempt=attempt) for task, attempt in leases],
+        lambda leases: tuple([(held.task, held.attempt) for held in leases]),
+    ),
+)
+_CONFIRMED = Codec(calls.ConfirmAnswer, pb.ConfirmResponse)
+confirm_call_to_wire, confirm_call_from_wire = _CONFIRM.write, _CONFIRM.read
+confirm_answer_to_wire, confirm_answer_from_wire = _CONFIRMED.write, _CONFIRMED.read
+
+_RESTORE = Codec(calls.RestoreCall, pb.RestoreRequest)
+restore_call_to_wire, restore_call_from_wire = _RESTORE.write, _RESTORE.read
+snapshot_call_to_wire = Codec(calls.FencedCall, pb.SnapshotRequest).write
+progress_call_to_wire = Codec(calls.FencedCall, pb.ProgressRequest).write
+fenced_call_from_wire: Callable[[pb.SnapshotRequest | pb.ProgressRequest], calls.FencedCall]
+fenced_call_from_wire = Codec(calls.FencedCall, pb.ProgressRequest).read  # type: ignore[assignment]
+
+_HISTOGRAM = Codec(Histogram, pb.Histogram, counts=Field(trimmed, lambda counts: padded(counts[:])))
+_MEASURES = Codec(Measures, pb.Measures)
+measures_to_wire, measures_from_wire = _MEASURES.write, _MEASURES.read
+
+_PICTURE = Codec(Picture, pb.Picture)
+_QUARANTINED = Codec(calls.QuarantinedRecord, pb.QuarantinedRecord, fits=True)
+_DATASET = Codec(calls.DatasetStatus, pb.DatasetStatus, fits=True)
+dataset_status_to_wire, dataset_status_from_wire = _DATASET.write, _DATASET.read
+
+_KINDS = {kind.value: kind for kind in EventKind}
+_TRAINER_STATES = {state.value: state for state in calls.TrainerState}
+_EVENT = Codec(Event, pb.Event, fits=True, kind=Field(attrgetter("value"), _KINDS.__getitem__))
+_DEPARTED = Codec(Departed, pb.Departed, fits=True)
+_TRAINER = Codec(
+    calls.TrainerStatus,
+    pb.TrainerStatus,
+    state=Field(attrgetter("value"), lambda state: _TRAINER_STATES.get(state, calls.TrainerState.LIVE)),
+)
+_STATUS = Codec(
+    calls.MasterStatus,
+    pb.StatusResponse,
+    events=Field(  # those of kinds that a newer master has are left out
+        lambda events: list(map(_EVENT.write, events)),
+        lambda events: tuple([_EVENT.read(event) for event in events if event.kind in _KINDS]),
+    ),
+)
+status_to_wire, status_from_wire = _STATUS.write, _STATUS.read
 
 
-def registration_to_wire(value: calls.Registration) -> pb.Registration:
-    message = pb.Registration(name=value.name, **_take_optional(value))
-    if value.sources is not None:
-        sources = [pb.Source(**_take_source(source)) for source in value.sources]
-        message.sources.CopyFrom(pb.SourceList(sources=sources))
-    return message
-
-
-def registration_from_wire(message: pb.Registration) -> calls.Registration:
-    given: dict[str, Any] = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
-    if "task_type" in given:
-        given["task_type"] = TaskType(given["task_type"])
-    sources = _sources_from_wire(message.sources.sources) if message.HasField("sources") else None
-    return calls.Registration(name=message.name, sources=sources, **given)
-
-
-def _sources_from_wire(sources: Iterable[pb.Source]) -> tuple[Source, ...]:
-    return tuple(Source(**_take_source(source)) for source in sources)
-
-
-def spec_to_wire(value: DatasetSpec) -> pb.DatasetSpec:
-    sources = [pb.Source(**_take_source(source)) for source in value.sources]
-    return pb.DatasetSpec(name=value.name, sources=sources, **_take_optional(value))
-
-
-def spec_from_wire(message: pb.DatasetSpec) -> DatasetSpec:
-    fields = _take_optional(message)
-    fields["task_type"] = _member(_TYPE_FROM_WIRE, message.task_type)
-    fields["shuffle_in_shard"] = message.shuffle_in_shard if message.HasField("shuffle_in_shard") else None
-    fields["shuffle_window"] = message.shuffle_window or 1
-    return DatasetSpec(name=message.name, sources=_sources_from_wire(message.sources), **fields)
-
-
-def register_call_to_wire(value: calls.RegisterCall) -> pb.RegisterRequest:
-    return pb.RegisterRequest(registration=registration_to_wire(value.registration), **_take_trainer(value))
-
-
-def register_call_from_wire(message: pb.RegisterRequest) -> calls.RegisterCall:
-    return calls.RegisterCall(
-        registration=registration_from_wire(message.registration), **_take_trainer(message)
-    )
-
-
-def register_answer_to_wire(value: calls.RegisterAnswer) -> pb.RegisterResponse:
-    return pb.RegisterResponse(spec=spec_to_wire(value.spec), epoch=value.epoch, **_take_fence(value.fence))
-
-
-def register_answer_from_wire(message: pb.RegisterResponse) -> calls.RegisterAnswer:
-    fence = calls.Fence(**_take_fence(message))
-    return calls.RegisterAnswer(spec=spec_from_wire(message.spec), fence=fence, epoch=message.epoch)
-
-
-# Lease ------------------------------------------------------------------------------------------------
+# Attribute by attribute: leases ---------------------------------------------------------------------
 
 
 def lease_call_to_wire(value: calls.LeaseCall, wait_s: float = 0.0) -> pb.LeaseRequest:
@@ -268,187 +352,3 @@ def report_answer_to_wire(value: calls.ReportAnswer) -> pb.ReportResponse:
 
 def report_answer_from_wire(message: pb.ReportResponse) -> calls.ReportAnswer:
     return calls.ReportAnswer(request=message.request, stale=tuple(message.stale), wanted=message.wanted)
-
-
-# Confirm ----------------------------------------------------------------------------------------------
-
-
-def confirm_call_to_wire(value: calls.ConfirmCall) -> pb.ConfirmRequest:
-    leases = [pb.LeaseId(task=task, attempt=attempt) for task, attempt in value.leases]
-    return pb.ConfirmRequest(**_fenced_to_wire(value), leases=leases)
-
-
-def confirm_call_from_wire(message: pb.ConfirmRequest) -> calls.ConfirmCall:
-    leases = tuple([(held.task, held.attempt) for held in message.leases])
-    return calls.ConfirmCall(**_fenced_from_wire(message), leases=leases)
-
-
-def confirm_answer_to_wire(value: calls.ConfirmAnswer) -> pb.ConfirmResponse:
-    return pb.ConfirmResponse(void=value.void)
-
-
-def confirm_answer_from_wire(message: pb.ConfirmResponse) -> calls.ConfirmAnswer:
-    return calls.ConfirmAnswer(void=tuple(message.void))
-
-
-# Tokens and progress ------------------------------------------------------------------------------------
-
-
-def snapshot_call_to_wire(value: calls.FencedCall) -> pb.SnapshotRequest:
-    return pb.SnapshotRequest(**_fenced_to_wire(value))
-
-
-def progress_call_to_wire(value: calls.FencedCall) -> pb.ProgressRequest:
-    return pb.ProgressRequest(**_fenced_to_wire(value))
-
-
-def fenced_call_from_wire(message: pb.SnapshotRequest | pb.ProgressRequest) -> calls.FencedCall:
-    return calls.FencedCall(**_fenced_from_wire(message))
-
-
-def restore_call_to_wire(value: calls.RestoreCall) -> pb.RestoreRequest:
-    return pb.RestoreRequest(**_fenced_to_wire(value), request=value.request, token=value.token)
-
-
-def restore_call_from_wire(message: pb.RestoreRequest) -> calls.RestoreCall:
-    token = message.token if message.HasField("token") else None
-    return calls.RestoreCall(token=token, request=message.request, **_fenced_from_wire(message))
-
-
-# Measures ---------------------------------------------------------------------------------------------
-
-_take_measures = taker("batches", "records", "waited_for_ranks_s", "timed", "read_s", "transform_s")
-
-
-def measures_to_wire(value: Measures) -> pb.Measures:
-    return pb.Measures(
-        waited=_histogram_to_wire(value.waited),
-        stepped=_histogram_to_wire(value.stepped),
-        **_take_measures(value),
-    )
-
-
-def measures_from_wire(message: pb.Measures) -> Measures:
-    return Measures(
-        waited=_histogram_from_wire(message.waited),
-        stepped=_histogram_from_wire(message.stepped),
-        **_take_measures(message),
-    )
-
-
-def _histogram_to_wire(value: Histogram) -> pb.Histogram:
-    return pb.Histogram(counts=trimmed(value.counts), sum_s=value.sum_s)
-
-
-def _histogram_from_wire(message: pb.Histogram) -> Histogram:
-    return Histogram(counts=padded(message.counts[:]), sum_s=message.sum_s)
-
-
-# Status -----------------------------------------------------------------------------------------------
-
-_take_counts = taker(
-    *("dataset", "epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases"),
-    *("acknowledged", "quarantined", "dropped", "finished", "trainers", "failure", "ledger", "lineage"),
-    *("rate", "returned_slices", "returned_records", "given_back", "checkpoints", "restores"),
-)
-_take_quarantined = taker("epoch", "shard", "position", "name", "index", "reason")
-_take_session = taker(
-    *("session", "worker_id", "leased", "idle_s", "since_progress_s", "pace", "slow", "trained", "leases"),
-    "oldest_lease_s",
-)
-_take_departed = taker("session", "worker_id", "at", "died", "why", "trained", "slices", "records")
-_take_event = taker("number", "at", "dataset", "worker_id", "count", "slices", "records", "text")
-_KINDS = {kind.value: kind for kind in EventKind}  # those of a newer master are left out
-_TRAINER_STATES = {state.value: state for state in calls.TrainerState}
-_STATES = ("waiting", "lent", "done", "returned", "quarantined")
-_take_cells = taker(*_STATES)
-_MOST = (1 << 63) - 1
-
-
-def _fit(value: Any) -> Any:
-    """What people see, where it would not fit otherwise: nothing that is in a token may spoil the status."""
-    if type(value) is int:
-        return min(value, _MOST)
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-
-
-def _all_fit(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: _fit(value) for name, value in values.items()}
-
-
-def dataset_status_to_wire(value: calls.DatasetStatus) -> pb.DatasetStatus:
-    quarantine = [pb.QuarantinedRecord(**_all_fit(_take_quarantined(q))) for q in value.quarantine]
-    return pb.DatasetStatus(
-        task_type=value.task_type.name,
-        quarantine=quarantine,
-        picture=None if value.picture is None else _picture_to_wire(value.picture),
-        **_all_fit(_take_counts(value)),
-    )
-
-
-def _picture_to_wire(value: Picture) -> pb.Picture:
-    return pb.Picture(epoch=value.epoch, **_take_cells(value))
-
-
-def _picture_from_wire(message: pb.Picture) -> Picture:
-    return Picture(
-        epoch=message.epoch, **{name: tuple(cells) for name, cells in _take_cells(message).items()}
-    )
-
-
-def dataset_status_from_wire(message: pb.DatasetStatus) -> calls.DatasetStatus:
-    return calls.DatasetStatus(
-        task_type=_member(_TYPE_FROM_WIRE, message.task_type),
-        quarantine=tuple(calls.QuarantinedRecord(**_take_quarantined(q)) for q in message.quarantine),
-        picture=_picture_from_wire(message.picture) if message.HasField("picture") else None,
-        **_take_counts(message),
-    )
-
-
-def status_to_wire(value: calls.MasterStatus) -> pb.StatusResponse:
-    return pb.StatusResponse(
-        ledger=value.ledger,
-        durable=value.durable,
-        datasets=[dataset_status_to_wire(d) for d in value.datasets],
-        trainers=[_trainer_to_wire(trainer) for trainer in value.trainers],
-        suspended={_fit(name): _fit(why) for name, why in value.suspended.items()},
-        time=value.time,
-        started_at=value.started_at,
-        events=[pb.Event(kind=e.kind.value, **_all_fit(_take_event(e))) for e in value.events],
-        departed=[pb.Departed(**_all_fit(_take_departed(d))) for d in value.departed],
-        event_counts=value.event_counts,
-    )
-
-
-def status_from_wire(message: pb.StatusResponse) -> calls.MasterStatus:
-    return calls.MasterStatus(
-        ledger=message.ledger,
-        durable=message.durable,
-        datasets=tuple(dataset_status_from_wire(d) for d in message.datasets),
-        trainers=tuple(_trainer_from_wire(trainer) for trainer in message.trainers),
-        suspended=dict(message.suspended),
-        time=message.time,
-        started_at=message.started_at,
-        events=tuple(
-            Event(kind=_KINDS[e.kind], **_take_event(e)) for e in message.events if e.kind in _KINDS
-        ),
-        departed=tuple(Departed(**_take_departed(d)) for d in message.departed),
-        event_counts=dict(message.event_counts),
-    )
-
-
-def _trainer_to_wire(value: calls.TrainerStatus) -> pb.TrainerStatus:
-    measures = None if value.measures is None else measures_to_wire(value.measures)
-    return pb.TrainerStatus(
-        datasets=value.datasets, state=value.state.value, measures=measures, **_take_session(value)
-    )
-
-
-def _trainer_from_wire(message: pb.TrainerStatus) -> calls.TrainerStatus:
-    measures = measures_from_wire(message.measures) if message.HasField("measures") else None
-    return calls.TrainerStatus(
-        datasets=tuple(message.datasets),
-        state=_TRAINER_STATES.get(message.state, calls.TrainerState.LIVE),
-        measures=measures,
-        **_take_session(message),
-    )

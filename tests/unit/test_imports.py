@@ -40,7 +40,13 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data", "client.torchrun", "integrations.transformers", "integrations.torchtitan"),
+    "torch": (
+        "data",
+        "client.model",
+        "client.torchrun",
+        "integrations.transformers",
+        "integrations.torchtitan",
+    ),
     "grpc": (
         *(
             "rpc",
