@@ -130,15 +130,15 @@ bench: $(STAMP)  ## the benchmarks, each with a table and JSON under runs/
 	$(BIN)/python benchmarks/shuffle.py --json runs/shuffle.json
 	$(BIN)/python benchmarks/readers.py --json runs/readers.json
 
-# The oldest tools that the package supports: see edl_torch/rpc/generate.py.
+# The oldest tools that the package supports: see tools/make_stubs.py.
 STUBS := .venv-stubs
-$(STUBS)/.installed: edl_torch/rpc/generate.py
+$(STUBS)/.installed: tools/make_stubs.py
 	$(PYTHON) -m venv $(STUBS)
 	$(STUBS)/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.71.0
 	@touch $@
 
 stubs: $(STUBS)/.installed  ## generate the protobuf stubs again, with tools in an environment of their own
-	$(STUBS)/bin/python -m edl_torch.rpc.generate
+	$(STUBS)/bin/python tools/make_stubs.py
 
 clean:  ## remove the environment and everything generated
 	rm -rf $(VENV) .venv-* runs build dist .mypy_cache .ruff_cache .hypothesis

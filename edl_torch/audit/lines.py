@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from edl_torch.errors import EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Source, TaskType
+from edl_torch.trainer.facts import ModelSeen
 
 VERSION = 3
 SUFFIX = ".audit"
@@ -74,6 +77,21 @@ def read_spec(values: Mapping[str, Any]) -> DatasetSpec:
     sources = tuple(Source(name=name, start=start, count=count) for name, start, count in values["sources"])
     kept = {name: values[name] for name in _SPEC_VALUES}
     return DatasetSpec(**kept, sources=sources, task_type=TaskType[values["task_type"]])
+
+
+def write_model(seen: ModelSeen) -> dict[str, object]:
+    """Return a sample of a model as JSON values: some 3 kB at most."""
+    values = {field.name: getattr(seen, field.name) for field in fields(seen)}
+    return {
+        name: b64encode(value).decode() if isinstance(value, bytes) else value
+        for name, value in values.items()
+    }
+
+
+def read_model(values: Mapping[str, Any]) -> ModelSeen:
+    """The sample that `write_model` wrote. Raises ValueError, TypeError or KeyError for anything else."""
+    found = {field.name: values[field.name] for field in fields(ModelSeen)}
+    return ModelSeen(**found | {name: b64decode(found[name], validate=True) for name in ("values", "sums")})
 
 
 # Acknowledgements -------------------------------------------------------------------------------------

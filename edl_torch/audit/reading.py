@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from edl_torch.audit.lines import COLUMNS, SUFFIX, TASK, VERSION, DamagedLine, read_rows, read_spec
+from edl_torch.audit.lines import (
+    COLUMNS,
+    SUFFIX,
+    TASK,
+    VERSION,
+    DamagedLine,
+    read_model,
+    read_rows,
+    read_spec,
+)
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.facts import ModelSeen, Way
 
 BLOCK_BYTES = 1 << 24  # of rows, read together
 
@@ -64,6 +74,22 @@ class Repeated:
     line: int
 
 
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """Sample of a session's model, as `ModelSeen` says; `line` is that of the token, where one was taken."""
+
+    at: str
+    steps: int
+    number: int
+    shape: str
+    sharded: bool
+    eps: float
+    values: npt.NDArray[np.float32]
+    sums: npt.NDArray[np.float32]
+    word: str
+    line: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Token that was taken. `late` says that the session knew of a later lineage, or of another ledger."""
@@ -106,6 +132,7 @@ class Chapter:
     repeated: list[Repeated] = field(default_factory=list)
     uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
     snapshots: list[Snapshot] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -257,6 +284,10 @@ class _LogReader:
                 self._ways.append((line, Way[values["way"].upper()]))
             case "snapshot":
                 self._chapters[-1].snapshots.append(_snapshot(self._chapters[-1], values, line))
+                for seen in self._chapters[-1].seen[-1:]:
+                    seen.line = line if seen.at == "token" else seen.line
+            case "model":
+                self._chapters[-1].seen.append(_seen(read_model(values), line))
             case "returned" | "void":
                 self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
             case "uncounted":
@@ -362,6 +393,12 @@ def _snapshot(chapter: Chapter, values: dict[str, Any], line: int) -> Snapshot:
         late=(ledger, lineage) != (chapter.ledger, chapter.lineage),
         line=line,
     )
+
+
+def _seen(found: ModelSeen, line: int) -> Seen:
+    values, sums = (np.frombuffer(text, dtype="<f4") for text in (found.values, found.sums))
+    told = {field.name: getattr(found, field.name) for field in fields(found)}
+    return Seen(**told | {"values": values, "sums": sums}, line=line)
 
 
 def _repeated(values: dict[str, Any], kind: Kind, line: int) -> Repeated:

@@ -16,6 +16,7 @@ from edl_torch.audit.chain import Chain, FinalWord
 from edl_torch.audit.findings import Finding, Findings
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import History, histories
+from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs
 from edl_torch.errors import AuditError
@@ -89,7 +90,7 @@ class Verdict:
     counted: int  # acknowledged by counting: by reports on batches of several loader workers
     uncounted: int  # reported so, and trained on again, as the reports do not say which
     unstepped: int  # acknowledged at the end of the job, though no step came on them
-    unattached: int  # acknowledged as the loop asked or said, at trainers without an attached optimizer
+    models: Models  # that learnt them
     inexact_tokens: int  # of those that the model went through
     doubts: tuple[str, ...] = ()  # why these are inexact
     unfinished: bool = False  # it was asked for, and records are open
@@ -128,8 +129,9 @@ class Verdict:
             return Outcome.UNFINISHED
         if not self.exact:
             return Outcome.INEXACT
-        shown = self.task_type is TaskType.TRAINING and not self.unattached
-        return Outcome.PROVEN if shown else Outcome.DELIVERED
+        if self.task_type is not TaskType.TRAINING:
+            return Outcome.DELIVERED
+        return Outcome.PROVEN if self.models.one else Outcome.DELIVERED
 
 
 def audit(
@@ -228,7 +230,7 @@ def _judge(
         counted=ways[Way.COUNT],
         uncounted=sum(part.uncounted for part in parts),
         unstepped=ways[Way.UNSTEPPED],
-        unattached=ways[Way.NEXT] + ways[Way.TOKEN] + ways[Way.REPORT],
+        models=models_of(history, parts),
         inexact_tokens=len(doubts),
         doubts=tuple(doubts),
         unsettled=sum(part.unsettled for part in parts),

@@ -8,6 +8,8 @@ from edl_torch.audit.verdict import Outcome, Verdict
 from edl_torch.shard import TaskType
 from edl_torch.trainer.facts import Way
 
+_NAMED = 8  # models in a headline
+
 MEANING = {
     "lost": "no outcome",
     "doubled": "more than one outcome",
@@ -45,7 +47,15 @@ def delivered(verdict: Verdict) -> str:
     """Return what is known of a dataset of which it is not shown that one model has all."""
     if verdict.task_type is not TaskType.TRAINING:
         return "each record went to a loop once"
-    return "each record was trained on once, as the loop says"
+    shares = verdict.models.shares
+    if len(shares) < 2:
+        return "each record was trained on once, as the loop says"
+    named = [f"{'+'.join(share.trainers)} {share.records:,}" for share in shares[:_NAMED]]
+    named += ["…"] if len(shares) > _NAMED else []
+    return (
+        f"each record was trained on once, by {len(shares)} trainers with models of their own: "
+        f"{', '.join(named)}"
+    )
 
 
 def grounds(verdict: Verdict) -> Iterator[str]:
@@ -53,6 +63,7 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     rests_on = [f"{count} {_WAYS[way]}" for way, count in verdict.rests_on.items()]
     if rests_on:
         yield f"acknowledged: {'; '.join(rests_on)}"
+    yield from verdict.models.shown
     if verdict.judged:
         yield "by the logs and the master's own word"
     if verdict.unsettled:
@@ -64,11 +75,13 @@ def undecided(verdict: Verdict) -> Iterator[str]:
     """Yield why it is not shown that one model has all, with the line of code that would show it."""
     if verdict.task_type is not TaskType.TRAINING:
         yield "it is no training data, and has no model: this is the best verdict that it can get"
-    elif verdict.unattached:
+        return
+    if verdict.models.unattached:
         yield (
-            f"{verdict.unattached} record(s) were acknowledged as the loop asked for the next batch, or said "
-            f"so: no step shows that a model learnt them. Before the loop: loader.attach(optimizer)"
+            f"{verdict.models.unattached} record(s) were acknowledged as the loop asked for the next batch, "
+            f"or said so: no step shows that a model learnt them. Before the loop: loader.attach(optimizer)"
         )
+    yield from verdict.models.reasons
 
 
 def inexact(verdict: Verdict) -> Iterator[str]:

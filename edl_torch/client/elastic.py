@@ -37,6 +37,7 @@ class ElasticSession:
         self.end_abandoned()
         self._session.loop_thread = get_ident()
         number = self._session.run(self._trainer.open(epoch))
+        self.model_changed()
         self.loop_left(self.opened)
         self.opened, self._switch = number, keep_switch()
         return number
@@ -78,6 +79,8 @@ class ElasticSession:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
         try:
             self._session.end(self._passes.close(number))
+            if not self._session.torn:
+                self._session.see_model("end")
         finally:
             self.loop_left(number)
         self.warn_of_what_went_back()
@@ -228,5 +231,32 @@ class ElasticSession:
         """Note a step of an attached optimizer."""
         if self._abandoned:
             self.end_abandoned()
-        if self._session.do(self._passes.step_now, optimizer):
-            self._session.run(self._trainer.reporter.send())
+        session, model = self._session, self._session.model
+        is_left = model is not None and not self.is_open(self.opened) and self._trainer.state.inflight.batches
+        if session.do(self._passes.step_now, optimizer):
+            session.run(self._trainer.reporter.send())
+        if model is not None:
+            is_due = model.stepped()
+            if is_left:  # behind the end of a pass nothing else looks at the model that has these batches
+                session.flush()
+                session.see_model("end")
+            elif is_due:
+                session.see_model("step")
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether a log is kept, and so the model is looked at."""
+        return self._session.model is not None
+
+    def about_to_step(self) -> None:
+        """Look at the model before the first step of a pass, or of another optimizer: what goes on from here
+        is what was loaded, whenever that was."""
+        model = self._session.model
+        if model is not None and model.is_due:
+            self._session.see_model("begin")
+
+    def model_changed(self, word: str = "") -> None:
+        """Note that the model may be another one, or that the user says why it is one."""
+        model = self._session.model
+        if model is not None:
+            model.is_due, model.word = True, word or model.word

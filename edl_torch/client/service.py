@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, Self
 from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_count, check_is_reader, order_of
 from edl_torch.client.master_api import MasterApi
-from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler, is_deepspeeds
+from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler, is_deepspeeds
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.link_server import LinkServer
@@ -132,7 +132,6 @@ class DataShardService:
         self._links: LinkServer | None = None
         self._raw = DirectLink(self._session)
         self._raw_open = False
-        self._optimizers = Optimizers(self._session.elastic)
         self._loaders: weakref.WeakSet[KeepsWorkers] = weakref.WeakSet()
         self._pid = os.getpid()
         self._closed = False
@@ -282,7 +281,9 @@ class DataShardService:
         self._live_session.abandon_pass()
         self._raw_open = False
 
-    def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:
+    def attach(
+        self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None, one_model: str = ""
+    ) -> None:
         """Acknowledge the batches of an `ElasticDataLoader` after each `optimizer.step()`, not before.
 
         With several optimizers a batch counts once each of them has stepped. A step that a `GradScaler` skips
@@ -291,9 +292,13 @@ class DataShardService:
         the batch. Of a wrapper with the optimizer inside (Accelerate's, DeepSpeed's) that one is attached. An
         engine of DeepSpeed's counts at the end of each accumulation, overflows included.
         Attaching does not keep an optimizer alive, and attaching twice is attaching once.
+
+        With `audit_dir` the audit log gets samples of the optimizers' parameters, by which `edl-torch audit`
+        shows that all trainers had one model. Where that cannot show, as with local SGD or a checkpoint that
+        is loaded in part, `one_model` says why it is one; the verdict repeats it.
         """
         self._check_open()
-        self._optimizers.attach(optimizer, scaler)
+        self._session.optimizers.attach(optimizer, scaler, one_model)
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
         """Let an attached optimizer decide no more, as when another takes its place.
@@ -304,16 +309,18 @@ class DataShardService:
         one that is not attached.
         """
         self._check_open()
-        self._optimizers.detach(optimizer)
+        self._session.optimizers.detach(optimizer)
 
     @property
     def _torch_optimizers(self) -> list[Any]:
         """The attached optimizers that have parameters, for the loaders of this package."""
-        return [optimizer for optimizer in self._optimizers.alive() if hasattr(optimizer, "param_groups")]
+        return [
+            optimizer for optimizer in self._session.optimizers.alive() if hasattr(optimizer, "param_groups")
+        ]
 
     def _check_no_engine(self, *optimizers: Any) -> None:
         """Raise InvalidArgument where gradients are DeepSpeed's, which may keep them in parts."""
-        for optimizer in (*optimizers, *self._optimizers.alive()):
+        for optimizer in (*optimizers, *self._session.optimizers.alive()):
             if is_deepspeeds(optimizer):
                 raise InvalidArgument(
                     "scale_gradients() does not reach the gradients of a DeepSpeed engine: train on "
@@ -410,7 +417,6 @@ class DataShardService:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
-        self._optimizers.close()
         try:
             self._session.close()
         finally:

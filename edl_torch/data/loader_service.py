@@ -55,9 +55,11 @@ class ServiceMethods:
         while not (self._notice.seen or self.service.finished):
             yield self.service.epoch
 
-    def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:
+    def attach(
+        self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None, one_model: str = ""
+    ) -> None:
         """Acknowledge batches after each `optimizer.step()`; see `DataShardService.attach`."""
-        self.service.attach(optimizer, scaler=scaler)
+        self.service.attach(optimizer, scaler=scaler, one_model=one_model)
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
         """Let an attached optimizer decide no more; see `DataShardService.detach`."""

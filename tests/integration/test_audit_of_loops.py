@@ -57,6 +57,7 @@ class Sgd:
     def __init__(self) -> None:
         self._optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         self.register_step_post_hook = self._optimizer.register_step_post_hook
+        self.param_groups = self._optimizer.param_groups
 
     def step(self) -> None:
         self._optimizer.param_groups[0]["params"][0].grad = torch.ones(1)

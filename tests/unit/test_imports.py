@@ -40,7 +40,13 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data", "client.torchrun", "integrations.transformers", "integrations.torchtitan"),
+    "torch": (
+        "data",
+        "client.model",
+        "client.torchrun",
+        "integrations.transformers",
+        "integrations.torchtitan",
+    ),
     "grpc": (
         *(
             "rpc",
@@ -57,8 +63,8 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("master.web.metrics",),
     "rich": ("cli.top",),
     "google": ("rpc", "master.servicer", "client.grpc.client"),
-    "cv2": ("readers", "checking.sheet", "testing.images"),
-    "pycocotools": ("readers", "testing.images"),
+    "cv2": ("readers", "checking.sheet"),
+    "pycocotools": ("readers",),
     "PIL": (),
     "ray": ("integrations.ray",),
     "tensorflow": ("integrations.tensorflow",),

@@ -36,6 +36,7 @@ def test_a_proof_ends_with_0(job, capsys):
         "  acknowledged 25  quarantined 0  dropped 0  lost 0  doubled 0  forgotten 0",
         "  rolled back 0  refused as stale 0",
         "  acknowledged: 25 when an attached optimizer had stepped",
+        "  that trainers had one model is their user's word: 'a test says so'",
     ]
 
 
@@ -102,13 +103,13 @@ def test_wrong_input_ends_with_2(job, tmp_path, capsys):
     path = job.trainers[0].log.path
     path.write_text(f"{path.read_text()}what\n=\n")
     assert audit(job) == 2
-    assert f"{path.name}', line 3, is damaged" in capsys.readouterr().err
+    assert f"{path.name}', line 4, is damaged" in capsys.readouterr().err
 
 
 def test_delivered_has_a_status_of_its_own_that_may_be_expected(tmp_path, capsys):
     writer = Writer(tmp_path)
     writer.whole(1, 0, way=Way.NEXT)
-    writer.whole(2, 1, way=Way.REPORT)
+    writer.whole(2, 1, way=Way.NEXT)
     assert main(["audit", str(tmp_path)]) == 4
     said = capsys.readouterr().out
     assert said.startswith(

@@ -43,6 +43,7 @@ REGISTRATIONS = st.builds(
     epoch_barrier=st.none() | FLAG,
     max_bad_records=st.none() | INT,
     shuffle_window=st.none() | INT,
+    fingerprint=st.none() | TEXT,
 )
 SPECS = st.builds(
     DatasetSpec,
@@ -58,6 +59,7 @@ SPECS = st.builds(
     epoch_barrier=FLAG,
     max_bad_records=INT,
     shuffle_window=st.integers(1, 2**62),
+    fingerprint=TEXT,
 )
 HISTOGRAMS = st.builds(
     Histogram,
