@@ -79,7 +79,7 @@ class ImageFolderReader(IndexedReader):
         """Names, and sizes of some files."""
         classes = [("class folders", digest_of(self.classes))] if self.classes else []
         names, root = self._files, self.name
-        return listing("names", names, sizes(self.count, lambda n: os.path.join(root, names[n])), classes)
+        return listing("names", names, sizes(self.count, lambda n: [os.path.join(root, names[n])]), classes)
 
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""

@@ -18,7 +18,7 @@ from edl_torch.fingerprint import LISTED, RUNS, Fingerprint
 from edl_torch.readers.shared.mapped import StringTable
 
 _LISTED_BYTES = 1 << 15
-_FEWEST_SIZES, _MOST_SIZES, _ONE_IN = 32, 1024, 512
+_FEWEST_SIZES, _MOST_SIZES, _ONE_IN = 64, 1024, 512
 _BLOCKS, _BLOCK_BYTES = 64, 4096
 _RECORDS = 64
 _DEEPEST = 8
@@ -56,10 +56,16 @@ def chosen(count: int, most: int) -> list[int]:
     return list(range(count)) if count <= most else sorted(random.Random(count).sample(range(count), most))
 
 
-def sizes(count: int, path_of: Callable[[int], str]) -> dict[int, str]:
-    """Return the bytes of some of `count` files, by place: of 32 or fewer all, of very many a thousand."""
+def listing_of(path: str, names: Iterable[str], files: Callable[[int], list[str]]) -> Fingerprint:
+    """Return the fingerprint of what the file `path` lists: its bytes, and sizes of some entries' files."""
+    table = names if isinstance(names, StringTable) else StringTable(names)
+    return listing("names", table, sizes(len(table), files), [(os.path.basename(path), whole_file(path))])
+
+
+def sizes(count: int, files: Callable[[int], list[str]]) -> dict[int, str]:
+    """Return sizes of files of some of `count` entries, by place: of 64 or fewer all, of very many 1,024."""
     most = min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN))
-    return {place: _size(path_of(place)) for place in chosen(count, most)}
+    return {place: " ".join(map(_size, files(place))) for place in chosen(count, most)}
 
 
 def _size(path: str) -> str:

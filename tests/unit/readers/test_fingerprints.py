@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from image_files import write_coco, write_manifest, write_voc
+from recordio_kit import RECORDS
+from recordio_kit import write as write_records
 
 from edl_torch.fingerprint import describe_change, differ, strength_of
+from edl_torch.readers import ParquetReader, RecordIODataReader
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
+from edl_torch.readers.images.coco import CocoCaptionsReader
 from edl_torch.readers.images.folder import ImageFolderReader
+from edl_torch.readers.images.manifest import ImageManifestReader
+from edl_torch.readers.images.voc import VocReader
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.text.csv_reader import CsvReader
 from edl_torch.readers.text.text_reader import TextReader
@@ -46,6 +55,51 @@ def table(at: Path) -> AbstractDataReader:
     return CsvReader(at, index_dir=at)
 
 
+def footer_of(file: Path) -> bytes:
+    data = file.read_bytes()
+    return data[-8 - int.from_bytes(data[-8:-4], "little") :]
+
+
+def plain(at: Path) -> AbstractDataReader:
+    for part in range(3):
+        (at / f"day={part}").mkdir()
+        rows = pa.table({"x": np.arange(3000) * (part + 1)})
+        pq.write_table(
+            rows,
+            at / f"day={part}" / "a.parquet",
+            row_group_size=500,
+            use_dictionary=False,
+            compression="none",
+        )
+    return ParquetReader(at)
+
+
+def permute_plain(file: Path) -> None:
+    rows, footer = pq.read_table(file, partitioning=None), footer_of(file)
+    order = np.concatenate([first + np.arange(500)[::-1] for first in range(0, 3000, 500)])
+    pq.write_table(rows.take(order), file, row_group_size=500, use_dictionary=False, compression="none")
+    assert footer_of(file) == footer
+
+
+def chunks(at: Path) -> AbstractDataReader:
+    for part in range(3):
+        write_records(at / f"{part}.rec", [b"%d.%03d" % (part, n) for n in range(500)])
+    return RecordIODataReader(at)
+
+
+def manifest(at: Path) -> AbstractDataReader:
+    return ImageManifestReader(write_manifest(at, [n % 3 for n in range(48)]))
+
+
+def captions(at: Path) -> AbstractDataReader:
+    folder, listed, _ = write_coco(at)
+    return CocoCaptionsReader(folder, listed)
+
+
+def voc(at: Path) -> AbstractDataReader:
+    return VocReader(write_voc(at))
+
+
 def replaced(at: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     file, times = at / name, os.stat(at / name)
     file.write_bytes(change(file.read_bytes()))
@@ -69,6 +123,24 @@ FILES: list[tuple[Make, str, Callable[[Path], Any], str]] = [
     (classes, "names", lambda at: other_file(at, "class1/07.jpg", "class2/07.jpg"), "added 'class2/07.jpg'"),
     (lines, "sampled", lambda at: replaced(at, "all.txt", with_rows_permuted), "changed 'all.txt'"),
     (table, "sampled", lambda at: replaced(at, "1.csv", with_rows_permuted), "changed '1.csv'"),
+    (plain, "sampled", lambda at: permute_plain(at / "day=1" / "a.parquet"), "changed 'day=1/a.parquet'"),
+    (chunks, "whole", lambda at: write_records(at / "1.rec", RECORDS[::-1]), "changed '1.rec'"),
+    (manifest, "names", lambda at: replaced(at, "manifest.csv", with_rows_permuted), "'manifest.csv'"),
+    (manifest, "names", lambda at: (at / "images" / "0007.png").unlink(), "changed 'images/0007.png'"),
+    (
+        captions,
+        "names",
+        lambda at: replaced(
+            at, "annotations/captions.json", lambda data: data.replace(b"caption 1", b"no hing 1")
+        ),
+        "changed 'captions.json'",
+    ),
+    (
+        voc,
+        "names",
+        lambda at: replaced(at, "VOCdevkit/VOC2012/Annotations/0001.xml", lambda data: data + b"\n"),
+        "changed '0001'",
+    ),
 ]
 IDS = [f"{make.__name__}-{number}" for number, (make, *_) in enumerate(FILES)]
 
@@ -103,8 +175,11 @@ def test_the_same_data_elsewhere_and_copied_later_have_the_same_fingerprint(
     assert reader_fingerprint(copy) == reader_fingerprint(reader)
 
 
-def _arguments(reader: AbstractDataReader, at: Path) -> tuple[Path]:
-    return (at / "all.txt" if isinstance(reader, TextReader) else at,)
+def _arguments(reader: AbstractDataReader, at: Path) -> tuple[Path, ...]:
+    if isinstance(reader, CocoCaptionsReader):
+        return at / "images", at / "annotations" / "captions.json"
+    file = {TextReader: "all.txt", ImageManifestReader: "manifest.csv"}.get(type(reader))
+    return (at if file is None else at / file,)
 
 
 # Map-style datasets ---------------------------------------------------------------------------------------
