@@ -191,34 +191,47 @@ def _history(
 def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     """Return the ledgers, the oldest first, and those of them that may be the last.
 
-    One is later than another where it began from a token of that, where a session came to it from that, or
-    where its trainers came later to a folder of logs. No clock is asked: those of several machines differ. A
-    ledger that is nobody's successor, and in which nothing was learnt, is not the last.
+    One is later than another where a session came to it from that, where its trainers came later to a folder
+    of logs, or, if nothing of this says otherwise, where it began from a token of that. No clock is asked:
+    those of several machines differ. A ledger that is nobody's successor, and in which nothing was learnt, is
+    not the last.
     """
-    taken: defaultdict[str, set[str]] = defaultdict(set)
     before: dict[str, set[str]] = {chapter.ledger: set() for _, _, chapter in chapters}
-    for _, _, chapter in chapters:
-        for snapshot in chapter.snapshots:
-            taken[snapshot.digest].add(snapshot.ledger)
     came_from: dict[int, str] = {}
+    taken: defaultdict[str, set[str]] = defaultdict(set)
     for place, _, chapter in chapters:
         before[chapter.ledger].add(came_from.get(place, chapter.ledger))
-        before[chapter.ledger] |= taken[token_digest(chapter.token)] if chapter.token is not None else set()
         came_from[place] = chapter.ledger
+        for snapshot in chapter.snapshots:
+            taken[snapshot.digest].add(snapshot.ledger)
     for run in came:
-        for one, next_one in pairwise(name for name in run if name in before):
-            before[next_one].add(one)
-    earlier = {name: (found - {name}) & before.keys() for name, found in before.items()}
-    learnt = {chapter.ledger for _, _, chapter in chapters if len(chapter.rows) or chapter.quarantined}
-    order: list[str] = []
-    while left := earlier.keys() - order:
-        order += sorted(name for name in left if not earlier[name] & left) or sorted(left)  # in a circle
-    for name in order:  # all that came before, and not only the next
-        for found in earlier.values():
-            found |= earlier[name] if name in found else set()
+        for one, later in pairwise(name for name in run if name in before):
+            before[later].add(one)
+    earlier = _all_before(before)
+    for _, _, chapter in chapters:
+        if chapter.token is not None:  # which others may have taken since, at the same position
+            of_it = taken[token_digest(chapter.token)] & before.keys()
+            before[chapter.ledger] |= {one for one in of_it if chapter.ledger not in earlier[one]}
+    earlier = _all_before(before)
     followed = {one for name, found in earlier.items() for one in found if name not in earlier[one]}
+    learnt = {chapter.ledger for _, _, chapter in chapters if len(chapter.rows) or chapter.quarantined}
+    order = sorted(earlier, key=lambda name: (len(earlier[name]), name))
     last = [name for name in order if name not in followed and (name in learnt or earlier[name])]
     return order, last or order[-1:]
+
+
+def _all_before(before: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return what came before each, and not only just before it."""
+    found: dict[str, set[str]] = {}
+    for name in before:
+        reached: set[str] = set()
+        ahead = [name]
+        while ahead:
+            new = before[ahead.pop()] - reached
+            reached |= new
+            ahead += new
+        found[name] = reached - {name}
+    return found
 
 
 def _most_epochs(chapters: list[_Placed], ledger: str) -> int:

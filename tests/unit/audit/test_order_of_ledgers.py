@@ -79,3 +79,17 @@ def test_an_empty_ledger_that_nobody_went_on_from_is_no_run(tmp_path):
     Writer(tmp_path / "two", "t", ledger="b")
     (verdict,) = audit([tmp_path / "one", tmp_path / "two"])
     assert (verdict.outcome, verdict.ledger) == (Outcome.PROVEN, "a")
+
+
+def test_a_token_that_a_later_run_took_as_well_ties_nothing_to_it(tmp_path):
+    """Another run, begun anew, was at the same position, and so had the same token."""
+    job = Job(tmp_path, SMALL, trainers=1)
+    job.train_batches(2)
+    token = job.checkpoint(0)
+    job.restart(token)
+    job.finish()
+    job.restart(None)
+    job.train_batches(2)
+    assert job.checkpoint(0) == token
+    job.finish()
+    assert (one(tmp_path).outcome, one(tmp_path).ledger) == (Outcome.PROVEN, "ledger3")
