@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum, IntEnum
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
-from edl_torch.core.events import Departed, Event
-from edl_torch.core.measures import Histogram, Measures
-from edl_torch.core.picture import Picture
+from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerStatus
+from edl_torch.core.events import Event
+from edl_torch.core.measures import Measures
 
 Plain = dict[str, Any]
-_Taker = tuple[tuple[str, ...], Callable[[object], tuple[Any, ...]]]
-
-
-def _taker(kind: type, *derived: str, without: tuple[str, ...] = ()) -> _Taker:
-    names = (*(field.name for field in fields(kind) if field.name not in without), *derived)
-    return names, attrgetter(*names)
-
 
 _MEASURED = ("waiting_share", "mean_read_s", "mean_transform_s")
 _DIGITS = (3, 6, 6)  # that the page shows
 _get_measured = attrgetter(*_MEASURED)
-_DATASET = _taker(
-    DatasetStatus,
-    *("outcomes", "epochs_done", "total", "percent", "epoch_percent", "eta_s", "epoch_eta_s"),
-    without=("task_type", "quarantine", "picture"),
-)
-_TRAINER = _taker(TrainerStatus, without=("state", "measures"))
-_MASTER = _taker(
-    MasterStatus,
-    *_MEASURED,
-    without=("datasets", "trainers", "suspended", "events", "departed", "event_counts"),
-)
-_EVENT = _taker(Event, "line", without=("kind",))
-_DEPARTED = _taker(Departed)
-_BAD = _taker(QuarantinedRecord)
-_PICTURE = _taker(Picture)
-_MEASURES = _taker(Measures, *_MEASURED, without=("waited", "stepped"))
-_HISTOGRAM = _taker(Histogram)
+_DERIVED: dict[type, tuple[str, ...]] = {  # properties that are shown beside the fields
+    DatasetStatus: ("outcomes", "epochs_done", "total", "percent", "epoch_percent", "eta_s", "epoch_eta_s"),
+    MasterStatus: _MEASURED,
+    Measures: _MEASURED,
+    Event: ("line",),
+}
+_SCALARS = frozenset((int, str, float, bool, type(None)))
 _AS_IT_IS = ("session", "worker_id", "slow", "trained", "leases")
 _ROW_AS_IT_IS = attrgetter(*_AS_IT_IS)
 ROW = (
@@ -50,14 +33,25 @@ ROW = (
 )
 
 
-def _take(taker: _Taker, value: object) -> Plain:
-    names, get = taker
-    return dict(zip(names, get(value), strict=True))
+def plain(value: Any) -> Any:
+    """Return a status, or a part of one, as values that JSON has; task types by name."""
+    kind: Any = type(value)
+    if kind in _SCALARS:
+        return value
+    if names := _names(kind):
+        return {name: plain(getattr(value, name)) for name in names}
+    if kind is tuple and value and type(value[0]) not in _SCALARS:
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.name if isinstance(value, IntEnum) else value.value
+    return value
 
 
-def plain(status: MasterStatus) -> Plain:
-    """Return the status as values that JSON has."""
-    return _common(status, None) | {"trainers": [_trainer(trainer) for trainer in status.trainers]}
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    """Return what is shown of the values of a dataclass; nothing of others."""
+    own = (field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    return (*own, *_DERIVED.get(kind, ()))
 
 
 def plain_frame(status: MasterStatus, most_bad: int) -> Plain:
@@ -65,34 +59,16 @@ def plain_frame(status: MasterStatus, most_bad: int) -> Plain:
 
     `trainers` are rows of the columns that `trainer_columns` names: they are most of it.
     """
-    rows = [_row(trainer) for trainer in status.trainers]
-    return _common(status, most_bad) | {"trainer_columns": ROW, "trainers": rows}
-
-
-def _common(status: MasterStatus, most_bad: int | None) -> Plain:
-    return _take(_MASTER, status) | {
-        "suspended": dict(status.suspended),
-        "event_counts": dict(status.event_counts),
-        "datasets": [_dataset(dataset, most_bad) for dataset in status.datasets],
-        "events": [_take(_EVENT, event) | {"kind": event.kind.value} for event in status.events],
-        "departed": [_take(_DEPARTED, gone) for gone in status.departed],
+    shown = {
+        name: plain(getattr(status, name))
+        for name in _names(MasterStatus)
+        if name not in ("datasets", "trainers")
     }
-
-
-def _dataset(dataset: DatasetStatus, most_bad: int | None) -> Plain:
-    return _take(_DATASET, dataset) | {
-        "task_type": dataset.task_type.name,
-        "quarantine": [_take(_BAD, bad) for bad in dataset.quarantine[:most_bad]],
-        "picture": None if dataset.picture is None else _take(_PICTURE, dataset.picture),
+    return shown | {
+        "datasets": [plain(replace(d, quarantine=d.quarantine[:most_bad])) for d in status.datasets],
+        "trainer_columns": ROW,
+        "trainers": [_row(trainer) for trainer in status.trainers],
     }
-
-
-def _trainer(trainer: TrainerStatus) -> Plain:
-    measures: Mapping[str, Any] | None = None
-    if trainer.measures is not None:
-        both = {name: getattr(trainer.measures, name) for name in ("waited", "stepped")}
-        measures = _take(_MEASURES, trainer.measures) | {n: _take(_HISTOGRAM, h) for n, h in both.items()}
-    return _take(_TRAINER, trainer) | {"state": trainer.state.value, "measures": measures}
 
 
 def _row(trainer: TrainerStatus) -> tuple[Any, ...]:
