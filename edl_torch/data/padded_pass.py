@@ -27,7 +27,7 @@ class PaddedPass(SteppingPass):
                 return self._pad(), 0
         self._stepped = True
         self._padding.keep(envelope.batch)
-        self._weights.step(envelope.size)
+        self._has(envelope.size)
         return envelope.batch, envelope.size
 
     def _look(self) -> bool:
