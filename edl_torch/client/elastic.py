@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, ConcurrentIteration
@@ -13,8 +13,6 @@ from edl_torch.shard import Indices, Slice
 from edl_torch.system.interrupts import Switch, drop_switch, keep_switch
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.tickets import Ticket
-
-T = TypeVar("T")
 
 if TYPE_CHECKING:
     from edl_torch.client.session import Session
@@ -42,7 +40,7 @@ class ElasticSession:
         self._passes = session.trainer.elastic
         self.opened = 0  # the newest pass
         self._switch: Switch | None = None  # of Ctrl-C, kept while a loop asks for batches of that pass
-        self.gradients: Gradients | None = None  # of the attached optimizers
+        self.gradients: Gradients | None = None  # of optimizers, once one is attached
         self._left: list[tuple[Batch, Any]] = []  # what went back, with its gradients, until the next step
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
 
@@ -108,7 +106,7 @@ class ElasticSession:
         """Keep the gradients of the batch in hand where it goes back: a step may still use them."""
         batches, discarded = self._trainer.state.batches, self._passes.discarded
         batch, changed = batches.in_hand, []
-        if self.gradients is not None and batches.attached and batches.has_in_hand:
+        if self.gradients is not None and batches.has_in_hand:
             changed = self.gradients.changed()
         try:
             yield
@@ -199,15 +197,10 @@ class ElasticSession:
 
     def hand(self, ticket: Ticket) -> bool:
         """Hand a batch to the loop. False when it was thrown away."""
-        return self._marked(
-            self._session.do(self._passes.hand_now, ticket) or self._session.run(self._passes.hand(ticket))
-        )
-
-    def _marked(self, handed: T) -> T:
-        """Note what gradients are in place as the loop gets a batch, where there are optimizers."""
-        if self.gradients is not None and self._trainer.state.batches.attached:
+        mine = self._session.do(self._passes.hand_now, ticket) or self._session.run(self._passes.hand(ticket))
+        if self.gradients is not None:
             self.gradients.mark()
-        return handed
+        return mine
 
     def promise(self, ticket: Ticket, *, unanswered: int) -> bool:
         """Make sure that a batch is this trainer's; `deliver` hands it over later. False: it was thrown away.
@@ -218,7 +211,10 @@ class ElasticSession:
 
     def deliver(self, ticket: Ticket) -> bool:
         """Hand the batch that was promised to the loop. False when it was lost meanwhile."""
-        return self._marked(self._session.do(self._passes.deliver, ticket))
+        mine = self._session.do(self._passes.deliver, ticket)
+        if self.gradients is not None:
+            self.gradients.mark()
+        return mine
 
     def pad(self) -> None:
         """Note that the loop gets a padding batch, which holds no record of its own."""
@@ -234,7 +230,10 @@ class ElasticSession:
 
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
-        return self._marked(self._session.run(self._passes.passed_on()))
+        batch = self._session.run(self._passes.passed_on())
+        if self.gradients is not None:
+            self.gradients.mark()
+        return batch
 
     def give_back(self, *, window: bool = False) -> None:
         """Give back the batch in hand, or the window: it was not trained on."""
@@ -287,10 +286,13 @@ class ElasticSession:
         """
         if self._abandoned:
             self.end_abandoned()
+        if self._session.do(self._step_now, optimizer):
+            self._session.run(self._trainer.reporter.send())
         if self._left:
             self._learn_again()
+
+    def _step_now(self, optimizer: int) -> bool:
         batches, before_hand = self._trainer.state.batches, False
         if batches.ended and batches.has_in_hand and self.gradients is not None:
             before_hand = self.gradients.unchanged()
-        if self._session.do(self._passes.step_now, optimizer, before_hand):
-            self._session.run(self._trainer.reporter.send())
+        return self._passes.step_now(optimizer, before_hand)

@@ -51,7 +51,6 @@ class Optimizers:
 
     def __init__(self, passes: ElasticSession) -> None:
         self._passes = passes
-        passes.gradients = self
         self._attached: dict[int, _Attached] = {}
         self._marks: dict[int, tuple[Any, int]] = {}  # a parameter's gradient, as the batch in hand came
         self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
@@ -118,6 +117,7 @@ class Optimizers:
                 f"leave it out"
             )
         number = self._passes.attach(type(optimizer).__name__)
+        self._passes.gradients = self
         attached = _Attached(weakref.ref(optimizer, self._gone.append), _smallest(optimizer))
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:

@@ -80,13 +80,9 @@ class LoaderPass(Iterator[Any]):
         envelope = self._pull(self._passes.more_to_read, self._passes.hand)
         if envelope is None:
             raise StopIteration
-        self._has(envelope.size)
+        if not self._is_told:  # else the wrapper says of each when it passes it on
+            self._weights.step(envelope.size)
         return envelope.batch, envelope.size
-
-    def _has(self, records: int) -> None:
-        """The loop has a batch of so many records. A wrapper that tells says that when it passes it on."""
-        if not self._is_told:
-            self._weights.step(records)
 
     def _request(self) -> None:
         """The loop asks for a batch. Raises StopIteration where the pass has ended."""

@@ -159,7 +159,8 @@ class LockstepPass(SteppingPass):
         self._stepped = True
         if mine is None:
             return self._pad(), 0
-        self._has(mine.size)
+        if not self._is_told:
+            self._weights.step(mine.size)
         if not self._passes.deliver(mine.ticket):
             raise StaleLease(
                 "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "

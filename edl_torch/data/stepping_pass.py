@@ -41,7 +41,8 @@ class SteppingPass(LoaderPass):
     def _pad(self) -> Any:
         """Return a padding batch, and note that the loop gets one."""
         self._passes.pad()
-        self._has(0)
+        if not self._is_told:
+            self._weights.step(0)
         self._statistics.keep()
         return self._padding.batch()
 

@@ -57,13 +57,15 @@ class Batches:
         self.ahead: deque[Batch] = deque()  # read, and not passed on; oldest first, as the next
         self.unfinished: deque[Batch] = deque()  # passed on, with records, and the loop is not done with them
         self.in_hand: Batch | None = None  # the one that the loop has; without a ticket once it has let go
+        self.attached = False  # whether a step decides when a batch has been trained on
         self.settled = 0  # batches that were acknowledged, or put into quarantine
         self._newest = 0  # the number of the batch that was handed out last
         self._passed = 0  # of the one that was passed on last
         self._touched = 0  # of the newest that a step may have been on
         self._handed = 0  # batches in this pass
         self._unstepped = 0  # of those, the ones up to the first that the loop was done with without a step
-        self._ended: int | None = None  # `_passed` as the pass came to its end
+        self.ended = False  # the pass has come to its end; a wrapper may still hold batches of it
+        self._at_the_end = 0  # `_passed` then
         self._stepped: dict[int, int] = {}  # optimizer -> the newest batch that it has stepped on
         self._in_pass: dict[int, _InPass] = {}
         self._names: dict[int, str] = {}  # of optimizers, for messages
@@ -88,11 +90,6 @@ class Batches:
     def records(self) -> int:
         """Records of all of them."""
         return sum(map(ticket_size, self.tickets))
-
-    @property
-    def ended(self) -> bool:
-        """Whether the pass has come to its end; a wrapper may still hold batches of it."""
-        return self._ended is not None
 
     @property
     def has_in_hand(self) -> bool:
@@ -154,8 +151,10 @@ class Batches:
     def reported(self) -> list[Ticket]:
         """Take all that the loop was passed: it is done with them, as it says."""
         self._unstepped = self._unstepped or self._handed
-        self._stepped = {number: self._passed for number in self._stepped if number != _NOBODY}
-        return self.done()
+        self._stepped = dict.fromkeys(self._stepped, self._passed)
+        done = self.done()
+        self._forget_nobody()
+        return done
 
     def failed(self) -> Ticket:
         """Take the batch in hand, which goes to quarantine: there is nothing to step on."""
@@ -189,21 +188,16 @@ class Batches:
         while self.ahead:
             self.pass_on()
         self._let_go()
-        self._ended = None
+        self.ended = False
         self._handed = self._unstepped = 0
         self._in_pass.clear()
         self._expected = set(self._names)
 
     def end_pass(self) -> None:
         """Note that the pass has come to its end: no batch is asked for any more."""
-        self._ended = self._passed
+        self.ended, self._at_the_end = True, self._passed
 
     # Optimizers -------------------------------------------------------------------------------------------
-
-    @property
-    def attached(self) -> bool:
-        """Whether a step decides when a batch has been trained on."""
-        return bool(self._stepped)
 
     @property
     def all_step(self) -> bool:
@@ -228,6 +222,7 @@ class Batches:
             self._touched = self._passed  # nobody can say of those before
         self._stepped[number] = self.unfinished[0].number - 1 if self.unfinished else self._passed
         self._stepped.pop(_NOBODY, None)
+        self.attached = True
         self._names[number] = name
         self._never.add(number)
         return number
@@ -239,8 +234,9 @@ class Batches:
         del self._names[number]
         self._never.discard(number)
         self._replaced = False
-        if not self._stepped and self.unfinished:
+        if not self._stepped:
             self._stepped[_NOBODY] = upto
+            self._forget_nobody()
 
     def gone(self, number: int) -> None:
         """Forget optimizer `number`, which does not exist any more. The last one stays: a step decides."""
@@ -250,6 +246,7 @@ class Batches:
     def _forget_nobody(self) -> None:
         if not self.unfinished:
             self._stepped.pop(_NOBODY, None)
+            self.attached = bool(self._stepped)
 
     def stepped(self, number: int, *, before_hand: bool = False) -> None:
         """Note that optimizer `number` stepped; with `before_hand` on what came before the batch in hand."""
@@ -259,14 +256,14 @@ class Batches:
             self._never.discard(number)
         if before_hand:
             self._stepped[number] = max(self._stepped[number], self._passed - 1)
-        elif self._ended is None:
+        elif not self.ended:
             mine.steps += 1
             self._stepped[number] = self._passed
         else:
-            self._stepped_after_the_end(number, mine, self._ended)
+            self._stepped_after_the_end(number, mine)
         self._touched = max(self._touched, self._stepped[number])
 
-    def _stepped_after_the_end(self, number: int, mine: _InPass, ended: int) -> None:
+    def _stepped_after_the_end(self, number: int, mine: _InPass) -> None:
         """Note a step after the pass came to its end.
 
         A wrapper that does not tell has passed on one more of what it read ahead, once all optimizers
@@ -279,9 +276,9 @@ class Batches:
             return
         if not self.ahead and not self._waits_for(number):
             self._check_lookahead(mine)
-        self._stepped[number] = max(self._stepped[number], min(ended + mine.after, self._newest))
+        self._stepped[number] = max(self._stepped[number], min(self._at_the_end + mine.after, self._newest))
         after = [self._in_pass[n].after if n in self._in_pass else 0 for n in self._names]
-        while self.ahead and self.ahead[0].number <= ended + min(after):
+        while self.ahead and self.ahead[0].number <= self._at_the_end + min(after):
             self.pass_on()
 
     def _check_lookahead(self, mine: _InPass) -> None:

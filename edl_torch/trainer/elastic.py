@@ -305,10 +305,14 @@ class ElasticPasses:
         self.phase = LOOP[self.phase, Loop.ASKING]
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        state.batches.asked()
         if state.batches.attached or state.batches.is_told:
+            state.batches.asked()
             return False  # what another report led to is raised before the batch is handed over
-        return bool(self._settle(state.batches.done(), Way.NEXT)) and self._reporter.is_due
+        done = state.batches.done()
+        if done:
+            acknowledgements = state.inflight.acknowledge_all(done)
+            state.outbox.note(acknowledgements=acknowledgements, way=Way.NEXT)
+        return bool(done) and self._reporter.is_due
 
     def passed_on(self) -> Procedure[Batch | None]:
         """Note that a wrapper passes on the oldest batch that it has read ahead, or that none is left.
