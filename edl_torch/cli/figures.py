@@ -57,5 +57,5 @@ def share(value: float | None) -> str:
 
 
 def epoch_of(epoch: int, num_epochs: int) -> str:
-    """Return "2 of 3" for epoch 1 of 3, "3 of 3" after the last one, and "2, endless" where none is last."""
-    return f"{min(epoch, num_epochs - 1) + 1} of {num_epochs}" if num_epochs else f"{epoch + 1}, endless"
+    """Return "0 of 3" in the first of 3 epochs, "3 of 3" after the last, "2, endless" where none is last."""
+    return f"{epoch} of {num_epochs}" if num_epochs else f"{epoch}, endless"

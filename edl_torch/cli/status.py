@@ -201,8 +201,8 @@ def _quarantine(dataset: DatasetStatus) -> Iterator[str]:
 
 
 def _bad_row(met: list[QuarantinedRecord]) -> tuple[str, ...]:
-    """One record, in all the epochs that met it, counted from 1 as in the table of datasets."""
-    epochs = ",".join(str(item.epoch + 1) for item in met[:MOST_EPOCHS]) + "…" * (len(met) > MOST_EPOCHS)
+    """One record, in all the epochs that met it."""
+    epochs = ",".join(str(item.epoch) for item in met[:MOST_EPOCHS]) + "…" * (len(met) > MOST_EPOCHS)
     return (met[0].name, str(met[0].index), epochs, " ".join(met[-1].cause.split()))
 
 

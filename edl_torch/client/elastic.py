@@ -55,6 +55,7 @@ class ElasticSession:
         self._session.loop_thread = get_ident()
         with self._leaving():
             number = self._session.run(self._trainer.open(epoch))
+        self.model_changed()
         self.loop_left(self.opened)
         self.opened, self._switch = number, keep_switch()
         return number
@@ -97,6 +98,8 @@ class ElasticSession:
         try:
             with self._leaving():
                 self._session.end(self._passes.close(number))
+            if not self._session.torn:
+                self._session.see_model("end")
         finally:
             self.loop_left(number)
         self.warn_of_what_went_back()
@@ -286,13 +289,40 @@ class ElasticSession:
         """
         if self._abandoned:
             self.end_abandoned()
-        if self._session.do(self._step_now, optimizer):
-            self._session.run(self._trainer.reporter.send())
+        session, model = self._session, self._session.model
+        is_left = model is not None and not self.is_open(self.opened) and self._trainer.state.batches
+        if session.do(self._step_now, optimizer):
+            session.run(self._trainer.reporter.send())
         if self._left:
             self._learn_again()
+        if model is not None:
+            is_due = model.stepped()
+            if is_left:  # behind the end of a pass nothing else looks at the model that has these batches
+                session.flush()
+                session.see_model("end")
+            elif is_due:
+                session.see_model("step")
 
     def _step_now(self, optimizer: int) -> bool:
         batches, before_hand = self._trainer.state.batches, False
         if batches.ended and batches.has_in_hand and self.gradients is not None:
             before_hand = self.gradients.unchanged()
         return self._passes.step_now(optimizer, before_hand)
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether a log is kept, and so the model is looked at."""
+        return self._session.model is not None
+
+    def about_to_step(self) -> None:
+        """Look at the model before the first step of a pass, or of another optimizer: what goes on from here
+        is what was loaded, whenever that was."""
+        model = self._session.model
+        if model is not None and model.is_due:
+            self._session.see_model("begin")
+
+    def model_changed(self, word: str = "") -> None:
+        """Note that the model may be another one, or that the user says why it is one."""
+        model = self._session.model
+        if model is not None:
+            model.is_due, model.word = True, word or model.word

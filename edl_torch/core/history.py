@@ -242,7 +242,7 @@ class History:
         if spec.epoch_barrier:  # without, a later epoch is read while an earlier one is not over
             of = f" of {spec.num_epochs}" if spec.num_epochs else ""
             for epoch in range(before.epoch, after.epoch)[-EVENTS:]:
-                text = f"epoch {epoch + 1}{of}"
+                text = f"epoch {epoch}{of}"
                 self.add(EventKind.EPOCH_OVER, now, dataset=spec.name, text=text, records=ledger.plan.size)
         if after.finished and not before.finished:
             text = (

@@ -44,6 +44,7 @@ class ReadingOptions:
     num_minibatches_per_shard: int | None = None
     epoch_barrier: bool = True
     max_bad_records: int = 0
+    fingerprint: str | None = None
     lookahead: int | Literal["told"] = 0
     master_timeout_s: float | None = None
     audit_dir: str | Path | None = None
@@ -77,6 +78,7 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
         seed=options.seed,
         epoch_barrier=options.epoch_barrier,
         max_bad_records=options.max_bad_records,
+        fingerprint=options.fingerprint,
         lookahead=options.lookahead,
         master_timeout_s=options.master_timeout_s,
         audit_dir=options.audit_dir,
@@ -103,6 +105,12 @@ def reader_of(data: Any, task_type: TaskType) -> AbstractDataReader:
         return reader
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         return MapDatasetReader(data)
+    if isinstance(data, Mapping):
+        keys = ["train"] if "train" in data else list(data)[:1]
+        raise InvalidArgument(
+            f"a {type(data).__name__} is no dataset, but may hold some by name: give the loader one of them"
+            + "".join(f", as data[{key!r}]" for key in keys)
+        )
     raise InvalidArgument(
         f"ElasticDataLoader reads a reader, a map-style dataset, a path or address that a reader knows, or a "
         f"ShardedDataset, not {type(data).__name__}: data that can only be iterated have no records to lease"

@@ -61,6 +61,11 @@ def open_reader(
         raise ReaderError(
             f"the data '{path}' does not exist; check the path, or name its reader ({_BY_NAME})"
         )
+    if is_url(path):
+        raise ReaderError(
+            f"'{path}': only Parquet is read from URLs. Copy other data to a disk, or mount them, or "
+            "read them by a map-style dataset of your own"
+        )
     raise ReaderError(
         f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
         "or other table, a .txt or .jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of "

@@ -419,6 +419,6 @@ class ElasticPasses:
         state = self._state
         failed = state.batches.failed()
         if failed:
+            state.quarantine(failed, reason)
             self.discarded += 1
-            state.outbox.note(failures=state.inflight.fail_batch(failed, reason))
             yield from self._reporter.send()

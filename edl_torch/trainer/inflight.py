@@ -149,10 +149,10 @@ class InFlight:
         self._close_if_done(task, held)
         return [Failure(task=task, attempt=held.attempt, position=position, reason=shortened(reason))]
 
-    def fail_batch(self, ticket: Ticket, reason: str) -> list[Failure]:
-        """Put a batch into quarantine."""
-        positions = ((task, position) for task, first, after in ticket for position in range(first, after))
-        return [failure for task, position in positions for failure in self.fail(task, position, reason)]
+    def slice_of(self, task: int) -> Slice | None:
+        """Return what a lease lends; None where it is not held."""
+        held = self._held.get(task)
+        return None if held is None else held.slice
 
     # Records go back --------------------------------------------------------------------------------------
 

@@ -76,6 +76,7 @@ class Trainer:
         state, outbox = self.state, self.state.outbox
         try:
             state.close_pass()
+            state.count_bad(at_end=True)
             returned = runs_of(batch.ticket for batch in state.batches.touched())
             state.batches.clear()
             state.forget_counts()
@@ -108,9 +109,8 @@ class Trainer:
     def fail_record(self, task: int, position: int, reason: str) -> Procedure[None]:
         """Put a record into quarantine that cannot be read."""
         state = self.state
-        failures = state.inflight.fail(task, position, reason)
+        state.quarantine([(task, position, position + 1)], reason)
         state.plain.fail(task, position)
-        state.outbox.note(failures=failures)
         yield from self.reporter.send()
 
     def stream_broke(self, stream: str, ended_by: str = "") -> Procedure[None]:

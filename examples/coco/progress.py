@@ -83,7 +83,7 @@ class ProgressLine:
         share = standing.done / standing.total if standing.total else 1.0
         bar = "#" * round(BAR_WIDTH * share)
         return (
-            f"epoch {min(standing.epoch + 1, standing.num_epochs)}/{standing.num_epochs} "
+            f"epoch {standing.epoch}/{standing.num_epochs} "
             f"[{bar:-<{BAR_WIDTH}}] {standing.done}/{standing.total}  {standing.rate:.0f} records/s  "
             f"loss {standing.loss:.3f}  shards left {standing.shards_left}"
         )

@@ -162,7 +162,7 @@ class Trainer:
     def _end_epoch(self, loader: ElasticDataLoader) -> None:
         tally = self.tally.over(self.ranks)
         rate = self.ranks.sum(torch.tensor(self.line.rate)).item()
-        epoch = f"epoch {tally.epoch + 1}/{self.options.epochs}"
+        epoch = f"epoch {tally.epoch}/{self.options.epochs}"
         self.line.say(f"{epoch}: loss {tally.loss:.3f}, {tally.records} records, {rate:.0f} records/s")
         loss = tally.loss if tally.records else None  # other trainers may have taken all of an epoch
         self.history.append({"epoch": tally.epoch, "loss": loss, "records": tally.records})
@@ -321,6 +321,7 @@ def _make_loader(options: Options, reader: NumberedReader, trainer: Trainer) -> 
         audit_dir=options.audit,
         synchronous=trainer.ranks.together,
         num_workers=options.workers,
+        num_threads=options.reading_threads,
         collate_fn=collate,
         pin_memory=options.device.type == "cuda",
         persistent_workers=options.workers > 0,

@@ -29,21 +29,21 @@ def test_a_bad_record_has_one_line_whatever_epochs_met_it() -> None:
     lines = table_of(bad(3, 0, "torn"), bad(4, 0, "empty"), bad(3, 1, "torn"), bad(3, 2, "torn"))
     assert [line.split() for line in lines[-3:]] == [
         ["BAD", "RECORD", "INDEX", "EPOCHS", "REASON"],
-        ["a", "3", "1,2,3", "torn"],
-        ["a", "4", "1", "empty"],
+        ["a", "3", "0,1,2", "torn"],
+        ["a", "4", "0", "empty"],
     ]
 
 
-def test_epochs_are_counted_from_one_as_on_the_page() -> None:
+def test_epochs_are_counted_from_zero_as_loops_count_them() -> None:
     heading, row = table_of()[-2:]
     place = heading.index("EPOCH")
-    assert row[place:].startswith("1 of 9  ")
-    assert (epoch_of(2, 3), epoch_of(3, 3), epoch_of(4, 0)) == ("3 of 3", "3 of 3", "5, endless")
+    assert row[place:].startswith("0 of 9  ")
+    assert (epoch_of(2, 3), epoch_of(3, 3), epoch_of(4, 0)) == ("2 of 3", "3 of 3", "4, endless")
 
 
 def test_a_reason_does_not_repeat_the_records_name() -> None:
     line = table_of(bad(3, 0, "record 3 of 'a': OSError: torn"))[-1]
-    assert line.split() == ["a", "3", "1", "OSError:", "torn"]
+    assert line.split() == ["a", "3", "0", "OSError:", "torn"]
 
 
 def test_a_long_quarantine_says_how_many_records_are_not_shown() -> None:

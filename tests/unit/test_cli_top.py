@@ -39,7 +39,7 @@ def status(**fields: object) -> MasterStatus:
 def test_it_shows_datasets_trainers_and_events() -> None:
     text = drawn(status())
     assert "30 %" in text  # with what was dropped
-    assert "epoch 1 of 2" in text
+    assert "epoch 0 of 2" in text
     assert "3 came back" in text
     assert "trainer u died: why; it held no records" in text
     lines = text.splitlines()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.text.csv_layout import (
     Header,
@@ -37,6 +39,7 @@ from edl_torch.readers.text.sources import (
 from edl_torch.shard import IndexArray, Task, TaskType
 
 SUFFIXES = (".csv", ".tsv")
+_DELIMITERS = ";\t|,"
 _HEAD = 100  # records that a heading is told by
 _SAMPLE = 1000  # records that types are inferred from, spread over all files
 _MANIFEST_ONLY = {"root", "classes", "has_header", "min_side"}
@@ -97,15 +100,15 @@ class CsvReader(AbstractDataReader):
         if header not in (True, False, "auto"):
             raise InvalidArgument(f"header={header!r}: expected True, False or 'auto'")
         paths = find_files(data, SUFFIXES)
-        delimiter = _delimiter(paths) if delimiter is None else delimiter
-        self._dialect = CsvDialect(delimiter=delimiter, quote_char=quote_char, encoding=encoding)
+        usual = _delimiter(paths) if delimiter is None else delimiter
+        self._dialect = CsvDialect(delimiter=usual, quote_char=quote_char, encoding=encoding)
         rules = self._dialect.rules
         self._files = SourceFiles(
             open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes) for path in paths
         )
         self._heading = header is True
         nulls = frozenset(null_values)
-        all_names = self._find_heading(header, names, nulls)
+        all_names = self._find_heading(header, names, nulls, checks_delimiter=delimiter is None)
         wanted, types = chosen_columns(all_names, columns, dtypes, paths[0])
         missing = [name for name in wanted if name not in types]
         if missing:
@@ -132,6 +135,10 @@ class CsvReader(AbstractDataReader):
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """A source for each file, the same ones for every mode."""
         return {name: self._count(source) for name, source in self._files.sources.items()}
+
+    def fingerprint(self) -> Fingerprint:
+        """Of each file its size, some blocks, and where its records begin."""
+        return self._files.fingerprint()
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the rows. Raises ReaderError for another source or a range outside of it."""
@@ -207,16 +214,18 @@ class CsvReader(AbstractDataReader):
         return columns_of(parsed, self._layout)
 
     def _find_heading(
-        self, header: Header, names: Sequence[str] | None, nulls: frozenset[str]
+        self, header: Header, names: Sequence[str] | None, nulls: frozenset[str], *, checks_delimiter: bool
     ) -> tuple[str, ...]:
         """Settle whether files have a heading, by the first that has records; all must have the same."""
         filled = [source for source in self._files.sources.values() if source.index.count]
         if not filled:
             raise DataFormatError(f"{self._files.names()}: there is no record")
         head = [self._first_fields(filled[0])]
+        first = self._files.gather(filled[0], np.arange(min(_HEAD, filled[0].index.count))).rows()
+        if checks_delimiter and len(head[0]) == 1:
+            _check_delimiter(self._dialect, first, filled[0].name)
         if header == "auto":
-            rest = self._files.gather(filled[0], np.arange(1, min(_HEAD, filled[0].index.count)))
-            head += [self._dialect.fields(row, "replace") for row in rest.rows()]
+            head += [self._dialect.fields(row, "replace") for row in first[1:]]
             self._heading = has_heading(head, nulls, filled[0].name)
         if self._heading:
             for source in filled[1:]:
@@ -263,3 +272,18 @@ def _delimiter(paths: list[str]) -> str:
             "some of the files are .tsv and some are not: read them by two readers, or pass delimiter="
         )
     return "\t" if kinds == {True} else ","
+
+
+def _check_delimiter(dialect: CsvDialect, rows: Sequence[bytes], file: str) -> None:
+    """Raise DataFormatError for rows of one column that another delimiter cuts into several, all alike."""
+    for other in _DELIMITERS:
+        try:
+            cut = replace(dialect, delimiter=other)
+        except InvalidArgument:  # it quotes here, or may be half a character
+            continue
+        counts = {len(cut.fields(row, "replace")) for row in rows}
+        if len(rows) > 1 and len(counts) == 1 and counts != {1}:
+            raise DataFormatError(
+                f"'{file}' has one column, but {counts.pop()} where {other!r} separates them: read it by "
+                f"CsvReader('{file}', delimiter={other!r}); delimiter={dialect.delimiter!r} is for one column"
+            )

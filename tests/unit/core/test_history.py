@@ -248,8 +248,8 @@ def test_epochs_and_the_end_are_events() -> None:
         job.train("a")
     assert job.lines[1:] == [
         "trainer worker-a joined training",
+        "training: epoch 0 of 2 over",
         "training: epoch 1 of 2 over",
-        "training: epoch 2 of 2 over",
         "training finished: 32 records trained on, 0 quarantined, 0 dropped",
     ]
 
@@ -305,7 +305,7 @@ def test_an_endless_job_counts_its_epochs() -> None:
     job = Job("a", registration=registration)
     while job.dataset.acknowledged < 20:
         job.train("a")
-    assert job.lines[-2:] == ["training: epoch 1 over", "training: epoch 2 over"]
+    assert job.lines[-2:] == ["training: epoch 0 over", "training: epoch 1 over"]
 
 
 def test_a_look_tells_whether_any_dataset_is_elsewhere() -> None:

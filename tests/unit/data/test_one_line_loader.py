@@ -369,7 +369,9 @@ class Numbers(torch.utils.data.IterableDataset[int]):
     [
         (iter(SQUARES), InvalidArgument, "can only be iterated"),
         (Numbers(), InvalidArgument, "not Numbers"),
-        ({"a": 1}, InvalidArgument, "not dict"),
+        ({"a": 1}, InvalidArgument, r"a dict is no dataset.* data\['a'\]"),
+        ({"test": [1], "train": [2]}, InvalidArgument, r"give the loader one of them, as data\['train'\]"),
+        ({}, InvalidArgument, "a dict is no dataset"),
         (None, InvalidArgument, "not NoneType"),
         ("/no/such/data", ReaderError, "does not exist"),
     ],
@@ -377,6 +379,12 @@ class Numbers(torch.utils.data.IterableDataset[int]):
 def test_data_that_cannot_be_leased_are_refused(data: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         ElasticDataLoader(data, 8, master_client=FakeMaster())
+
+
+def test_quarantine_without_room_names_the_loaders_argument() -> None:
+    with pytest.raises(InvalidArgument, match="give max_bad_records=N too") as raised:
+        ElasticDataLoader(SQUARES, 8, on_bad_record="quarantine", master_client=FakeMaster())
+    assert "DataShardService" not in str(raised.value)
 
 
 @pytest.mark.parametrize("batch_size", [None, "missing"])

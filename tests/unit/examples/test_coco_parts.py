@@ -224,7 +224,7 @@ def test_line_shows_records_a_second_loss_and_shards_left() -> None:
     line.draw(STANDING)
     text = stream.getvalue()
     assert text.endswith("500/1000  250 records/s  loss 0.500  shards left 3\n")
-    assert text.startswith("epoch 2/6 [############------------]")
+    assert text.startswith("epoch 1/6 [############------------]")
 
 
 def test_terminal_line_is_drawn_over_and_ended_by_a_whole_line() -> None:

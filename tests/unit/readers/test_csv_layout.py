@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -85,6 +86,32 @@ def test_inferred_types_travel_with_the_reader(tmp_path):
 def test_options_that_cannot_be_used_are_refused(tmp_path, options, message):
     with pytest.raises(InvalidArgument, match=message):
         CsvReader(write(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter", "columns"),
+    [
+        ("a;b;label\n1;0.5;x\n2;1.5;y\n", ";", 3),
+        ("a;b;c\n1;1,5;2,25\n2;2,5;3,25\n", ";", 3),  # decimal commas
+        ("name|kind\nn|x\n", "|", 2),
+        ("a\tb\n1\t2\n", "\t", 2),
+    ],
+)
+@pytest.mark.parametrize("header", [True, "auto"])
+def test_a_file_of_another_delimiter_is_refused_by_its_name(tmp_path, text, delimiter, columns, header):
+    path = write(tmp_path, text)
+    with pytest.raises(DataFormatError, match=re.escape(f"but {columns} where {delimiter!r} separates them")):
+        CsvReader(path, header=header)
+    assert len(CsvReader(path, header=True, delimiter=delimiter).columns) == columns
+    assert CsvReader(path, header=True, delimiter=",").columns[0] == text.split("\n")[0]
+
+
+def test_one_column_may_hold_other_delimiters(tmp_path):
+    path = write(tmp_path, 'text\n"a;b"\nc;d;e\n')
+    assert records(CsvReader(path, header=True)) == [{"text": "a;b"}, {"text": "c;d;e"}]
+    assert records(CsvReader(write(tmp_path, "a;b\n"), header=False)) == [{"f0": "a;b"}], "nothing to tell by"
+    options = {"encoding": "gbk", "quote_char": None, "header": True}
+    assert records(CsvReader(write(tmp_path, "a|b\nc|d\n"), **options)) == [{"a|b": "c|d"}]
 
 
 def test_no_values(tmp_path):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from image_files import write_coco, write_image_folder, write_manifest, write_voc
 from parquet_kit import write, write_hive
 
 from edl_torch import readers
@@ -15,7 +16,6 @@ from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.parquet.files import claims
 from edl_torch.readers.registry import READERS, load_reader, open_reader, parse_reader_params
 from edl_torch.shard import TaskType
-from edl_torch.testing.images import write_coco, write_image_folder, write_manifest, write_voc
 
 
 class OwnReader(AbstractDataReader):
@@ -132,8 +132,8 @@ def test_urls_of_parquet_are_told_from_others(url, ours):
     assert claims(url) is ours
 
 
-def test_a_url_that_no_reader_knows_is_not_called_a_missing_path():
-    with pytest.raises(ReaderError, match=r"no reader knows 's3://bucket/rows\.csv'"):
+def test_a_url_of_anything_but_parquet_is_refused_with_the_ways_to_read_it():
+    with pytest.raises(ReaderError, match=r"'s3://bucket/rows\.csv': only Parquet is read from URLs. Copy"):
         open_reader("s3://bucket/rows.csv")
 
 
