@@ -21,6 +21,7 @@ from edl_torch.shard import IndexArray
 
 VERSION = 3
 SUFFIX = ".audit"
+LEDGERS = "ledgers"  # the file in each folder of logs with the ids of ledgers, in the order of their coming
 ANSWERED = b"=\n"
 COLUMNS = 8
 EPOCH, SHARD, START, UPTO, TASK, ATTEMPT, STEP, MS = range(COLUMNS)
