@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, ConcurrentIteration
 from edl_torch.shard import Indices, Slice
-from edl_torch.system.interrupts import Switch, drop_switch, keep_switch
 from edl_torch.trainer.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ class ElasticSession:
         self._session = session
         self._trainer = session.trainer
         self._passes = session.trainer.elastic
-        self.opened = 0  # the newest pass
-        self._switch: Switch | None = None  # of Ctrl-C, kept while a loop asks for batches of that pass
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
 
     def __repr__(self) -> str:
@@ -36,17 +33,7 @@ class ElasticSession:
         """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
         self.end_abandoned()
         self._session.loop_thread = get_ident()
-        number = self._session.run(self._trainer.open(epoch))
-        self.loop_left(self.opened)
-        self.opened, self._switch = number, keep_switch()
-        return number
-
-    def loop_left(self, number: int) -> None:
-        """Note that no batch of pass `number` is asked for any more. For finalisers, too: takes no lock."""
-        switch = self._switch
-        if switch is not None and number == self.opened:
-            self._switch = None
-            drop_switch(switch)
+        return self._session.run(self._trainer.open(epoch))
 
     @property
     def epoch(self) -> int:
@@ -76,17 +63,13 @@ class ElasticSession:
 
     def close(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
-        try:
-            self._session.end(self._passes.close(number))
-        finally:
-            self.loop_left(number)
+        self._session.end(self._passes.close(number))
         self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
         no call, never raises; `end_abandoned` acts on it."""
         self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
-        self.loop_left(number)
 
     @property
     def abandoned(self) -> bool:
