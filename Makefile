@@ -9,7 +9,7 @@ WORKERS := 3
 FRAMEWORKS := ray tensorflow lightning accelerate transformers deepspeed torchtitan torchft
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all $(FRAMEWORKS:%=test-%) docs coverage chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test test-all test-gpu $(FRAMEWORKS:%=test-%) docs coverage chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -52,6 +52,19 @@ coverage: $(STAMP)  ## the tests, and which lines of the package they ran in the
 	DS_BUILD_OPS=0 .venv-$*/bin/pip install --quiet --disable-pip-version-check -c .venv-$*/constraints.txt -e '.[$*]' \
 		pytest pytest-timeout
 	@touch $@
+
+# The torch that $(PYTHON) has fits the machine's driver, so what is there is used, and only the rest is installed. Without
+# a network pip takes that from a folder: make test-gpu PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels
+.venv-gpu/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-gpu
+	$(PYTHON) -c 'import site; print(*map("import site; site.addsitedir({!r})".format, site.getsitepackages()), sep="\n")' \
+		> $$(.venv-gpu/bin/python -c 'import site; print(site.getsitepackages()[0])')/machine.pth
+	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -e . pytest pytest-timeout
+	@touch $@
+
+test-gpu: .venv-gpu/.installed  ## what needs a GPU, with the torch of PYTHON=python3; without one it skips
+	.venv-gpu/bin/python -m pytest -q --durations=10 tests/on_gpu \
+		tests/integration/test_process_group.py::test_so_they_are_over_nccl $(ARGS)
 
 # ARGS="-m ''" runs their further cases too: jobs that are killed ten times.
 test-ray: .venv-ray/.installed  ## jobs on a local Ray cluster whose workers and master are killed
@@ -117,15 +130,15 @@ bench: $(STAMP)  ## the benchmarks, each with a table and JSON under runs/
 	$(BIN)/python benchmarks/shuffle.py --json runs/shuffle.json
 	$(BIN)/python benchmarks/readers.py --json runs/readers.json
 
-# The oldest tools that the package supports: see edl_torch/rpc/generate.py.
+# The oldest tools that the package supports: see tools/make_stubs.py.
 STUBS := .venv-stubs
-$(STUBS)/.installed: edl_torch/rpc/generate.py
+$(STUBS)/.installed: tools/make_stubs.py
 	$(PYTHON) -m venv $(STUBS)
 	$(STUBS)/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.71.0
 	@touch $@
 
 stubs: $(STUBS)/.installed  ## generate the protobuf stubs again, with tools in an environment of their own
-	$(STUBS)/bin/python -m edl_torch.rpc.generate
+	$(STUBS)/bin/python tools/make_stubs.py
 
 clean:  ## remove the environment and everything generated
 	rm -rf $(VENV) .venv-* runs build dist .mypy_cache .ruff_cache .hypothesis

@@ -173,8 +173,10 @@ class Shuffle(Enum):
 class DatasetSpec:
     """A registered dataset: its identity, and the options of the job that reads it.
 
-    The identity is `sources`, `records_per_shard`, `seed`, the three shuffles and `shuffle_window`: with
-    `epoch` it fixes the order of every record. The rest may be changed by whoever uses the dataset alone.
+    The identity is `sources`, `fingerprint`, `records_per_shard`, `seed`, the three shuffles and
+    `shuffle_window`: with `epoch` it fixes the order of every record. `fingerprint` tells which data these
+    are (`edl_torch.fingerprint`; '' where none is known). The rest may be changed by whoever uses the dataset
+    alone.
 
     With `shuffle_in_shard` records are mixed inside windows of `shuffle_window` shards, which stand one after
     the other in the epoch's order of shards.
@@ -192,6 +194,7 @@ class DatasetSpec:
     epoch_barrier: bool = True
     max_bad_records: int = 0
     shuffle_window: int = 1
+    fingerprint: str = ""
 
     @property
     def size(self) -> int:

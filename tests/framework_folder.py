@@ -12,21 +12,29 @@ from typing import Any
 
 import pytest
 
-OURS = ("all [0-9]+ epoch", "the loop was left", "Trainer.fit has ended", "of the optimizers attached")
+OURS = (
+    "a pass over",
+    "all [0-9]+ epoch",
+    "the loop was left",
+    "Trainer.fit has ended",
+    "of the optimizers attached",
+)
 
 
-def hooks_of(folder: Path, name: str, *packages: str) -> tuple[Any, Any]:
+def hooks_of(folder: Path, name: str, *packages: str, **environment: str) -> tuple[Any, Any]:
     """Return `pytest_pycollect_makemodule` and `pytest_collection_modifyitems` for a folder's conftest.py.
 
     The first skips its modules, with a reason, where the package `name` or one of `packages` is missing; the
     second bears the warnings of frameworks about themselves, and none of ours. Processes that tests start
-    find the folder's modules.
+    find the modules of the folder, those beside it and the package; they have `environment` where it says
+    nothing else.
     """
     missing = [package for package in (name, *packages) if not find_spec(package)]
     if not missing:
         paths = [str(folder), str(folder.parent), str(folder.parents[1]), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        for variable, value in {"OMP_NUM_THREADS": "1", **environment}.items():
+            os.environ.setdefault(variable, value)
 
     class Skipped(pytest.Module):
         """A module that cannot be imported here."""
@@ -37,6 +45,12 @@ def hooks_of(folder: Path, name: str, *packages: str) -> tuple[Any, Any]:
     def skip(module_path: Path, parent: Any) -> Any:
         return Skipped.from_parent(parent, path=module_path) if missing else None
 
+    return skip, bear_warnings_in(folder)
+
+
+def bear_warnings_in(folder: Path) -> Any:
+    """Return `pytest_collection_modifyitems`, which lets others warn about themselves, and not us."""
+
     def bear_warnings(items: list[Any]) -> None:
         for item in items:
             if folder in item.path.parents:
@@ -44,4 +58,4 @@ def hooks_of(folder: Path, name: str, *packages: str) -> tuple[Any, Any]:
                 for warning in OURS:
                     item.add_marker(pytest.mark.filterwarnings(f"error:{warning}"))
 
-    return skip, bear_warnings
+    return bear_warnings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lines import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO
-from edl_torch.audit.reading import Chapter, Log, Snapshot
+from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
 from edl_torch.core.identity import differences, identity
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
@@ -87,6 +87,7 @@ class Lineage:
     token: str | None = None
     before: int = 0
     latest: float = 0.0  # when a trainer last joined it
+    seen: dict[int, list[Seen]] = field(default_factory=dict)  # samples of each session's model, by its place
 
     def __repr__(self) -> str:
         return f"<Lineage {self.key} acknowledged={self.acknowledged.records}>"
@@ -115,6 +116,7 @@ class History:
     final: Key
     taken: Mapping[str, Sequence[Taken]]  # by a token's digest
     trainers: list[str]  # worker ids by place of the log; '' for logs of other datasets
+    sessions: list[str]  # of all logs, by place
 
     @property
     def trainer_count(self) -> int:
@@ -135,10 +137,11 @@ def histories(logs: Sequence[Log]) -> list[History]:
         raise AuditError(
             "the audit logs are of trainers that never joined a dataset: there is nothing to audit"
         )
-    return [_history(datasets[name], len(logs)) for name in sorted(datasets)]
+    sessions = [log.session for log in logs]
+    return [_history(datasets[name], sessions) for name in sorted(datasets)]
 
 
-def _history(chapters: list[_Placed], logs: int) -> History:
+def _history(chapters: list[_Placed], sessions: list[str]) -> History:
     began: dict[str, float] = {}
     for _, _, chapter in chapters:
         began[chapter.ledger] = min(chapter.began, began.get(chapter.ledger, chapter.began))
@@ -156,7 +159,7 @@ def _history(chapters: list[_Placed], logs: int) -> History:
         for snapshot in chapter.snapshots:
             taken[snapshot.digest].append(Taken(place=place, snapshot=snapshot))
     lines = {name: Coordinates(replace(spec, num_epochs=_most_epochs(same, name))) for name, _ in lineages}
-    trainers = [""] * logs
+    trainers = [""] * len(sessions)
     for place, log, _ in same:
         trainers[place] = log.worker_id or log.session
     return History(
@@ -166,6 +169,7 @@ def _history(chapters: list[_Placed], logs: int) -> History:
         final=(ledger, newest.lineage),
         taken=taken,
         trainers=trainers,
+        sessions=sessions,
     )
 
 
@@ -202,7 +206,15 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates) -> Linea
         token=None if opener is None else opener.token,
         before=0 if opener is None else opener.before,
         latest=max(chapter.began for _, _, chapter in placed),
+        seen=_seen(placed),
     )
+
+
+def _seen(placed: list[_Placed]) -> dict[int, list[Seen]]:
+    found: defaultdict[int, list[Seen]] = defaultdict(list)
+    for place, _, chapter in placed:
+        found[place] += chapter.seen
+    return {place: seen for place, seen in found.items() if seen}
 
 
 def _acknowledged(placed: _Placed, line: Coordinates) -> Reports:

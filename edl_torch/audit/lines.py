@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from edl_torch.errors import EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Source, TaskType
+from edl_torch.trainer.facts import ModelSeen
 
-VERSION = 2
-FIRST = 1  # the oldest that is read: it does not say how acknowledgements came about
+VERSION = 3
 SUFFIX = ".audit"
 ANSWERED = b"=\n"
 COLUMNS = 8
@@ -42,8 +44,8 @@ _SPEC_VALUES = (
     "epoch_barrier",
     "max_bad_records",
     "shuffle_window",
+    "fingerprint",
 )
-_YOUNGER = {"shuffle_window"}  # than version 2: logs may be without
 
 
 class DamagedLine(EdlError):
@@ -73,8 +75,23 @@ def write_spec(spec: DatasetSpec) -> dict[str, object]:
 def read_spec(values: Mapping[str, Any]) -> DatasetSpec:
     """The dataset that `write_spec` wrote. Raises ValueError, TypeError or KeyError for anything else."""
     sources = tuple(Source(name=name, start=start, count=count) for name, start, count in values["sources"])
-    kept = {name: values[name] for name in _SPEC_VALUES if name in values or name not in _YOUNGER}
+    kept = {name: values[name] for name in _SPEC_VALUES}
     return DatasetSpec(**kept, sources=sources, task_type=TaskType[values["task_type"]])
+
+
+def write_model(seen: ModelSeen) -> dict[str, object]:
+    """Return a sample of a model as JSON values: some 3 kB at most."""
+    values = {field.name: getattr(seen, field.name) for field in fields(seen)}
+    return {
+        name: b64encode(value).decode() if isinstance(value, bytes) else value
+        for name, value in values.items()
+    }
+
+
+def read_model(values: Mapping[str, Any]) -> ModelSeen:
+    """The sample that `write_model` wrote. Raises ValueError, TypeError or KeyError for anything else."""
+    found = {field.name: values[field.name] for field in fields(ModelSeen)}
+    return ModelSeen(**found | {name: b64decode(found[name], validate=True) for name in ("values", "sums")})
 
 
 # Acknowledgements -------------------------------------------------------------------------------------

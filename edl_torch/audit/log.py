@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl_torch.audit.lines import ANSWERED, SUFFIX, VERSION, write_event, write_spec
+from edl_torch.audit.lines import ANSWERED, SUFFIX, VERSION, write_event, write_model, write_spec
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.span import Span
 from edl_torch.errors import AuditError
@@ -25,6 +25,7 @@ from edl_torch.trainer.facts import (
     Dropped,
     Granted,
     Joined,
+    ModelSeen,
     Refused,
     Reporting,
     Restored,
@@ -121,6 +122,8 @@ class AuditLog:
                 self.snapshot(fact.token, exact=fact.exact, uncounted=fact.uncounted)
             case Restored():
                 self.restored(fact.token, lineage=fact.lineage)
+            case ModelSeen():
+                self.model(fact)
 
     def joined(
         self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int, member: int = 0
@@ -147,7 +150,7 @@ class AuditLog:
         failures: Iterable[Failure] = (),
         acknowledgements: Iterable[Acknowledgement] = (),
         give_backs: Iterable[GiveBack] = (),
-        way: int = Way.UNKNOWN,
+        way: int = Way.STEP,
         returned: Iterable[Run] = (),
         step: int | None = None,
     ) -> None:
@@ -286,6 +289,11 @@ class AuditLog:
         """
         digest = token_digest(token)
         self._event("snapshot", token=digest, **self._part, exact=exact, uncounted=uncounted)
+
+    def model(self, seen: ModelSeen) -> None:
+        """The model was looked at; one that is before the session takes part says nothing."""
+        if self._part:
+            self._event("model", **write_model(seen))
 
     def restored(self, token: str | None, *, lineage: int) -> None:
         """This session took the dataset back to a token (None: the beginning), which opened `lineage`."""

@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from edl_torch.audit.lines import COLUMNS, FIRST, SUFFIX, TASK, VERSION, DamagedLine, read_rows, read_spec
+from edl_torch.audit.lines import (
+    COLUMNS,
+    SUFFIX,
+    TASK,
+    VERSION,
+    DamagedLine,
+    read_model,
+    read_rows,
+    read_spec,
+)
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.facts import ModelSeen, Way
 
 BLOCK_BYTES = 1 << 24  # of rows, read together
 
@@ -64,6 +74,22 @@ class Repeated:
     line: int
 
 
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """Sample of a session's model, as `ModelSeen` says; `line` is that of the token, where one was taken."""
+
+    at: str
+    steps: int
+    number: int
+    shape: str
+    sharded: bool
+    eps: float
+    values: npt.NDArray[np.float32]
+    sums: npt.NDArray[np.float32]
+    word: str
+    line: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Token that was taken. `late` says that the session knew of a later lineage, or of another ledger."""
@@ -91,7 +117,7 @@ class Chapter:
     ledger: str
     lineage: int
     batch_size: int
-    member: int  # that the session was there; 0 where the log does not say
+    member: int  # that the session was there
     began: float  # seconds since 1970, by the trainer's clock
     opened: bool = False
     token: str | None = None
@@ -106,6 +132,7 @@ class Chapter:
     repeated: list[Repeated] = field(default_factory=list)
     uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
     snapshots: list[Snapshot] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,7 +194,7 @@ class _LogReader:
         self._answered: list[IndexArray] = []  # line numbers of what settles the lines above
         self._lost: list[int] = []
         self._refused: dict[int, tuple[list[int], list[int]]] = {}  # line -> tasks refused, tasks unsure
-        self._ways: list[tuple[int, Way]] = [(-1, Way.UNKNOWN)]  # that of the rows after each line
+        self._ways: list[tuple[int, Way]] = []  # that of the rows after each line
 
     def read(self, data: bytes) -> Log:
         line, place = 0, 0
@@ -200,9 +227,10 @@ class _LogReader:
             header = {"session": str(values["session"]), "worker_id": str(values["worker_id"])}
         except (ValueError, TypeError, KeyError) as exc:
             raise self._damaged(0, f"no header of an audit log: {text[:80]!r}") from exc
-        if version not in range(FIRST, VERSION + 1):
+        if version != VERSION:
             raise AuditError(
-                f"{str(self._path)!r} has version {version}, this is {VERSION}: upgrade edl-torch"
+                f"{str(self._path)!r} has version {version}, and this edl-torch reads {VERSION}: audit it "
+                f"with the edl-torch that wrote it"
             )
         return header
 
@@ -223,8 +251,8 @@ class _LogReader:
         except DamagedLine as exc:
             raise self._damaged(line + exc.number, repr(exc.text[:80])) from exc
         if len(rows):
-            if not self._chapters:
-                raise self._damaged(line, "an acknowledgement before any dataset was joined")
+            if not self._ways:
+                raise self._damaged(line, "an acknowledgement, and no line before says how it came about")
             self._blocks[-1][0].append(rows)
             self._blocks[-1][1].append(lines + line)
         self._answered.append(answered + line)
@@ -256,6 +284,10 @@ class _LogReader:
                 self._ways.append((line, Way[values["way"].upper()]))
             case "snapshot":
                 self._chapters[-1].snapshots.append(_snapshot(self._chapters[-1], values, line))
+                for seen in self._chapters[-1].seen[-1:]:
+                    seen.line = line if seen.at == "token" else seen.line
+            case "model":
+                self._chapters[-1].seen.append(_seen(read_model(values), line))
             case "returned" | "void":
                 self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
             case "uncounted":
@@ -277,7 +309,7 @@ class _LogReader:
             ledger=str(values["ledger"]),
             lineage=int(values["lineage"]),
             batch_size=int(values["batch_size"]),
-            member=int(values.get("member", 0)),
+            member=int(values["member"]),
             began=self._opened + values["ms"] / 1000,
         )
 
@@ -293,7 +325,7 @@ class _LogReader:
             began=self._opened + values["ms"] / 1000,
             opened=True,
             token=None if token is None else str(token),
-            before=int(values.get("replaced", last.lineage)),
+            before=int(values["replaced"]),
         )
 
     # Answers --------------------------------------------------------------------------------------------
@@ -330,7 +362,7 @@ class _LogReader:
         return answers
 
     def _ways_of(self, lines: IndexArray) -> IndexArray:
-        told, ways = np.array(self._ways, dtype=np.int64).T
+        told, ways = np.array(self._ways, dtype=np.int64).reshape(-1, 2).T
         found: IndexArray = ways[np.searchsorted(told, lines) - 1]
         return found
 
@@ -350,17 +382,23 @@ def _settled(lines: IndexArray, settling: IndexArray) -> IndexArray:
 
 
 def _snapshot(chapter: Chapter, values: dict[str, Any], line: int) -> Snapshot:
-    ledger, lineage = str(values.get("ledger", chapter.ledger)), int(values.get("lineage", chapter.lineage))
+    ledger, lineage = str(values["ledger"]), int(values["lineage"])
     return Snapshot(
         digest=str(values["token"]),
         ledger=ledger,
         lineage=lineage,
-        member=int(values.get("member", chapter.member)),
-        exact=bool(values.get("exact", True)),
-        uncounted=int(values.get("uncounted", 0)),
+        member=int(values["member"]),
+        exact=bool(values["exact"]),
+        uncounted=int(values["uncounted"]),
         late=(ledger, lineage) != (chapter.ledger, chapter.lineage),
         line=line,
     )
+
+
+def _seen(found: ModelSeen, line: int) -> Seen:
+    values, sums = (np.frombuffer(text, dtype="<f4") for text in (found.values, found.sums))
+    told = {field.name: getattr(found, field.name) for field in fields(found)}
+    return Seen(**told | {"values": values, "sums": sums}, line=line)
 
 
 def _repeated(values: dict[str, Any], kind: Kind, line: int) -> Repeated:

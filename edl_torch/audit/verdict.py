@@ -16,9 +16,11 @@ from edl_torch.audit.chain import Chain, FinalWord
 from edl_torch.audit.findings import Finding, Findings
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import History, histories
+from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs
 from edl_torch.errors import AuditError
+from edl_torch.shard import TaskType
 from edl_torch.trainer.facts import Way
 
 _MAY_GO_ON = "if the job still runs, was killed, or was stopped and will go on: audit it with --unfinished"
@@ -28,10 +30,11 @@ Words = Mapping[str, FinalWord]
 
 
 class Outcome(Enum):
-    """Outcome of a verdict, with its exit status."""
+    """Outcome of a verdict, the best first, with its exit status."""
 
-    PROVEN = "PROVEN", 0
-    INEXACT = "PROVEN, acknowledgements inexact", 3
+    PROVEN = "PROVEN", 0  # one model has each record once
+    DELIVERED = "DELIVERED", 4  # each record was trained on once; that one model has all is not shown
+    INEXACT = "INEXACT", 3  # each record has one outcome, and a model may have some more often
     UNFINISHED = "UNFINISHED", 2
     REFUTED = "REFUTED", 1
 
@@ -60,6 +63,7 @@ class Verdict:
     """
 
     dataset: str
+    task_type: TaskType
     ledger: str
     lineage: int
     size: int
@@ -86,7 +90,7 @@ class Verdict:
     counted: int  # acknowledged by counting: by reports on batches of several loader workers
     uncounted: int  # reported so, and trained on again, as the reports do not say which
     unstepped: int  # acknowledged at the end of the job, though no step came on them
-    unexplained: int  # acknowledged, and the log, of an older edl-torch, does not say how
+    models: Models  # that learnt them
     inexact_tokens: int  # of those that the model went through
     doubts: tuple[str, ...] = ()  # why these are inexact
     unfinished: bool = False  # it was asked for, and records are open
@@ -98,8 +102,13 @@ class Verdict:
 
     @property
     def proven(self) -> bool:
-        """Whether each record has exactly one outcome, be the acknowledgements exact or not."""
-        return self.outcome in (Outcome.PROVEN, Outcome.INEXACT)
+        """Whether one model has each record exactly once."""
+        return self.outcome is Outcome.PROVEN
+
+    @property
+    def delivered(self) -> bool:
+        """Whether each record has exactly one outcome, whichever model has it, and however exactly."""
+        return self.outcome in (Outcome.PROVEN, Outcome.DELIVERED, Outcome.INEXACT)
 
     @property
     def refuted(self) -> bool:
@@ -109,8 +118,7 @@ class Verdict:
     @property
     def exact(self) -> bool:
         """Whether no record was, or may have been, in a model that went on without being counted there."""
-        counts = (self.counted, self.uncounted, self.unstepped, self.unexplained)
-        return not any((self.repeated, *counts, self.inexact_tokens))
+        return not any((self.repeated, self.counted, self.uncounted, self.unstepped, self.inexact_tokens))
 
     @property
     def outcome(self) -> Outcome:
@@ -119,7 +127,11 @@ class Verdict:
             return Outcome.REFUTED
         if self.unfinished:
             return Outcome.UNFINISHED
-        return Outcome.PROVEN if self.exact else Outcome.INEXACT
+        if not self.exact:
+            return Outcome.INEXACT
+        if self.task_type is not TaskType.TRAINING:
+            return Outcome.DELIVERED
+        return Outcome.PROVEN if self.models.one else Outcome.DELIVERED
 
 
 def audit(
@@ -196,6 +208,7 @@ def _judge(
     doubts = [f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt]
     verdict = Verdict(
         dataset=spec.name,
+        task_type=spec.task_type,
         ledger=final.lineage.key[0],
         lineage=final.lineage.key[1],
         size=spec.size,
@@ -217,7 +230,7 @@ def _judge(
         counted=ways[Way.COUNT],
         uncounted=sum(part.uncounted for part in parts),
         unstepped=ways[Way.UNSTEPPED],
-        unexplained=ways[Way.UNKNOWN],
+        models=models_of(history, parts),
         inexact_tokens=len(doubts),
         doubts=tuple(doubts),
         unsettled=sum(part.unsettled for part in parts),

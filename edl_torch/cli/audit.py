@@ -12,7 +12,7 @@ from pathlib import Path
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.findings import Finding
 from edl_torch.audit.verdict import Outcome, Verdict, judge
-from edl_torch.cli.verdict_words import MEANING, grounds, inexact, worst
+from edl_torch.cli.verdict_words import MEANING, grounds, headline, inexact, undecided, worst
 
 _COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgotten", "open")
 
@@ -20,7 +20,8 @@ _COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgott
 def run(options: argparse.Namespace) -> int:
     """Print the verdict on the logs, and on the journal if one is given; write the page if one is wanted.
 
-    Returns 0: proven, 1: refuted, 2: unfinished, or unusable logs, 3: proven, inexact.
+    Returns 0: proven, or what is expected, 1: refuted, 2: unfinished, or unusable logs, 3: inexact,
+    4: delivered.
     """
     words = None if options.state is None else partial(_words, options.state)
     listed = max(0, options.list)
@@ -33,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     print(write_json(verdicts) if options.json else write_table(verdicts))
     if options.html is not None and not options.json:
         print(f"page: {len(verdicts)} dataset(s) drawn to {options.html}")
-    return worst(verdicts).status
+    outcome = worst(verdicts)
+    return 0 if outcome.label.lower() == options.expect else outcome.status
 
 
 def _words(state: Path) -> dict[str, FinalWord]:
@@ -45,12 +47,17 @@ def _words(state: Path) -> dict[str, FinalWord]:
 
 def write_json(verdicts: list[Verdict]) -> str:
     """Everything, indented. Names may hold undecodable bytes, so it is ASCII."""
-    datasets = [_summary(verdict.outcome) | asdict(verdict) for verdict in verdicts]
+    datasets = [_summary(verdict.outcome) | _values(verdict) for verdict in verdicts]
     return json.dumps(_summary(worst(verdicts)) | {"datasets": datasets}, indent=2)
 
 
 def _summary(outcome: Outcome) -> dict[str, object]:
-    return {"verdict": outcome.label, "proven": outcome in (Outcome.PROVEN, Outcome.INEXACT)}
+    return {"verdict": outcome.label, "proven": outcome is Outcome.PROVEN}
+
+
+def _values(verdict: Verdict) -> dict[str, object]:
+    said = {"headline": headline(verdict), "undecided": [*undecided(verdict)], "inexact": [*inexact(verdict)]}
+    return said | asdict(verdict) | {"task_type": verdict.task_type.name}
 
 
 def write_table(verdicts: list[Verdict]) -> str:
@@ -59,7 +66,7 @@ def write_table(verdicts: list[Verdict]) -> str:
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
-    yield f"dataset {verdict.dataset!r}: {verdict.outcome.label}"
+    yield f"dataset {verdict.dataset!r}: {headline(verdict)}"
     if verdict.advice:
         yield f"  {verdict.advice}"
     epochs = f"{verdict.num_epochs} epoch(s)" if verdict.num_epochs else "endless"
@@ -72,6 +79,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     yield "  " + "  ".join(f"{name} {count}" for name, count in counts if count or name != "open")
     yield f"  rolled back {verdict.rolled_back}  refused as stale {verdict.refused}"
     yield from (f"  {text}" for text in grounds(verdict))
+    yield from (f"  DELIVERED: {text}" for text in undecided(verdict))
     yield from (f"  INEXACT: {text}" for text in inexact(verdict))
     yield from (f"  CONTRADICTION: {text}" for text in verdict.contradictions)
     for kind in MEANING:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from edl_torch.core.calls import Registration
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError
-from edl_torch.readers.base import AbstractDataReader, reader_sources
+from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
 from edl_torch.shard import Source, TaskType
 
 _KINDS = (
@@ -41,7 +41,7 @@ def described(options: argparse.Namespace) -> Iterator[Registration]:
 
 def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskType) -> Registration:
     trains = kind is TaskType.TRAINING
-    _, sources = open_data(options, path, kind)
+    reader, sources = open_data(options, path, kind)
     return Registration(
         name=name,
         sources=sources,
@@ -53,6 +53,7 @@ def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskT
         task_type=kind,
         num_epochs=1 if kind is TaskType.PREDICTION else options.num_epochs,
         max_bad_records=options.max_bad_records,
+        fingerprint=reader_fingerprint(reader) or None,
     )
 
 

@@ -159,8 +159,8 @@ def _add_top(parser: argparse.ArgumentParser) -> None:
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Exit status: 0 proven; 3 proven, but acknowledgements inexact; 1 refuted; 2 unfinished, or the logs "
-        "or the journal cannot be used."
+        "Exit status: 0 proven; 4 delivered: each record was trained on once, and it is not shown that one "
+        "model has all; 3 inexact; 1 refuted; 2 unfinished, or the logs or the journal cannot be used."
     )
     parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
     state = "the master's --state folder: its journal says what was heard of trainers that were killed"
@@ -170,6 +170,8 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--unfinished", unfinished)
     _path(parser, "--html", "FILE", "draw it too, as one HTML file: lineages, epochs and wrong records")
     _number(parser, "--list", 20, "ranges of each kind to name (20)")
+    expect = "what ends with 0: proven (the default), or delivered, or better"
+    _option(parser, "--expect", default="proven", choices=("proven", "delivered"), help=expect)
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:

@@ -96,8 +96,9 @@ class _Given:
 def _serve(
     options: argparse.Namespace, given: _Given, dispatcher: Dispatcher, state: DurableState | None
 ) -> None:
-    from edl_torch.master.server import allow_connections, serve, write_address_file
+    from edl_torch.master.server import serve, write_address_file
     from edl_torch.system.address import HostPort
+    from edl_torch.system.descriptors import raise_limit
 
     for registration in given.registrations:
         for difference in dispatcher.define(registration):
@@ -110,7 +111,7 @@ def _serve(
             write_address_file(options.address_file, address)
         print(f"ready on {address}", flush=True)
 
-    allow_connections()
+    raise_limit()
     gc.collect()
     gc.freeze()  # what is here stays: a full collection that looks at it would hold answers back for 14 ms
     make_commits = None if state is None else state.group_commit

@@ -1,13 +1,14 @@
-"""Words for what a verdict rests on, and for what keeps it from being exact: of the terminal and the page."""
+"""Words for verdicts, on the terminal and the page: what one says, rests on and lacks, with the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from edl_torch.audit.verdict import Outcome, Verdict
+from edl_torch.shard import TaskType
 from edl_torch.trainer.facts import Way
 
-_WORST_FIRST = (Outcome.REFUTED, Outcome.UNFINISHED, Outcome.INEXACT, Outcome.PROVEN)
+_NAMED = 8  # models in a headline
 
 MEANING = {
     "lost": "no outcome",
@@ -23,14 +24,38 @@ _WAYS = {
     Way.REPORT.label: "by the loop's reports",
     Way.COUNT.label: "by counting reports over several loader workers",
     Way.UNSTEPPED.label: "at the end of the job, without a step on them",
-    Way.UNKNOWN.label: "in a way that the log does not tell",
 }
 
 
 def worst(verdicts: Sequence[Verdict]) -> Outcome:
     """What several verdicts come to."""
-    found = {verdict.outcome for verdict in verdicts}
-    return next(outcome for outcome in _WORST_FIRST if outcome in found)
+    best_first = list(Outcome)
+    return max((verdict.outcome for verdict in verdicts), key=best_first.index)
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in a word; what was delivered to whom, and what is in quarantine, where that matters."""
+    said = verdict.outcome.label
+    if verdict.outcome is Outcome.DELIVERED:
+        said += f": {delivered(verdict)}"
+    if verdict.quarantined:
+        said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
+    return said
+
+
+def delivered(verdict: Verdict) -> str:
+    """Return what is known of a dataset of which it is not shown that one model has all."""
+    if verdict.task_type is not TaskType.TRAINING:
+        return "each record went to a loop once"
+    shares = verdict.models.shares
+    if len(shares) < 2:
+        return "each record was trained on once, as the loop says"
+    named = [f"{'+'.join(share.trainers)} {share.records:,}" for share in shares[:_NAMED]]
+    named += ["…"] if len(shares) > _NAMED else []
+    return (
+        f"each record was trained on once, by {len(shares)} trainers with models of their own: "
+        f"{', '.join(named)}"
+    )
 
 
 def grounds(verdict: Verdict) -> Iterator[str]:
@@ -38,6 +63,7 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     rests_on = [f"{count} {_WAYS[way]}" for way, count in verdict.rests_on.items()]
     if rests_on:
         yield f"acknowledged: {'; '.join(rests_on)}"
+    yield from verdict.models.shown
     if verdict.judged:
         yield "by the logs and the master's own word"
     if verdict.unsettled:
@@ -45,31 +71,42 @@ def grounds(verdict: Verdict) -> Iterator[str]:
         yield f"{verdict.unsettled} were reported without an answer; {verdict.assumed} of them {counting}"
 
 
+def undecided(verdict: Verdict) -> Iterator[str]:
+    """Yield why it is not shown that one model has all, with the line of code that would show it."""
+    if verdict.task_type is not TaskType.TRAINING:
+        yield "it is no training data, and has no model: this is the best verdict that it can get"
+        return
+    if verdict.models.unattached:
+        yield (
+            f"{verdict.models.unattached} record(s) were acknowledged as the loop asked for the next batch, "
+            f"or said so: no step shows that a model learnt them. Before the loop: loader.attach(optimizer)"
+        )
+    yield from verdict.models.reasons
+
+
 def inexact(verdict: Verdict) -> Iterator[str]:
-    """Yield what keeps the proof from being exact."""
+    """Yield what keeps the proof from being exact, with its remedy."""
     if verdict.repeated:
         why = {
-            "given back after a loop had them": verdict.returned,
-            "taken back by the master while a loop had them": verdict.void,
-            "reported too late": verdict.late,
+            "given back after a loop had them (before the loop: loader.attach(optimizer))": verdict.returned,
+            "taken back by the master while a loop had them (go back to the last checkpoint)": verdict.void,
+            "reported too late (go back to the last checkpoint)": verdict.late,
         }
         reasons = "; ".join(f"{count} {what}" for what, count in why.items() if count)
         yield f"{verdict.repeated} record(s) may have been trained on once more than is counted: {reasons}"
     if verdict.counted:
         yield (
             f"{verdict.counted} record(s) were acknowledged by counting: a plain DataLoader with several "
-            f"workers does not say which records a batch holds"
+            f"workers does not say which records a batch holds. ElasticDataLoader(dataset, …) does"
         )
     if verdict.uncounted:
-        yield f"{verdict.uncounted} record(s) were reported so and read again: the reports do not say which"
+        yield (
+            f"{verdict.uncounted} record(s) were reported so and read again: the reports do not say which. "
+            f"ElasticDataLoader(dataset, …) does"
+        )
     if verdict.unstepped:
         yield (
             f"{verdict.unstepped} record(s) were handed out after the last optimizer.step() of the job: the "
-            f"model has not learnt from them"
-        )
-    if verdict.unexplained:
-        yield (
-            f"{verdict.unexplained} record(s) were acknowledged, and the log does not say how: it is of an "
-            f"older edl-torch"
+            f"model has not learnt from them. Call optimizer.step() once more at the end of each epoch"
         )
     yield from verdict.doubts

@@ -15,7 +15,8 @@ from edl_torch.core.registration import new_spec
 from edl_torch.core.spec import check_option
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
-from edl_torch.readers.base import AbstractDataReader, reader_sources
+from edl_torch.fingerprint import UNKNOWN, Fingerprint
+from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
 from edl_torch.shard import Shuffle, Source, TaskType
 
 _OPTIONS = ("seed", "shuffle", "shuffle_shards", "num_epochs", "epoch_barrier", "max_bad_records")
@@ -30,7 +31,8 @@ class Description:
     `told` says that a token was made of it: what it says of the order stands from then on.
 
     `shuffle_window` is None where the user left it open; a token's or the master's is followed then, and a
-    dataset that this service makes has windows of `usual_window` shards.
+    dataset that this service makes has windows of `usual_window` shards. `fingerprint` is what the user says
+    of the data; where it is None, the reader is asked.
     """
 
     name: str
@@ -50,7 +52,9 @@ class Description:
     told: bool = False
     shuffle_window: int | None = None
     usual_window: int | None = None
+    fingerprint: str | None = None
     _tokens_window: int | None = None
+    _looked: str | None = None
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
@@ -83,8 +87,7 @@ class Description:
         if on_bad_record == "quarantine" and has_plan and not self.max_bad_records:
             raise InvalidArgument(
                 "on_bad_record='quarantine' with max_bad_records=0 ends the job at its first bad record: "
-                "give DataShardService(max_bad_records=N), the number of records that may be bad, or leave "
-                "on_bad_record out"
+                "give max_bad_records=N too, how many records may be bad, or leave on_bad_record out"
             )
 
     def adopt(self, token: Token) -> None:
@@ -125,6 +128,16 @@ class Description:
             # Nobody has chosen a window here: that of whoever registered the dataset is as good.
             return self._register(master, session, replace(in_full, shuffle_window=None))
 
+    def _fingerprint(self) -> str | None:
+        """Return the text of what tells the data from other data; None where nothing does."""
+        if self._looked is None:
+            reader = self.reader or self.fallback_reader
+            if self.fingerprint is not None:
+                self._looked = Fingerprint.given(self.fingerprint).encode()
+            else:
+                self._looked = UNKNOWN if reader is None else reader_fingerprint(reader)
+        return self._looked or None
+
     def _register(self, master: MasterApi, session: str, registration: Registration) -> RegisterAnswer:
         return master.register(
             RegisterCall(
@@ -144,6 +157,7 @@ class Description:
             records_per_shard=self.records_per_shard,
             shuffle_in_shard=self.in_shard,
             shuffle_window=self._window if self.in_shard else None,
+            fingerprint=self._fingerprint(),
             **chosen,
         )
 
@@ -163,6 +177,7 @@ class Description:
             epoch_barrier=named.epoch_barrier,
             max_bad_records=named.max_bad_records,
             shuffle_window=named.shuffle_window or (self.usual_window if self.in_shard else None),
+            fingerprint=named.fingerprint,
         )
 
     @property

@@ -33,7 +33,9 @@ class ElasticSession:
         """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
         self.end_abandoned()
         self._session.loop_thread = get_ident()
-        return self._session.run(self._trainer.open(epoch))
+        number = self._session.run(self._trainer.open(epoch))
+        self.model_changed()
+        return number
 
     @property
     def epoch(self) -> int:
@@ -64,6 +66,8 @@ class ElasticSession:
     def close(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
         self._session.end(self._passes.close(number))
+        if not self._session.cut:
+            self._session.see_model("end")
         self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:
@@ -211,5 +215,34 @@ class ElasticSession:
         """Note a step of an attached optimizer."""
         if self._abandoned:
             self.end_abandoned()
-        if self._session.do(self._passes.step_now, optimizer):
-            self._session.run(self._trainer.reporter.send())
+        session, model, state = self._session, self._session.model, self._trainer.state
+        is_left = (
+            model is not None and not self.is_open(state.supply.current.number) and state.inflight.batches
+        )
+        if session.do(self._passes.step_now, optimizer):
+            session.run(self._trainer.reporter.send())
+        if model is not None:
+            is_due = model.stepped()
+            if is_left:  # behind the end of a pass nothing else looks at the model that has these batches
+                session.flush()
+                session.see_model("end")
+            elif is_due:
+                session.see_model("step")
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether a log is kept, and so the model is looked at."""
+        return self._session.model is not None
+
+    def about_to_step(self) -> None:
+        """Look at the model before the first step of a pass, or of another optimizer: what goes on from here
+        is what was loaded, whenever that was."""
+        model = self._session.model
+        if model is not None and model.is_due:
+            self._session.see_model("begin")
+
+    def model_changed(self, word: str = "") -> None:
+        """Note that the model may be another one, or that the user says why it is one."""
+        model = self._session.model
+        if model is not None:
+            model.is_due, model.word = True, word or model.word

@@ -40,8 +40,15 @@ class SteppingScaler(Protocol):
 class _Attached:
     optimizer: weakref.ref[Any]
     hook: Any = None
+    before: Any = None  # the hook before a step
     steps: int = 0
     scaler: weakref.ref[Any] | None = None
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        self.hook.remove()
+        if self.before is not None:
+            self.before.remove()
 
 
 class Optimizers:
@@ -60,9 +67,15 @@ class Optimizers:
         found = (attached.optimizer() for attached in self._attached.values())
         return [optimizer for optimizer in found if optimizer is not None]
 
-    def attach(self, optimizer: SteppingOptimizer, scaler: SteppingScaler | None = None) -> None:
-        """Let steps of this optimizer decide from now on, and those that the scaler skips."""
+    def attach(
+        self, optimizer: SteppingOptimizer, scaler: SteppingScaler | None = None, one_model: str = ""
+    ) -> None:
+        """Let steps of this optimizer decide from now on, and those that the scaler skips.
+
+        `one_model` is the user's word on why trainers whose parameters differ have one model.
+        """
         optimizer = _that_steps(optimizer)
+        self._passes.model_changed(one_model)
         number = self._number_of(optimizer)
         if number is None:
             number = self._attach(optimizer)
@@ -78,7 +91,7 @@ class Optimizers:
                     f"and steps inside of train_batch(), and says nothing of its steps. Use an engine "
                     f"without pipeline parallelism"
                 )
-            register = partial(_EngineSteps, optimizer)
+            register = partial(_EngineSteps, optimizer, self._passes.about_to_step)
         if register is None:
             raise InvalidArgument(
                 f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
@@ -86,10 +99,18 @@ class Optimizers:
             )
         number = self._passes.attach(type(optimizer).__name__)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
+        torch: Any = sys.modules.get("torch")
+        has_graphs = torch is not None and torch.backends.cuda.is_built()
+
+        def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+            if not ("closure" in named and _makes_state(named)):
+                self._passes.about_to_step()
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
                 self._let_go()
+            if has_graphs and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+                return  # into a CUDA graph, and nothing is trained on before that is replayed
             if "closure" in named and _makes_state(named):
                 return
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
@@ -100,6 +121,9 @@ class Optimizers:
                 self._passes.stepped(number)
 
         attached.hook = register(stepped)
+        before: Any = getattr(optimizer, "register_step_pre_hook", None)
+        if before is not None and self._passes.is_audited:
+            attached.before = before(about_to_step)
         self._attached[number] = attached
         self._let_go()
         return number
@@ -131,13 +155,14 @@ class Optimizers:
                 f"this {type(optimizer).__name__} is not attached: detach() takes an optimizer that was "
                 f"given to attach()"
             )
-        self._attached.pop(number).hook.remove()
+        self._attached.pop(number).remove()
+        self._passes.model_changed()
         self._passes.detach(number)
 
     def close(self) -> None:
         """Take the hooks off."""
         for attached in self._attached.values():
-            attached.hook.remove()
+            attached.remove()
         self._attached.clear()
 
     def _number_of(self, optimizer: Any) -> int | None:
@@ -176,13 +201,20 @@ class _EngineSteps:
     optimizer's step for an overflow.
     """
 
-    def __init__(self, engine: Any, hook: Callable[[Any, Any, Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        about_to_step: Callable[[], None],
+        hook: Callable[[Any, Any, Mapping[str, Any]], None],
+    ) -> None:
         self._engine = weakref.ref(engine)
         self._is_watching = True
         self._is_first = "step" not in vars(engine)
         step = engine.step
 
         def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._is_watching:
+                about_to_step()
             before = engine.global_steps
             result = step(*args, **kwargs)
             if self._is_watching and engine.global_steps != before:

@@ -49,6 +49,7 @@ class Position:
 
         Synchronous ranks do it together, and get one token.
         """
+        self._session.see_model("token")
         if self.lockstep is None:
             return self._session.run(self._pure.snapshot())
         return self._snapshot_together(self.lockstep)
@@ -57,9 +58,11 @@ class Position:
         """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
         if self.lockstep is not None:
             self._restore_together(self.lockstep, token)
-            return
-        self._adopt(token)
-        self._session.run(self._pure.restore(token))
+        else:
+            self._adopt(token)
+            self._session.run(self._pure.restore(token))
+        if self._session.model is not None:
+            self._session.model.restored()
 
     def _adopt(self, token: str | None) -> None:
         if token is not None and not self._session.joined:

@@ -30,8 +30,9 @@ class Progress(DatasetStatus):
 
     def __repr__(self) -> str:
         total = "endless" if self.total is None else self.total
+        bad = f"quarantined={self.quarantined} " if self.quarantined else ""
         return (
-            f"<Progress {self.dataset!r} epoch={self.epoch} records={self.n}/{total} "
+            f"<Progress {self.dataset!r} epoch={self.epoch} records={self.n}/{total} {bad}"
             f"percent={self.percent:.1f} rate={self.rate:.1f}/s trainers={self.trainers}>"
         )
 

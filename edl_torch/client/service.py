@@ -18,11 +18,12 @@ from typing import Any, Literal, Protocol, Self
 from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_count, check_is_reader, order_of
 from edl_torch.client.master_api import MasterApi
-from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler, is_deepspeeds
+from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler, is_deepspeeds
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.link_server import LinkServer
 from edl_torch.client.workers.links import DirectLink, Handle
+from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
@@ -67,6 +68,8 @@ class DataShardService:
         epoch_barrier: False lets a pass run on into the next epoch.
         max_bad_records: so many records may go to quarantine before the job fails; each counts once, however
             many epochs meet it.
+        fingerprint: what tells this data from other data, such as a version; it is compared wherever the
+            dataset is registered or restored. Default: the reader's, see docs/readers.md.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
             of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
             passed on when the next pass begins. "told": the wrapper calls `loader.passed_on()` for each batch
@@ -97,6 +100,7 @@ class DataShardService:
         shuffle_window: int | None = None,
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
+        fingerprint: str | None = None,
         lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
@@ -117,6 +121,7 @@ class DataShardService:
             epoch_barrier=epoch_barrier,
             max_bad_records=max_bad_records,
             shuffle_window=shuffle_window,
+            fingerprint=fingerprint,
         )
         self._owns_master = master_client is None
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
@@ -127,7 +132,6 @@ class DataShardService:
         self._links: LinkServer | None = None
         self._raw = DirectLink(self._session)
         self._raw_open = False
-        self._optimizers = Optimizers(self._session.elastic)
         self._loaders: weakref.WeakSet[KeepsWorkers] = weakref.WeakSet()
         self._pid = os.getpid()
         self._closed = False
@@ -214,6 +218,21 @@ class DataShardService:
         session.flush()
         return Progress.of(session.position.progress(), session.trainer.state.measuring.measures())
 
+    def quarantined(self) -> list[QuarantinedRecord]:
+        """The records that could not be read, of all trainers, in the order in which that was told.
+
+        Each has `name`, `index` and `reason`, and `epoch`, the first that met it. A call to the master, which
+        raises what `progress` does.
+        """
+        session = self._live_session
+        session.plan()
+        session.flush()
+        found: dict[tuple[str, int], QuarantinedRecord] = {}
+        for dataset in session.master.status().datasets:
+            for bad in dataset.quarantine if dataset.dataset == self.dataset_name else ():
+                found.setdefault((bad.name, bad.index), bad)
+        return list(found.values())
+
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._session.joined else "new"
         return (
@@ -262,7 +281,9 @@ class DataShardService:
         self._live_session.abandon_pass()
         self._raw_open = False
 
-    def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:
+    def attach(
+        self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None, one_model: str = ""
+    ) -> None:
         """Acknowledge the batches of an `ElasticDataLoader` after each `optimizer.step()`, not before.
 
         With several optimizers a batch counts once each of them has stepped. A step that a `GradScaler` skips
@@ -271,9 +292,13 @@ class DataShardService:
         the batch. Of a wrapper with the optimizer inside (Accelerate's, DeepSpeed's) that one is attached. An
         engine of DeepSpeed's counts at the end of each accumulation, overflows included.
         Attaching does not keep an optimizer alive, and attaching twice is attaching once.
+
+        With `audit_dir` the audit log gets samples of the optimizers' parameters, by which `edl-torch audit`
+        shows that all trainers had one model. Where that cannot show, as with local SGD or a checkpoint that
+        is loaded in part, `one_model` says why it is one; the verdict repeats it.
         """
         self._check_open()
-        self._optimizers.attach(optimizer, scaler)
+        self._session.optimizers.attach(optimizer, scaler, one_model)
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
         """Let an attached optimizer decide no more, as when another takes its place.
@@ -284,16 +309,18 @@ class DataShardService:
         one that is not attached.
         """
         self._check_open()
-        self._optimizers.detach(optimizer)
+        self._session.optimizers.detach(optimizer)
 
     @property
     def _torch_optimizers(self) -> list[Any]:
         """The attached optimizers that have parameters, for the loaders of this package."""
-        return [optimizer for optimizer in self._optimizers.alive() if hasattr(optimizer, "param_groups")]
+        return [
+            optimizer for optimizer in self._session.optimizers.alive() if hasattr(optimizer, "param_groups")
+        ]
 
     def _check_no_engine(self, *optimizers: Any) -> None:
         """Raise InvalidArgument where gradients are DeepSpeed's, which may keep them in parts."""
-        for optimizer in (*optimizers, *self._optimizers.alive()):
+        for optimizer in (*optimizers, *self._session.optimizers.alive()):
             if is_deepspeeds(optimizer):
                 raise InvalidArgument(
                     "scale_gradients() does not reach the gradients of a DeepSpeed engine: train on "
@@ -390,7 +417,6 @@ class DataShardService:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
-        self._optimizers.close()
         try:
             self._session.close()
         finally:

@@ -22,7 +22,9 @@ from edl_torch.client.followed_master import FollowedMaster
 from edl_torch.client.iterations import Iterations, NoIterations
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.master_api import MasterApi
+from edl_torch.client.model import Model
 from edl_torch.client.neighbours import sessions
+from edl_torch.client.optimizers import Optimizers
 from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -91,6 +93,8 @@ class Session:
         self._iterations: Iterations = NoIterations()
         self.elastic = ElasticSession(self)
         self.position = Position(self)
+        self.optimizers = Optimizers(self.elastic)
+        self.model = None if audit_dir is None else Model()
         sessions.add(self)
 
     def __repr__(self) -> str:
@@ -183,6 +187,12 @@ class Session:
                 log.warning("%s", fact.text)
             elif self._audit is not None:
                 self._audit.write(fact)
+
+    def see_model(self, at: str) -> None:
+        """Write down what the model is now, where there is a log; `ModelSeen` has the moments."""
+        seen = None if self.model is None else self.model.look(at, self.optimizers.alive())
+        if seen is not None:
+            self.do(self.trainer.state.facts.append, seen)
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -281,7 +291,7 @@ class Session:
             self.master.leave(self.id, self.trainer.state.fence.member)
         if self._audit is not None:
             self._audit.close()
-            self._audit = None
+            self._audit = self.model = None
         self.master = FollowedMaster(self.master)
         self.do(self.trainer.follow)
 
@@ -376,10 +386,13 @@ class Session:
         self.closed = True
         try:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
+            if not self.cut:
+                self.see_model("end")
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)
         finally:
+            self.optimizers.close()
             if self._worker is not None and self._worker is not threading.current_thread():
                 self._worker.join(max(0.0, deadline - time.monotonic()))
             if self._audit is not None:

@@ -35,6 +35,7 @@ class Registration:
     epoch_barrier: bool | None = None
     max_bad_records: int | None = None
     shuffle_window: int | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from edl_torch.fingerprint import UNKNOWN, describe_change, differ
 from edl_torch.shard import DatasetSpec, Source
 
 _MISSING = "nothing"
-_ABSENT: dict[str, object] = {"shuffle_window": 1}
+_ABSENT: dict[str, object] = {"shuffle_window": 1, "fingerprint": UNKNOWN}
+_DATA = ("sources", "num_sources", "size", "fingerprint")
 
 
 def identity(spec: DatasetSpec) -> dict[str, object]:
     """Return the identity of a valid `spec`, as strings, integers and booleans by field name.
 
-    A `shuffle_window` of 1 is left out: those of older versions are without.
+    A `shuffle_window` of 1 and an unknown `fingerprint` are left out.
     """
     fields: dict[str, object] = {
         "sources": _digest(spec.sources),
@@ -29,18 +31,36 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
         "shuffle_shards": spec.shuffle_shards,
         "shuffle_in_shard": spec.shuffle_in_shard,
     }
-    return fields if spec.shuffle_window == 1 else fields | {"shuffle_window": spec.shuffle_window}
+    for field in _ABSENT:
+        if (value := getattr(spec, field)) != _ABSENT[field]:
+            fields[field] = value
+    return fields
 
 
-def differences(registered: Mapping[str, object], asked: Mapping[str, object]) -> list[str]:
-    """Return a line for each field in which two identities differ, such as `seed: registered 0, asked 7`."""
+def differences(
+    registered: Mapping[str, object], asked: Mapping[str, object], *, asked_is_older: bool = False
+) -> list[str]:
+    """Return a line for each field in which two identities differ, such as `seed: registered 0, asked 7`.
+
+    An unknown fingerprint differs from none. `asked_is_older` says which data were there first.
+    """
     lines = []
     for field in dict.fromkeys((*registered, *asked)):
         absent = _ABSENT.get(field, _MISSING)
         old, new = registered.get(field, absent), asked.get(field, absent)
-        if old != new:
+        if field == "fingerprint":
+            then, now = (str(new), str(old)) if asked_is_older else (str(old), str(new))
+            if differ(then, now):
+                lines.append(f"data: {describe_change(then, now)}")
+        elif old != new:
             lines.append(f"{_label(field)}: registered {old}, asked {new}")
     return lines
+
+
+def data_differs(registered: Mapping[str, object], asked: Mapping[str, object]) -> bool:
+    """Return whether it is the data in which two identities differ, or among other things."""
+    one, other = ({f: found[f] for f in _DATA if f in found} for found in (registered, asked))
+    return bool(differences(one, other))
 
 
 def _label(field: str) -> str:

@@ -8,6 +8,7 @@ keep. It does not know which sessions are alive; the dispatcher tells it which j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -401,6 +402,9 @@ class ShardLedger:
         token = token or Token(identity=identity(self.spec))
         token.check(self.spec)
         token.check_within(self.plan)
+        if token.fingerprint and not self.spec.fingerprint:  # the first known one binds the dataset
+            self.plan = Plan(replace(self.spec, fingerprint=token.fingerprint))
+            self._mark("dataset")
         self.leases.clear()
         self.participants.nobody_waits()
         self._todo.restore(token)

@@ -1,7 +1,7 @@
 """The state of a dispatcher as small rows by key, and a dispatcher from such rows.
 
 Rows are JSON-able and say what is, never what was asked for: an upgrade reads them without deciding anything
-again. Since version 3 a dataset may have a `shuffle_window`; a slice's shard is then the first of one.
+again. With a `shuffle_window` a slice's shard is the first of a window.
 Deadlines are not among them, nor who waits at this moment. Where rows are kept is not known here.
 A page has the leases of one session among `leases.PAGE` tasks: a hundred leases of a call are seven rows.
 
@@ -9,7 +9,7 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 | --- | --- |
 | `dataset`, name | place among the datasets, specification |
 | `head`, dataset | lineage, cursor (epoch, position, offset), acknowledged, dropped, next task and bundle, |
-| | member and request that opened the lineage (version 1: without these two) |
+| | member and request that opened the lineage |
 | `waiting`, dataset, number | remainder or not, epoch, shard, skip, limit, attempt |
 | `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end[, handed, *holes] |
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
@@ -40,7 +40,7 @@ from edl_torch.core.registration import check_batch_size
 from edl_torch.core.todo import Waiting
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
-VERSION = 3  # of the meaning of rows; those of versions 1 and 2 are read too
+VERSION = 4  # of the meaning of rows; older ones were never released
 
 Row = tuple[Any, ...]
 Rows = dict[Key, Row]
@@ -280,8 +280,7 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
     for size in batch_sizes.values():
         check_batch_size(size)
     (head,) = of_it["head"].values()
-    lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle, *opened_by = head
-    member, request = opened_by or (0, 0)
+    lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle, member, request = head
     ledger.resume(
         Head(
             lineage=lineage,

@@ -6,10 +6,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from edl_torch.core.calls import Registration
-from edl_torch.core.identity import differences, identity
+from edl_torch.core.identity import data_differs, differences, identity
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.spec import validate_spec
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
+from edl_torch.fingerprint import UNKNOWN
+from edl_torch.fingerprint import check as check_fingerprint
 from edl_torch.shard import DatasetSpec
 
 BATCHES_PER_SHARD = 8
@@ -42,10 +44,11 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
 
     The identity must agree in every field that `asked` names; a dataset made without a trainer leaves the
     in-shard shuffle and its window open for the first one, and who says nothing of it does not shuffle.
-    Options differ freely while `alone` uses the dataset.
+    The first known fingerprint binds it. Options differ freely while `alone` uses the dataset.
     Raises DatasetConflict with the differing fields.
     """
     given = _given(asked)
+    check_fingerprint(given.get("fingerprint", UNKNOWN))
     if registered.shuffle_in_shard is None:
         registered = replace(
             registered,
@@ -53,12 +56,14 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
             shuffle_window=given.get("shuffle_window", 1),
         )
     wanted = replace(registered, **given)
-    differing = differences(identity(registered), identity(wanted))
+    old, new = identity(registered), identity(wanted)
+    differing = differences(old, new)
     if not alone:
         differing += option_differences(registered, asked)
     if differing:
+        what = "data or settings" if data_differs(old, new) else "settings"
         raise DatasetConflict(
-            f"dataset {registered.name!r} is registered with other settings: {'; '.join(differing)}. "
+            f"dataset {registered.name!r} is registered with other {what}: {'; '.join(differing)}. "
             f"Use the registered ones, or another dataset_name"
         )
     validate_spec(wanted)
@@ -76,4 +81,6 @@ def option_differences(registered: DatasetSpec, asked: Registration) -> list[str
 
 def _given(registration: Registration) -> dict[str, Any]:
     values = {f.name: getattr(registration, f.name) for f in fields(registration)}
+    if values["fingerprint"] == UNKNOWN:
+        values["fingerprint"] = None
     return {name: value for name, value in values.items() if value is not None}

@@ -7,6 +7,7 @@ from typing import Any
 
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.errors import InvalidArgument
+from edl_torch.fingerprint import check as check_fingerprint
 from edl_torch.shard import DatasetSpec, Source, TaskType
 
 _LEAST = {"records_per_shard": 1, "num_epochs": 0, "max_bad_records": 0, "shuffle_window": 1}
@@ -36,6 +37,7 @@ def validate_spec(spec: DatasetSpec) -> None:
         )
     if not isinstance(spec.task_type, TaskType):
         raise InvalidArgument(f"{who}: task_type is {spec.task_type!r}: give a TaskType")
+    check_fingerprint(spec.fingerprint)
     _check_sources(who, spec)
     if spec.shuffle_window > 1:
         _check_whole_shards(who, spec)

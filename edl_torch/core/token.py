@@ -16,6 +16,8 @@ from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import row_of
 from edl_torch.errors import InvalidArgument, TokenError
+from edl_torch.fingerprint import UNKNOWN
+from edl_torch.fingerprint import check as check_fingerprint
 from edl_torch.shard import DatasetSpec, Slice
 
 VERSION = 1
@@ -40,6 +42,11 @@ class Token:
     dropped: int = 0
 
     @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the data; '' where none is known."""
+        return str(self.identity.get("fingerprint", UNKNOWN))
+
+    @property
     def records_per_shard(self) -> int:
         """The shard size that a dataset must have to go on from here."""
         return int(str(self.identity["records_per_shard"]))
@@ -57,7 +64,8 @@ class Token:
 
     def check(self, spec: DatasetSpec) -> None:
         """Raise TokenError, field by field, unless this token is of the dataset `spec`."""
-        differing = differences(identity(spec), self.identity)
+        registered = identity(spec)
+        differing = differences(registered, self.identity, asked_is_older=True)
         if differing:
             raise TokenError(
                 f"the token is not of dataset {spec.name!r} as registered: {'; '.join(differing)}. "
@@ -147,6 +155,7 @@ class Token:
         epoch, position, offset = map(_count, value["cursor"])
         _count(value["identity"]["records_per_shard"])
         _count(value["identity"].get("shuffle_window", 1))
+        check_fingerprint(value["identity"].get("fingerprint", UNKNOWN))
         return cls(
             identity=dict(value["identity"]),
             epoch=epoch,

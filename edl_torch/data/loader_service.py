@@ -8,6 +8,7 @@ from typing import Any
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
 from edl_torch.client.progress import Progress
 from edl_torch.client.service import DataShardService
+from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.notice import Notice
 from edl_torch.data.read_ahead import ReadAhead
@@ -54,9 +55,11 @@ class ServiceMethods:
         while not (self._notice.seen or self.service.finished):
             yield self.service.epoch
 
-    def attach(self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None) -> None:
+    def attach(
+        self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None, one_model: str = ""
+    ) -> None:
         """Acknowledge batches after each `optimizer.step()`; see `DataShardService.attach`."""
-        self.service.attach(optimizer, scaler=scaler)
+        self.service.attach(optimizer, scaler=scaler, one_model=one_model)
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
         """Let an attached optimizer decide no more; see `DataShardService.detach`."""
@@ -97,6 +100,10 @@ class ServiceMethods:
     def load_state_dict(self, state: Mapping[str, Any] | str | None) -> None:
         """Make the master go back to `state`; see `DataShardService.load_state_dict`."""
         self.service.load_state_dict(state)
+
+    def quarantined(self) -> list[QuarantinedRecord]:
+        """The records that could not be read, of all trainers; see `DataShardService.quarantined`."""
+        return self.service.quarantined()
 
     def progress(self) -> Progress:
         """How far all trainers are, and how long this one waits; see `DataShardService.progress`."""

@@ -44,6 +44,7 @@ class ReadingOptions:
     num_minibatches_per_shard: int | None = None
     epoch_barrier: bool = True
     max_bad_records: int = 0
+    fingerprint: str | None = None
     lookahead: int | Literal["told"] = 0
     master_timeout_s: float | None = None
     audit_dir: str | Path | None = None
@@ -77,6 +78,7 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
         seed=options.seed,
         epoch_barrier=options.epoch_barrier,
         max_bad_records=options.max_bad_records,
+        fingerprint=options.fingerprint,
         lookahead=options.lookahead,
         master_timeout_s=options.master_timeout_s,
         audit_dir=options.audit_dir,

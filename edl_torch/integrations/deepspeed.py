@@ -37,7 +37,7 @@ def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
             f"synchronous=True"
         )
     loader.attach(engine)
-    engines = loader.service._optimizers.alive()
+    engines = loader.service._live_session.optimizers.alive()
     if len(engines) > 1 and any(each.gradient_accumulation_steps() > 1 for each in engines):
         raise InvalidArgument(
             "several engines train on one loader, and one of them accumulates gradients: the batch that "

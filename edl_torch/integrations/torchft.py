@@ -15,6 +15,7 @@ from edl_torch.errors import Unsupported
 __all__ = ["ElasticDataLoader", "attach_manager"]
 
 _KEY = "edl_torch"  # of our part of the state that replicas fetch from each other
+_ONE_MODEL = "torchft's replicas commit their steps together, and fetch the model where they did not"
 _REMEMBERED = 64  # commits: a replica that is further behind has lost its leases
 
 
@@ -51,7 +52,7 @@ class _Commits:
         self._tell: Callable[..., None] = lambda *_: None
         self._should_commit = manager.should_commit
         self._start_quorum = manager.start_quorum
-        loader.attach(self)
+        loader.attach(self, one_model=_ONE_MODEL)
         loader.keep_stepping()  # the others wait for this replica, and may hold what it would wait for
         manager.register_state_dict_fn(_KEY, self._load, self._state)
         manager.should_commit = self.should_commit

@@ -13,6 +13,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2 as pb
 
 from edl_torch.errors import InvalidArgument, MasterStartError
+from edl_torch.system import descriptors
 from edl_torch.system.address import HostPort, parse_address
 
 SERVICE = "grpc.health.v1.Health"
@@ -22,6 +23,7 @@ MOST_WATCHERS = 64  # whoever watches needs no token, and each costs memory for 
 Context = grpc.aio.ServicerContext[Any, Any]
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
+    ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.max_receive_message_length", 1024),
     ("grpc.max_concurrent_streams", 8),
 )
@@ -106,7 +108,10 @@ class HealthPort:
             self._wanted = parse_address(address)
         except InvalidArgument as exc:
             raise MasterStartError(f"cannot answer health checks: {exc}") from exc
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        self._server = grpc.aio.server(
+            options=(*_OPTIONS, *descriptors.bounded(descriptors.connections(MOST_WATCHERS))),
+            maximum_concurrent_rpcs=_MOST_CALLS,
+        )
         health.add_to(self._server)
 
     async def start(self) -> HostPort:

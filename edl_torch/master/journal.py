@@ -144,8 +144,6 @@ class Journal:
         self.is_new = not found
         if not found:
             self._create()
-        elif found < VERSION:
-            run(f"PRAGMA user_version = {VERSION}")  # what is written from now on
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise OSError(f"the file is damaged: {verdict}")
@@ -153,10 +151,10 @@ class Journal:
     def _take_up(self) -> None:
         """The last transaction's number and sum. Raises MasterStartError if they are of other rows."""
         found = dict(self._connection.execute("SELECT key, value FROM state"))
-        self._commits, said = json.loads(found.pop(_COMMIT, "[0,null]"))
+        self._commits, said = json.loads(found.pop(_COMMIT, "[0,0]"))
         self._sums = {key: _checksum(key, value) for key, value in found.items()}
         self._sum = sum(self._sums.values())
-        if said not in (None, self._sum):  # None: a new journal, or one of version 1
+        if said != self._sum:
             raise MasterStartError(
                 f"the journal in {self.folder} is damaged: its rows are not what was written. Put back "
                 f"a copy of the folder, or give another --state folder, and go on from a checkpoint"
@@ -189,10 +187,10 @@ class Journal:
             raise MasterStartError(
                 f"{self.folder / FILE} is a database of something else: give another --state folder"
             )
-        if found > VERSION:
+        if found not in (0, VERSION):
             raise MasterStartError(
                 f"the journal in {self.folder} has version {found}, this edl-torch knows {VERSION}: "
-                f"start the master with the newer edl-torch that wrote it, or give another --state folder"
+                f"start the master with the edl-torch that wrote it, or give another --state folder"
             )
 
     def _create(self) -> None:
@@ -294,7 +292,7 @@ def _locked(folder: Path) -> BinaryIO:
     """Return the open lock file: the system unlocks it when its process ends, however that happens."""
     try:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         for path in missing:
             _sync(path.parent)
         file = _opened(folder / LOCK)
@@ -334,8 +332,8 @@ def _locked_file(folder: Path) -> BinaryIO:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """For reading and writing in place; made if missing."""
-    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
+    """For reading and writing in place; made if missing, for this user alone. SQLite's log is as it."""
+    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
 
 
 def _size(path: Path) -> int:
@@ -425,8 +423,8 @@ def _check_readable(connection: sqlite3.Connection, folder: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
         raise JournalError(f"{str(folder / FILE)!r} is a database of something else, and no journal")
-    if version > VERSION:
+    if version != VERSION:
         raise JournalError(
             f"the journal in {str(folder)!r} has version {version}, this edl-torch knows {VERSION}: "
-            f"use the newer edl-torch that wrote it"
+            f"use the edl-torch that wrote it"
         )

@@ -31,6 +31,7 @@ from edl_torch.master.web import web_port
 from edl_torch.rpc import elasticdl as elasticdl_wire
 from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, ServerCredentials
 from edl_torch.rpc.status import to_status
+from edl_torch.system import descriptors
 from edl_torch.system.address import HostPort
 from edl_torch.system.forks import keep_children_alive
 from edl_torch.system.processes import until_gone
@@ -42,7 +43,7 @@ Continuation = Callable[[Details], Awaitable[Any]]
 log = logging.getLogger("edl_torch.master")
 
 DRAIN_S = 5.0
-FILES = 1 << 17  # a file for each trainer of `core.limits`, and some
+LOOK_S = 5.0  # at how many files are open
 
 
 class Gate(grpc.aio.ServerInterceptor):
@@ -102,7 +103,7 @@ class MasterServer:
         self._server.add_generic_rpc_handlers((self._elasticdl.handlers(),))
         self.health = Health(SERVICE, elasticdl_wire.SERVICE)
         self.health.add_to(self._server)
-        self._sick: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> HostPort:
         """Bind and serve. Returns the address with its real port; raises MasterStartError."""
@@ -116,7 +117,10 @@ class MasterServer:
         self._elasticdl.start()
         await self._host.committed()  # datasets of the command line
         await self._server.start()
-        self._sick = asyncio.create_task(self._stop_health(), name="edl-health")
+        self._watching = [
+            asyncio.create_task(self._stop_health(), name="edl-health"),
+            asyncio.create_task(self._watch_connections(), name="edl-connections"),
+        ]
         return HostPort(self._wanted.host, port)
 
     def _bind(self) -> int:
@@ -129,11 +133,23 @@ class MasterServer:
         await self._host.failed()
         self.health.stop()
 
+    async def _watch_connections(self) -> None:
+        own, most, seldom = descriptors.in_use(), descriptors.connections(), descriptors.Seldom()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if descriptors.in_use() - own >= most and seldom():
+                log.warning(
+                    "connections=%d as many as files allow (ulimit -n): others are refused. Those that say "
+                    "nothing for %d s are closed",
+                    most,
+                    descriptors.SILENT_S,
+                )
+
     async def drain(self, grace_s: float = DRAIN_S) -> None:
         """Stop gently: take no new calls, answer those that are here, commit."""
         self.health.stop()
-        if self._sick is not None:
-            self._sick.cancel()
+        for task in self._watching:
+            task.cancel()
         self._host.drain()
         await self._server.stop(grace_s)
         await self._elasticdl.close()
@@ -275,27 +291,12 @@ async def _drain_until_signal(server: MasterServer, signals: asyncio.Queue[int])
     await asyncio.gather(drained, again, return_exceptions=True)
 
 
-def allow_connections() -> None:
-    """Raise the limit of open files as far as the system allows: each trainer's connection is one.
-
-    Many systems give 1024 to who does not ask for more.
-    """
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return
-    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
-    if least != resource.RLIM_INFINITY and least < wanted:
-        with contextlib.suppress(OSError, ValueError):  # more than the system has
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-
-
 def server_options(lease_timeout_s: float) -> list[tuple[str, int]]:
     """Options of the grpc server. Its own pings only clean up: who is dead is decided by `core.members`."""
     patience_ms = max(1000, int(min(lease_timeout_s, 3600.0) * 1000))
     return [
         ("grpc.so_reuseport", 0),  # so that a port in use is an error
+        *descriptors.bounded(descriptors.connections()),
         ("grpc.max_receive_message_length", MESSAGE_BYTES),
         ("grpc.max_send_message_length", MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", patience_ms),

@@ -16,6 +16,7 @@ from operator import index
 from typing import Any
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.fingerprint import UNKNOWN, Fingerprint
 from edl_torch.shard import IndexArray, Source, Task, TaskType
 
 Range = tuple[str, int, int]  # of records: name of the source, first, and the one after the last
@@ -58,6 +59,14 @@ class AbstractDataReader(ABC):
         """Optional: the records `indices` (int64 array) of the source `name` as one columnar batch."""
         raise AttributeError(f"{type(self).__name__} has no columnar reads")
 
+    def fingerprint(self) -> Fingerprint | str | None:
+        """Optional: what tells this data from other data under the same names, on any host; a version does.
+
+        Asked once, before the dataset is registered. It should cost a small part of what making the reader
+        does; `edl_torch.readers.shared.looks` has what the package's readers look at.
+        """
+        return None
+
     def listed_files(self) -> Iterable[str]:
         """Optional: the path of the file behind each entry of the reader's list, for `edl-torch check`."""
         return ()
@@ -97,6 +106,18 @@ def reader_sources(reader: AbstractDataReader, mode: TaskType = TaskType.TRAININ
     takes_mode = _takes_mode(reader)
     shards = reader.create_shards(mode) if takes_mode else reader.create_shards()
     return sources_of(shards, type(reader).__name__)
+
+
+def reader_fingerprint(reader: AbstractDataReader) -> str:
+    """Ask a reader for its fingerprint, as text; '' where it has none. Raises ReaderError."""
+    ask = getattr(reader, "fingerprint", None)
+    try:
+        found = ask() if callable(ask) else ask
+    except OSError as exc:
+        raise ReaderError(f"{type(reader).__name__}: its data cannot be looked at: {exc}") from exc
+    if found is None:
+        return UNKNOWN
+    return (Fingerprint.given(found) if isinstance(found, str) else found).encode()
 
 
 def _takes_mode(reader: AbstractDataReader) -> bool:

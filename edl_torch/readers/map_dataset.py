@@ -11,7 +11,9 @@ from types import MethodType
 from typing import Any
 
 from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
+from edl_torch.readers.shared.objects import fingerprint_of
 
 _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
 
@@ -28,11 +30,20 @@ class MapDatasetReader(IndexedReader):
         name: The source's name; default the name of the dataset's class.
         thread_safe: Whether several threads of a loader (`num_threads`) may call `dataset[…]` at once. Else
             one thread reads at a time, and only `transform` runs in several.
+        fingerprint: What tells this data from other data, such as a version. Default: what the dataset is
+            made of, as far as it is tensors, arrays, lists or tables; see docs/readers.md.
 
     Raises InvalidArgument for an object that is not map-style.
     """
 
-    def __init__(self, dataset: Any, name: str | None = None, *, thread_safe: bool = False) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        name: str | None = None,
+        *,
+        thread_safe: bool = False,
+        fingerprint: str | None = None,
+    ) -> None:
         super().__init__(type(dataset).__name__ if name is None else name)
         if (
             isinstance(dataset, Mapping)
@@ -46,11 +57,16 @@ class MapDatasetReader(IndexedReader):
         self.dataset: Any = dataset
         self.thread_safe = thread_safe
         self.count = len(dataset)
+        self._given = fingerprint
 
     @property
     def targets(self) -> Any:
         """The dataset's `targets`, the class of each record, where it has them, as torchvision's have."""
         return getattr(self.dataset, "targets", None)
+
+    def fingerprint(self) -> Fingerprint | None:
+        """What was given, else of what the dataset is made of; None where that tells nothing."""
+        return fingerprint_of(self.dataset) if self._given is None else Fingerprint.given(self._given)
 
     def load(self, index: int) -> Any:
         """`dataset[index]`."""

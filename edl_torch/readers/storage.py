@@ -6,6 +6,7 @@ and what a forked child inherits of a connection or an event loop is dead.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,15 @@ class Opened:
     handle: Any
     size: int
     remote: bool
+    path: str = ""  # on this machine
+
+    def stamp(self) -> tuple[int, int] | None:
+        """Size and time of what has its name now; None where that is gone or remote."""
+        try:
+            found = os.stat(self.path) if self.path else None
+        except OSError:
+            found = None
+        return None if found is None else (found.st_size, found.st_mtime_ns)
 
     def close(self) -> None:
         """Let go of it."""
@@ -90,7 +100,7 @@ def _open_local(path: str) -> Opened:
     import pyarrow as pa
 
     handle = pa.OSFile(path)
-    return Opened(handle=handle, size=handle.size(), remote=False)
+    return Opened(handle=handle, size=handle.size(), remote=False, path=path)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import os
 import ssl
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,12 +34,17 @@ class AccessToken:
 
     @classmethod
     def read(cls, path: _Path) -> Self:
-        """Return the token in a file, without the white space around it. Raises InvalidArgument."""
-        value = _read(path, "token").strip()
+        """Return the token in a file, without the white space around it.
+
+        Raises InvalidArgument, also for a file that its group may write to, or others read (a group may read:
+        so Kubernetes gives secrets to a pod that is not root).
+        """
+        value = _read(path, "token", keeps_secret=True).strip()
         if len(value) < LEAST_TOKEN or not value.isascii() or any(not 32 < byte < 127 for byte in value):
             raise InvalidArgument(
                 f"the token file '{path}' must hold one word of {LEAST_TOKEN} or more ASCII characters; "
-                f"make one with: python -c 'import secrets; print(secrets.token_urlsafe())' > '{path}'"
+                f"make one with: umask 077; "
+                f"python -c 'import secrets; print(secrets.token_urlsafe())' > '{path}'"
             )
         return cls(value)
 
@@ -248,9 +254,15 @@ def _reason(error: ssl.SSLError) -> str:
     return error.reason or "it cannot be read"
 
 
-def _read(path: _Path, what: str) -> bytes:
+def _read(path: _Path, what: str, *, keeps_secret: bool = False) -> bytes:
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if keeps_secret and mode & (stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH):
+                raise InvalidArgument(
+                    f"others may read or write the {what} file '{path}' (mode {mode:04o}): chmod 600 '{path}'"
+                )
+            return file.read()
     except OSError as exc:
         raise InvalidArgument(f"the {what} file '{path}' cannot be read: {exc.strerror}") from exc
 

@@ -51,7 +51,8 @@ class Registration(_message.Message):
     epoch_barrier: bool
     max_bad_records: int
     shuffle_window: int
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Union[SourceList, _Mapping]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Union[SourceList, _Mapping]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class DatasetSpec(_message.Message):
     name: str
@@ -66,7 +67,8 @@ class DatasetSpec(_message.Message):
     epoch_barrier: bool
     max_bad_records: int
     shuffle_window: int
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     session: str

@@ -410,9 +410,8 @@ class ElasticPasses:
         state = self._state
         if self._in_hand is None or self._failed:
             return
-        failures = state.inflight.fail_batch(reason, state.steps.ahead)
+        state.quarantine(state.inflight.take_failed(state.steps.ahead), reason)
         state.steps.failed()
         self._failed = True
         self.discarded += 1
-        state.outbox.note(failures=failures)
         yield from self._reporter.send()

@@ -20,7 +20,6 @@ class Way(IntEnum):
     REPORT = 4  # the loop said so, of records that came in one stream
     COUNT = 5  # the loop said so, of records of several loader workers, which were then counted
     UNSTEPPED = 6  # the loop ended, and no step came on what it had gathered
-    UNKNOWN = 7  # the log does not say: it proves the least
 
     @property
     def exact(self) -> bool:
@@ -117,6 +116,28 @@ class Restored:
     lineage: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSeen:
+    """Sample of the model: the parameters of the attached optimizers.
+
+    `at` is "begin" (before the first step of a pass), "step", "end" (of a pass, or the session) or "token".
+    `steps` counts those since the session began, or went back to a token; `number` is another one where no
+    parameter of before is left. `shape` is equal where samples can be compared. `values` and `sums` are
+    little-endian float32; NaN stands for values in the shards of other ranks. `eps` is that of the coarsest
+    dtype. `word` is the user's, on why trainers whose parameters differ have one model.
+    """
+
+    at: str
+    steps: int
+    number: int
+    shape: str
+    sharded: bool
+    eps: float
+    values: bytes
+    sums: bytes
+    word: str
+
+
 @dataclass(frozen=True, slots=True)
 class Logged:
     """A message for the log, at the level of a warning."""
@@ -136,5 +157,6 @@ AuditFact = (
     | Uncounted
     | TokenTaken
     | Restored
+    | ModelSeen
 )
 Fact = AuditFact | Logged

@@ -163,15 +163,19 @@ class InFlight:
         self._close_if_done(task, held)
         return [Failure(task=task, attempt=held.attempt, position=position, reason=shortened(reason))]
 
-    def fail_batch(self, reason: str, ahead: int) -> list[Failure]:
-        """Put the batch in hand, after which `ahead` were handed out, into quarantine."""
+    def take_failed(self, ahead: int) -> Ticket:
+        """Take out the batch in hand, after which `ahead` were handed out: it could not be trained on."""
         if len(self._batches) <= ahead:
-            return []
+            return ()
         ticket = self._batches[-1 - ahead]
         del self._batches[-1 - ahead]
         self.settled += 1
-        positions = ((task, position) for task, first, after in ticket for position in range(first, after))
-        return [failure for task, position in positions for failure in self.fail(task, position, reason)]
+        return ticket
+
+    def slice_of(self, task: int) -> Slice | None:
+        """Return what a lease lends; None where it is not held."""
+        held = self._held.get(task)
+        return None if held is None else held.slice
 
     def shares_lease(self, ticket: Ticket, batches: int) -> bool:
         """Whether a batch is of a lease of which one of the newest handed out is, too."""

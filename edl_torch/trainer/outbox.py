@@ -74,7 +74,7 @@ class Outbox:
         failures: Sequence[Failure] = (),
         acknowledgements: Sequence[Acknowledgement] = (),
         give_backs: Sequence[GiveBack] = (),
-        way: Way = Way.UNKNOWN,
+        way: Way = Way.STEP,
         returned: Sequence[Run] = (),
     ) -> None:
         """Keep what has happened for the next report."""

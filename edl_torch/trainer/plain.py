@@ -182,7 +182,5 @@ class PlainPasses:
                 "with several loader workers a plain DataLoader's batch does not say where it came "
                 "from, so err_msg cannot name its records: use ElasticDataLoader"
             )
-        runs = state.plain.report(batch_size)
-        failures = [f for t, a, b in runs for p in range(a, b) for f in state.inflight.fail(t, p, reason)]
-        state.outbox.note(failures=failures)
+        state.quarantine(state.plain.report(batch_size), reason)
         yield from self._reporter.send()

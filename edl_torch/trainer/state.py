@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from edl_torch.core.calls import UNREGISTERED, Fence, FencedCall, Grant
+from edl_torch.core.calls import UNREGISTERED, Failure, Fence, FencedCall, Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import StaleLease
 from edl_torch.trainer.counting import PlainPass
@@ -21,6 +21,7 @@ from edl_torch.trainer.supply import Mode, Supply
 
 C = TypeVar("C", bound=FencedCall)
 
+NAMED = 10  # records in quarantine that the log names; of others it has the count
 REMEMBERED = 1000  # members of before, some of whose calls may still be answered late
 
 
@@ -91,6 +92,8 @@ class State:
         self.plain = PlainPass()
         self.measuring = Measuring()
         self.closed = False
+        self._bad: set[tuple[str, int]] = set()  # records in quarantine that this trainer met
+        self._bad_told = NAMED
         self._lost = ""  # what the model has learnt from and will come again
 
     def __repr__(self) -> str:
@@ -141,6 +144,39 @@ class State:
     def _unwanted(self, grants: list[Grant]) -> None:
         if grants:
             self.outbox.note(give_backs=self.inflight.give_back_undrawn(grants))
+
+    # What cannot be read ------------------------------------------------------------------------------------
+
+    def quarantine(self, runs: Iterable[Run], reason: str) -> None:
+        """Put records into quarantine: the first ten that this trainer meets are named in the log."""
+        plan = self.registered.plan
+        failures: list[Failure] = []
+        for task, first, after in runs:
+            cut = self.inflight.slice_of(task)
+            for position in range(first, after):
+                failed = self.inflight.fail(task, position, reason)
+                failures += failed
+                if failed and plan is not None and cut is not None:
+                    self._tell_bad(*plan.locate(cut.epoch, cut.shard, position), reason)
+        self.outbox.note(failures=failures)
+
+    def _tell_bad(self, name: str, index: int, reason: str) -> None:
+        if (name, index) in self._bad:  # in an epoch before
+            return
+        self._bad.add((name, index))
+        if len(self._bad) > NAMED:
+            self.count_bad()
+            return
+        what = reason.removeprefix(record := f"record {index} of {name!r}: ")
+        rest = "; others are counted here, and listed by loader.quarantined()" * (len(self._bad) == NAMED)
+        self.facts.append(Logged(f"dataset {self.config.dataset}: in quarantine: {record}{what}{rest}"))
+
+    def count_bad(self, *, at_end: bool = False) -> None:
+        """Say how many records are in quarantine, each time that they are twice as many, and at the end."""
+        bad = len(self._bad)
+        if bad >= 2 * self._bad_told or (at_end and bad > self._bad_told):
+            self._bad_told = bad
+            self.facts.append(Logged(f"dataset {self.config.dataset}: {bad} records in quarantine"))
 
     # What is void -------------------------------------------------------------------------------------------
 

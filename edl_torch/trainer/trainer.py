@@ -75,6 +75,7 @@ class Trainer:
         state, outbox = self.state, self.state.outbox
         try:
             state.close_pass()
+            state.count_bad(at_end=True)
             returned = state.inflight.handed(untouched=state.steps.untouched)
             state.forget_counts()
             outbox.note(give_backs=state.inflight.give_back_unacknowledged(), returned=returned)
@@ -106,9 +107,8 @@ class Trainer:
     def fail_record(self, task: int, position: int, reason: str) -> Procedure[None]:
         """Put a record into quarantine that cannot be read."""
         state = self.state
-        failures = state.inflight.fail(task, position, reason)
+        state.quarantine([(task, position, position + 1)], reason)
         state.plain.fail(task, position)
-        state.outbox.note(failures=failures)
         yield from self.reporter.send()
 
     def stream_broke(self, stream: str, ended_by: str = "") -> Procedure[None]:

@@ -34,6 +34,7 @@ class Options:
     width: int
     min_count: int
     workers: int
+    reading_threads: int
     threads: int
     device: torch.device
     seed: int
@@ -121,6 +122,13 @@ def _add_training(train: argparse._ArgumentGroup) -> None:
 
 def _add_machine(machine: argparse._ArgumentGroup) -> None:
     machine.add_argument("--workers", type=_natural, default=2, metavar="N", help="loader processes (2)")
+    machine.add_argument(
+        "--reading-threads",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="threads that read in each loader process, or in the trainer (0)",
+    )
     machine.add_argument(
         "--threads",
         type=_natural,

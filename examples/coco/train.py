@@ -321,6 +321,7 @@ def _make_loader(options: Options, reader: NumberedReader, trainer: Trainer) -> 
         audit_dir=options.audit,
         synchronous=trainer.ranks.together,
         num_workers=options.workers,
+        num_threads=options.reading_threads,
         collate_fn=collate,
         pin_memory=options.device.type == "cuda",
         persistent_workers=options.workers > 0,

@@ -107,7 +107,7 @@ class Judge:
         for words in ({}, {"training": FinalWord(token=token)}):
             (verdict,) = audit([self.audit_dir], words=words)
             counted = verdict.acknowledged == self.plan.records
-            self._expect(verdict.proven and counted, f"not proven: {verdict}")
+            self._expect(verdict.delivered and counted, f"not proven: {verdict}")
         return verdict
 
     def _doubled(self) -> tuple[int, int]:

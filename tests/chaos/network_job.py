@@ -131,7 +131,7 @@ class NetworkJob:
         """By the trainers' logs and the master's journal."""
         words = final_words(view(self._folder / "state"))
         (verdict,) = audit([self._folder / "audit"], words=words)
-        assert verdict.proven
+        assert verdict.delivered
         assert verdict.acknowledged == self.size
         return verdict
 

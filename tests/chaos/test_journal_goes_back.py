@@ -102,7 +102,7 @@ def test_a_journal_that_went_back_is_never_gone_on_from_in_silence(
         trained = sum(map(trained_by, lives), Counter[tuple[int, int]]())
         assert trained.total() - len(trained) <= BATCH * len(lives), "lent twice"
         (verdict,) = audit([tmp_path / "audit"])
-        assert not verdict.proven
+        assert not verdict.delivered
 
         lives.append(start(launcher, master, tmp_path, "second", begins_again=True, hurry=str(tmp_path)))
         wait_until(lambda: lives[-1].exit_status is not None, timeout_s=60)
@@ -113,4 +113,4 @@ def test_a_journal_that_went_back_is_never_gone_on_from_in_silence(
         master.kill()
     assert trained_by(lives[-1]) == {(epoch, n): 1 for epoch in range(EPOCHS) for n in range(SIZE)}
     (verdict,) = audit([tmp_path / "audit"])
-    assert verdict.proven, verdict
+    assert verdict.delivered, verdict

@@ -63,6 +63,7 @@ def token_file(folder, secret=SECRET) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "token"
     path.write_text(f"{secret}\n")
+    path.chmod(0o600)
     return path
 
 

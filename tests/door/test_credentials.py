@@ -55,6 +55,21 @@ def test_token_that_cannot_be_used_names_the_file_and_not_the_content(tmp_path, 
     assert not content.strip() or content.strip() not in str(caught.value)
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o620, 0o660, 0o666])
+def test_a_token_that_others_may_read_or_write_is_refused(tmp_path, mode):
+    path = token_file(tmp_path)
+    path.chmod(mode)
+    with pytest.raises(InvalidArgument, match=rf"'{path}' \(mode {mode:04o}\): chmod 600 '{path}'"):
+        AccessToken.read(path)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o440, 0o640])
+def test_a_token_that_a_group_may_read_is_taken(tmp_path, mode):
+    path = token_file(tmp_path)
+    path.chmod(mode)
+    assert AccessToken.read(path).opens(f"Bearer {SECRET}")
+
+
 def test_token_of_exactly_16_characters_is_long_enough(tmp_path):
     assert AccessToken.read(token_file(tmp_path, "a" * 16)).opens("Bearer " + "a" * 16)
 

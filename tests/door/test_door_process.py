@@ -275,6 +275,7 @@ def test_open_address_with_a_door_ajar_is_refused_or_warned_of(tmp_path, certifi
 )
 def test_files_that_cannot_be_used_are_told_in_one_line(tmp_path, certificates, arguments, message):
     (tmp_path / "short").write_text("hunter2")
+    (tmp_path / "short").chmod(0o600)
     names = {"folder": tmp_path, "cert": certificates.master[0], "other": certificates.trainer[1]}
     done = run("master", "--addr", "127.0.0.1:0", *[part.format(**names) for part in arguments])
     assert done.returncode == 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edl_torch.testing.images import write_coco, write_image_folder, write_manifest, write_voc
+from image_files import write_coco, write_image_folder, write_manifest, write_voc
 
 SIZES = """
 def get_training_size():

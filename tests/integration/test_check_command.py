@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from every_reader import KINDS, made
+from image_files import write_image_folder, write_manifest
 from processes import alive
 
 from edl_torch.cli.main import main
 from edl_torch.readers import RecordIOWriter, read_image
 from edl_torch.testing import wait_until
-from edl_torch.testing.images import write_image_folder, write_manifest
 
 ROOT = Path(__file__).parents[2]
 READERS = Path(__file__).parents[1] / "unit" / "checking"

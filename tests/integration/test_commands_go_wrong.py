@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from image_files import write_image_folder
 
 from edl_torch.cli.main import main
 from edl_torch.errors import MasterStartError
 from edl_torch.master.server import write_address_file
 from edl_torch.system.address import HostPort
-from edl_torch.testing.images import write_image_folder
 
 READERS = Path(__file__).parents[1] / "unit" / "checking"
 BOX = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}

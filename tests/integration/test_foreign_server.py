@@ -186,6 +186,8 @@ def test_a_wrong_token_is_not_waited_for(tmp_path: Path) -> None:
     secret, other = tmp_path / "token", tmp_path / "other"
     secret.write_text("correct-horse-battery")
     other.write_text("wrong-horse-and-staple")
+    for file in (secret, other):
+        file.chmod(0o600)
     master = ThreadedMaster(
         "127.0.0.1:0", state=tmp_path / "state", credentials=ServerCredentials.read(token_file=secret)
     )

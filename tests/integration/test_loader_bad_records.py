@@ -85,6 +85,56 @@ def test_quarantine_goes_on_and_every_record_has_one_outcome(
     fake.outcomes["training"].check_complete(1)
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if "quarantine" in record.message]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_log_names_ten_bad_records_once_and_counts_the_others(
+    num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Torn(set(range(7, 30)), {"a": 40})
+    arguments = {"dataset": {"on_bad_record": "quarantine"}, "max_bad_records": 30, "num_epochs": 2}
+    with trainer(FakeMaster(), reader, **arguments) as (_service, dataset):
+        loader = elastic(dataset, num_workers=num_workers)
+        for _ in loader.epochs():
+            for _batch in loader:
+                pass
+        assert {(bad.name, bad.index) for bad in loader.quarantined()} == {("a", n) for n in range(7, 30)}
+        assert len(loader.quarantined()) == 23, "once each, though two epochs met them"
+        assert " quarantined=46 " in repr(loader.progress())
+        assert all("OSError: no byte of" in bad.reason for bad in loader.quarantined())
+    *named, tenth, twenty, last = logged(caplog)
+    assert len({*named, tenth}) == 10
+    if not num_workers:
+        lines = [f"record {n} of 'a': OSError: no byte of {n}" for n in range(7, 17)]
+        said = [line.removeprefix("dataset training: in quarantine: ") for line in (*named, tenth)]
+        assert [line.partition(";")[0] for line in said] == lines
+    assert tenth.endswith("; others are counted here, and listed by loader.quarantined()")
+    assert (twenty, last) == (
+        "dataset training: 20 records in quarantine",
+        "dataset training: 23 records in quarantine",
+    )
+
+
+def test_a_batch_that_cannot_be_trained_on_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    with trainer(FakeMaster(), max_bad_records=4) as (service, dataset):
+        iterator = iter(loader := elastic(dataset))
+        batch = next(iterator)
+        service.report_batch_done(err_msg="NaN")
+        assert [bad.index for bad in loader.quarantined()] == numbers(batch)
+    assert logged(caplog) == [f"dataset training: in quarantine: record {n} of 'a': NaN" for n in range(4)]
+
+
+def test_what_is_in_quarantine_can_be_listed_when_the_job_has_failed() -> None:
+    arguments = {"dataset": {"on_bad_record": "quarantine"}, "max_bad_records": 1}
+    with trainer(FakeMaster(), Torn({1, 2, 9}), **arguments) as (_service, dataset):
+        loader = elastic(dataset)
+        with pytest.raises(TooManyBadRecords, match=r"2 bad record\(s\), max_bad_records is 1"):
+            take(iter(loader), 100)
+        assert [bad.index for bad in loader.quarantined()] == [1, 2]
+
+
 @pytest.mark.parametrize("order", ["stored", "shuffled", "picked"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_raising_reader_names_the_record_and_nothing_is_lost(order: str, num_workers: int) -> None:

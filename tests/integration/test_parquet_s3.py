@@ -171,3 +171,20 @@ def test_memory_of_one_process_and_its_forks(tmp_path):
         )
         assert sorted(i for batch in loader for i in batch["id"].tolist()) == list(range(30))
     store.rm("/made", recursive=True)
+
+
+@pytest.mark.parametrize("content_then", [b"\xab" * 4000, b"PAR1 cut"], ids=["garbage", "truncated"])
+def test_a_file_that_is_overwritten_while_a_job_runs_has_changed(table, options, content_then):
+    """Not 500 records in quarantine."""
+    reader = ParquetReader(table, storage_options=options, cache_bytes=1)
+    service = DataShardService(4, reader=reader, max_bad_records=500)
+    dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
+    store = fsspec.filesystem("s3", **options)
+    with ElasticDataLoader(dataset) as loader, service:
+        batches = iter(loader)
+        next(batches)
+        for number in range(3):
+            store.pipe(f"bucket/table/day={number}/part.parquet", content_then)
+        with pytest.raises(SourceChanged, match="has changed since the reader was made"):
+            list(batches)
+        assert service.progress().quarantined == 0

@@ -11,10 +11,10 @@ from pathlib import Path
 import preloaded
 import pytest
 from every_reader import made
+from image_files import write_image_folder
 from test_master_datasets import master
 
 from edl_torch import MasterClient
-from edl_torch.testing.images import write_image_folder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prediction"
 sys.path.insert(0, str(EXAMPLE))

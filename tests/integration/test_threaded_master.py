@@ -77,6 +77,7 @@ def test_one_that_takes_too_long_to_start_is_an_error_and_never_serves(
 def test_a_channel_that_follows_it_carries_the_token_for_its_door(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a-token-of-this-test-alone")
+    token.chmod(0o600)
     master = ThreadedMaster(
         LOOPBACK, state=tmp_path / "state", credentials=ServerCredentials.read(token_file=token)
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import preloaded
 import pytest
+from image_files import write_coco
 from master_kit import MasterProcess
 
 from edl_torch.client.grpc.client import MasterClient
-from edl_torch.testing.images import write_coco
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

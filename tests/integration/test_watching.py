@@ -87,4 +87,4 @@ def test_page_top_metrics_status_and_audit_agree(start_master: MakeMaster, tmp_p
 
     master.stop()
     (audited,) = said("audit", str(tmp_path / "audit"), "--state", str(master.state), "--json")["datasets"]
-    assert (audited["verdict"], audited["acknowledged"]) == ("PROVEN", SIZE)
+    assert (audited["verdict"], audited["acknowledged"]) == ("DELIVERED", SIZE)

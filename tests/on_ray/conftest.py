@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine alone, for the tests of a module."""
+"""Tests of Ray's corner: they run where it is installed, by `make test-ray`, on a cluster of this machine."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from framework_folder import hooks_of
 
-ROOT = Path(__file__).parents[2]
+pytest_pycollect_makemodule, pytest_collection_modifyitems = hooks_of(Path(__file__).parent, "ray")
 
 
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The module `ray`, initialised."""
-    ray = pytest.importorskip("ray", reason="ray is not installed: make test-ray has an environment with it")
-    token = (
-        tmp_path_factory.mktemp("ray") / "token"
-    )  # the cluster's own: Ray would put one into the home folder
+    import ray
+
+    token = tmp_path_factory.mktemp("ray") / "token"  # Ray would put one into the home folder
     token.write_text(secrets.token_hex(32))
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
-    paths = [str(ROOT), str(ROOT / "tests" / "on_ray")]
     ray.init(
         num_cpus=4,
         address="local",
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=100 << 20,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
     )
     yield ray
     ray.shutdown()

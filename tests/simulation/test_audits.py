@@ -83,7 +83,7 @@ def test_logs_of_trainers_under_random_faults_prove_every_record(
     token = FinalWord(token=cluster.master.ledger.snapshot().encode())
     for words in ({}, {DATASET: token}, final_words(cluster.master.dispatcher)):
         verdict = judged(tmp_path, words)
-        assert verdict.proven
+        assert verdict.delivered
         assert verdict.acknowledged + verdict.dropped == model.done + cluster.master.ledger.dropped
         assert verdict.quarantined == model.bad
         if words:  # else a record that nobody answered for is taken for trained on, not for a remainder
@@ -97,7 +97,7 @@ def test_logs_tell_of_every_record_that_a_living_trainer_may_have_trained_twice(
     monkeypatch.setattr(sim_cluster, "ALL_FAULTS", CUT_OFF)
     cluster, model = run(seed, 0, tmp_path)
     verdict = judged(tmp_path, final_words(cluster.master.dispatcher))
-    assert verdict.proven
+    assert verdict.delivered
     twice = {record for record, times in model.times.items() if times > 1}
     assert twice
     assert twice <= records(verdict.findings, "repeated")

@@ -17,15 +17,16 @@ PACKAGE = Path(__file__).parents[2] / "edl_torch"
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "shard": set(),
-    "core": {"errors", "shard"},
+    "fingerprint": {"errors"},
+    "core": {"errors", "shard", "fingerprint"},
     "system": {"errors", "shard"},
     "rpc": {"errors", "shard", "core"},
     "master": {"errors", "shard", "core", "rpc", "system", "__version__"},
-    "readers": {"errors", "shard"},
+    "readers": {"errors", "shard", "fingerprint"},
     "trainer": {"errors", "shard", "core"},
     "audit": {"errors", "shard", "core", "trainer"},
-    "checking": {"errors", "shard", "core", "readers"},
-    "client": {"errors", "shard", "core", "trainer", "rpc", "audit", "system", "readers"}
+    "checking": {"errors", "shard", "fingerprint", "core", "readers"},
+    "client": {"errors", "shard", "fingerprint", "core", "trainer", "rpc", "audit", "system", "readers"}
     | {"master.embedded", "master.web"},
     "data": {"errors", "shard", "core", "trainer", "client", "readers", "system"},
     "integrations": {"errors", "shard", "core", "trainer", "rpc", "master", "client", "readers", "data"}
@@ -39,7 +40,13 @@ ARROWS: dict[str, set[str]] = {
 
 # package: the modules that may import it, as prefixes
 FOREIGN: dict[str, tuple[str, ...]] = {
-    "torch": ("data", "client.torchrun", "integrations.transformers", "integrations.torchtitan"),
+    "torch": (
+        "data",
+        "client.model",
+        "client.torchrun",
+        "integrations.transformers",
+        "integrations.torchtitan",
+    ),
     "grpc": (
         *(
             "rpc",
@@ -56,8 +63,8 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("master.web.metrics",),
     "rich": ("cli.top",),
     "google": ("rpc", "master.servicer", "client.grpc.client"),
-    "cv2": ("readers", "checking.sheet", "testing.images"),
-    "pycocotools": ("readers", "testing.images"),
+    "cv2": ("readers", "checking.sheet"),
+    "pycocotools": ("readers",),
     "PIL": (),
     "ray": ("integrations.ray",),
     "tensorflow": ("integrations.tensorflow",),

@@ -23,11 +23,11 @@ import preloaded
 import pytest
 import torch
 import torch.distributed as dist
+from image_files import encode, render, write_image_folder
 from processes import quiet_port
 
 from edl_torch.cli.main import build_parser, main
 from edl_torch.readers import ImageFolderReader
-from edl_torch.testing.images import encode, render, write_image_folder
 
 ROOT = Path(__file__).parents[2]
 PAGES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import pytest
 from framework_folder import hooks_of
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-pytest_pycollect_makemodule, pytest_collection_modifyitems = hooks_of(Path(__file__).parent, "deepspeed")
+pytest_pycollect_makemodule, pytest_collection_modifyitems = hooks_of(
+    Path(__file__).parent, "deepspeed", DS_ACCELERATOR="cpu"
+)
 
 
 @pytest.fixture

@@ -1,34 +1,11 @@
-"""Tests of TensorFlow's corner: they run where it is installed, by `make test-tensorflow`.
-
-The folder is not called tensorflow: Python would take it for the package where that is missing.
-"""
+"""Tests of TensorFlow's corner: they run where it is installed, by `make test-tensorflow`."""
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
+from pathlib import Path
 
-import pytest
+from framework_folder import hooks_of
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-
-
-class Skipped(pytest.Module):
-    """A module that cannot be imported here."""
-
-    def collect(self):
-        pytest.skip("TensorFlow is not installed: make test-tensorflow", allow_module_level=True)
-
-
-def pytest_pycollect_makemodule(module_path, parent):
-    """Skip what needs TensorFlow, with a reason, where it is missing."""
-    return None if find_spec("tensorflow") else Skipped.from_parent(parent, path=module_path)
-
-
-def pytest_collection_modifyitems(items):
-    """TensorFlow and Keras warn about themselves on import and in use; of ours every warning is an error."""
-    for item in items:
-        if "/tests/with_tensorflow/" in str(item.path):
-            item.add_marker(pytest.mark.filterwarnings("default"))
-            item.add_marker(pytest.mark.filterwarnings("error:a pass over"))
+pytest_pycollect_makemodule, pytest_collection_modifyitems = hooks_of(
+    Path(__file__).parent, "tensorflow", TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES=""
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 from framework_folder import hooks_of
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
 pytest_pycollect_makemodule, pytest_collection_modifyitems = hooks_of(
-    Path(__file__).parent, "transformers", "accelerate"
+    *(Path(__file__).parent, "transformers", "accelerate"),
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_VERBOSITY="error",
 )
 
 

@@ -14,13 +14,14 @@ from edl_torch.audit.verdict import Judgement, Outcome, Verdict
 from edl_torch.cli.drawn.epochs import epoch_maps
 from edl_torch.cli.drawn.lineages import LineageTree
 from edl_torch.cli.drawn.markup import Markup, count, tag, text
-from edl_torch.cli.verdict_words import MEANING, grounds, inexact, worst
+from edl_torch.cli.verdict_words import MEANING, delivered, grounds, inexact, undecided, worst
 from edl_torch.errors import OutputError
 from edl_torch.master.web.document import hashes, with_style
 from edl_torch.readers.shared.files import whole_file
 
 SIGNS = {
     Outcome.PROVEN: ("✓", "good"),
+    Outcome.DELIVERED: ("◐", "warn"),
     Outcome.INEXACT: ("≈", "warn"),
     Outcome.UNFINISHED: ("…", "warn"),
     Outcome.REFUTED: ("✕", "bad"),
@@ -77,7 +78,7 @@ def _banner(judgements: Sequence[Judgement], outcome: Outcome) -> Markup:
         tag(
             "li",
             tag("a", text(judgement.verdict.dataset), href=f"#dataset-{number}"),
-            text(f": {_sentence(judgement.verdict)}"),
+            text(f": {_sentence(judgement.verdict)}{_quarantine(judgement.verdict)}"),
         )
         for number, judgement in enumerate(judgements)
     ]
@@ -103,8 +104,15 @@ def _sentence(verdict: Verdict) -> str:
             return f"nothing is wrong so far; {count(verdict.open, 'record')} without an outcome yet."
         case Outcome.INEXACT:
             return f"all {must} have it, but a model may have had some more often than is counted."
+        case Outcome.DELIVERED:
+            return f"all {must} have it: {delivered(verdict)}."
         case _:
-            return f"all {must} have it, and every acknowledgement was exact."
+            return f"all {must} have it, and one model has learnt each."
+
+
+def _quarantine(verdict: Verdict) -> str:
+    found = verdict.quarantined
+    return f" {found:,} of {verdict.records:,} are in quarantine." if found else ""
 
 
 def _dataset(number: int, judgement: Judgement) -> Markup:
@@ -154,6 +162,7 @@ def _remarks(verdict: Verdict) -> Iterator[Markup]:
     yield from (
         tag("p", text(f"✕ Contradiction: {line}."), _class="note bad") for line in verdict.contradictions
     )
+    yield from (tag("p", text(f"◐ Delivered: {line}."), _class="note warn") for line in undecided(verdict))
     yield from (tag("p", text(f"≈ Inexact: {line}."), _class="note warn") for line in inexact(verdict))
     if verdict.advice:
         yield tag("p", text(f"→ {verdict.advice}."), _class="note warn")

@@ -12,10 +12,13 @@ import ipaddress
 import json
 import logging
 import re
+import socket
+import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from aiohttp import web
 
@@ -26,6 +29,7 @@ from edl_torch.master.addresses import check_free, checked_address
 from edl_torch.master.web.document import hashes, with_style
 from edl_torch.master.web.metrics import CONTENT_TYPE, exposition
 from edl_torch.rpc.credentials import ServerCredentials
+from edl_torch.system import descriptors
 from edl_torch.system.address import HostPort, is_loopback_name
 
 log = logging.getLogger("edl_torch.master")
@@ -35,6 +39,7 @@ LOOK_S = 0.2  # for new events
 SHARE = 0.007  # of the time that making frames may take: with sending them to ten viewers a hundredth
 SEEN_S = 1.6  # after a frame an event waits no longer: within 2 s it is seen
 MOST_VIEWERS = 200
+BACKLOG = 128  # connections that wait to be accepted
 PATIENCE_S = 30.0  # with a viewer that does not read
 MOST_BAD = 100
 _OPEN = frozenset(("/", "/healthz"))  # what has no data is for everybody
@@ -144,6 +149,12 @@ class WebPort:
         self._status = status
         self._latest = latest
         self._frames: Frames | None = None
+        self._accepting: set[asyncio.Task[None]] = set()  # of what listens, and of connections that are new
+        self._open: dict[web.RequestHandler, None] = {}  # connections, the oldest first
+        self._busy: set[object] = set()  # those with a request
+        self._tls: ssl.SSLContext | None = None
+        self._most = descriptors.connections(descriptors.PEOPLE)
+        self._seldom = descriptors.Seldom()
         app = web.Application(middlewares=[self._guard], client_max_size=1024)
         app.router.add_get("/", self._page)
         app.router.add_get("/healthz", self._healthz)
@@ -162,26 +173,98 @@ class WebPort:
         check_free(self._wanted)
         self._frames = Frames(self._status, self._latest)
         await self._runner.setup()
-        tls = self._credentials.ssl_context()
-        site = web.TCPSite(self._runner, self._wanted.host, self._wanted.port, ssl_context=tls)
+        self._tls = self._credentials.ssl_context()
         try:
-            await site.start()
+            listeners = await self._listen()
         except OSError as exc:
             await self._runner.cleanup()
             raise MasterStartError(f"cannot serve the page on {self._wanted}: {exc.strerror}") from exc
-        port: int = self._runner.addresses[0][1]
-        return HostPort(self._wanted.host, port)
+        for listener in listeners:
+            self._begin(self._accept(listener))
+        return HostPort(self._wanted.host, listeners[0].getsockname()[1])
 
     async def stop(self) -> None:
         """End all streams, and stop."""
         if self._frames is not None:
             await self._frames.end()
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
         await self._runner.cleanup()
+
+    # Who comes in ---------------------------------------------------------------------------------------
+
+    # Not by asyncio's own server: it accepts a hundred connections before it looks at one, and where no file
+    # is left it writes thousands of errors a second (Python 3.11 and 3.12).
+
+    async def _listen(self) -> list[socket.socket]:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            self._wanted.host, self._wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listeners: list[socket.socket] = []
+        try:
+            for family, place in dict.fromkeys((family, place) for family, _, _, _, place in found):
+                listeners.append(socket.create_server(place[:2], family=family, backlog=BACKLOG))
+                listeners[-1].setblocking(False)
+        except OSError:
+            for listener in listeners:
+                listener.close()
+            raise
+        return listeners
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="edl-page-accepts")
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                try:
+                    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+                except OSError as error:
+                    self._say(error.strerror or "")
+                    await asyncio.sleep(1.0)
+                    continue
+                if self._makes_room():
+                    self._begin(self._serve(connection))
+                else:
+                    connection.close()
+                    self._say(f"there are {self._most}")
+                await asyncio.sleep(0)  # for what was closed to go: `sock_accept` may not wait at all
+
+    def _makes_room(self) -> bool:
+        """Whether one more may come; where all places are taken, the oldest that asks for nothing goes."""
+        if len(self._open) + len(self._accepting) > self._most:
+            self._open = {connection: None for connection in self._open if connection.transport is not None}
+        if len(self._open) + len(self._accepting) <= self._most:
+            return True
+        oldest = next((connection for connection in self._open if connection not in self._busy), None)
+        if oldest is None:
+            return False
+        del self._open[oldest]
+        oldest.force_close()
+        return True
+
+    def _say(self, why: str) -> None:
+        if self._seldom():
+            log.warning("the page accepts no more connections for now: %s", why)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        assert self._runner.server is not None
+        handler = self._runner.server()
+        patience_s = None if self._tls is None else descriptors.SILENT_S
+        with contextlib.suppress(OSError):  # it has gone, or its TLS failed
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: handler, connection, ssl=self._tls, ssl_handshake_timeout=patience_s
+            )
+            self._open[handler] = None
 
     # Who may see what -----------------------------------------------------------------------------------
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._busy.add(request.protocol)
         try:
             refused = self._refusal(request)
             answer = refused or await handler(request)
@@ -189,6 +272,8 @@ class WebPort:
             answer = web.Response(status=exc.status, text=exc.reason)
         except EdlError as exc:
             answer = web.Response(status=503, text=str(exc))
+        finally:
+            self._busy.discard(request.protocol)
         if not answer.prepared:
             answer.headers.update(_headers())
         return answer

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.images.coco_file import (
     CocoFile,
@@ -32,6 +33,7 @@ from edl_torch.readers.images.coco_file import (
     unique_ids,
 )
 from edl_torch.readers.images.decode import Image, checked_min_side, read_image_in, require_folder
+from edl_torch.readers.shared.looks import listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
@@ -55,6 +57,11 @@ class _CocoReader(IndexedReader):
         unique_ids(coco.annotations, where)
         self._images = index_images(coco)
         return coco, index_rows(coco, self._images), where
+
+    def fingerprint(self) -> Fingerprint:
+        """The annotation file's bytes, and sizes of some images."""
+        files, folder = self._images.files, self.images
+        return listing_of(self.name, files, lambda place: [os.path.join(folder, files[place])])
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""

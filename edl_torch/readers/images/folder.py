@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.images.decode import EXTENSIONS, Image, checked_min_side, read_image_in
+from edl_torch.readers.shared.looks import digest_of, listing, sizes
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import IndexArray, TaskType
 
@@ -72,6 +74,12 @@ class ImageFolderReader(IndexedReader):
     def targets(self) -> IndexArray | None:
         """Class index of each image, int64 [count]; None for a flat folder."""
         return np.repeat(np.arange(len(self.classes)), np.diff(self._bounds)) if self.classes else None
+
+    def fingerprint(self) -> Fingerprint:
+        """Names, and sizes of some files."""
+        classes = [("class folders", digest_of(self.classes))] if self.classes else []
+        names, root = self._files, self.name
+        return listing("names", names, sizes(self.count, lambda n: [os.path.join(root, names[n])]), classes)
 
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.images.decode import (
     EXTENSIONS,
@@ -25,6 +26,7 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
+from edl_torch.readers.shared.looks import listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
@@ -99,6 +101,11 @@ class ImageManifestReader(IndexedReader):
         image = read_image_in(self.root, self._files[index], self.min_side)
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image
+
+    def fingerprint(self) -> Fingerprint:
+        """The list's bytes, and sizes of some images."""
+        files, root = self._files, self.root
+        return listing_of(self.name, files, lambda place: [os.path.join(root, files[place])])
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""

@@ -18,8 +18,10 @@ from xml.parsers import expat
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.images.decode import Image, read_image, safe_relative_path, within
+from edl_torch.readers.shared.looks import listing_of
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import TaskType
 
@@ -78,16 +80,27 @@ class VocReader(IndexedReader):
     def load(self, index: int) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB."""
         image_id = self._ids[index]
-        path = os.path.join(self.root, "Annotations", image_id + ".xml")
+        path = self._annotation_path(image_id)
         with within(self.root):
             target = parse_target(parse_xml(_read_annotation(path), path), self._label_of, path)
             return read_image(self._image_path(image_id)), {"image_id": image_id, **target}
+
+    def _annotation_path(self, image_id: str) -> str:
+        return os.path.join(self.root, "Annotations", image_id + ".xml")
 
     def _image_path(self, image_id: str) -> str:
         stem = os.path.join(self.root, "JPEGImages", image_id)
         return next(
             (stem + ending for ending in _IMAGE_ENDINGS if os.path.exists(stem + ending)), stem + ".jpg"
         )
+
+    def fingerprint(self) -> Fingerprint:
+        """The list's bytes, and sizes of some annotations and their images."""
+
+        def files(place: int) -> list[str]:
+            return [self._annotation_path(self._ids[place]), self._image_path(self._ids[place])]
+
+        return listing_of(self.name, self._ids, files)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edl_torch.errors import InvalidArgument
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.arrow.columns import Columns, flat_values, numpy_columns, rows
 from edl_torch.readers.arrow.values import row_numbers
 from edl_torch.readers.base import AbstractDataReader, Range, check_range
 from edl_torch.readers.odps.config import odps_config, parse_table_url, partition_patterns
 from edl_torch.readers.odps.retries import Retries
 from edl_torch.readers.odps.table import OdpsTable
+from edl_torch.readers.shared.looks import listing
 from edl_torch.shard import IndexArray, Task, TaskType
 
 if TYPE_CHECKING:
@@ -137,6 +139,11 @@ class ODPSDataReader(AbstractDataReader):
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """Rows by source, the same for every mode. The first call makes a download session a partition."""
         return {self.table.name(partition): count for partition, count in self.table.plan().items()}
+
+    def fingerprint(self) -> Fingerprint:
+        """The version of each partition: when it was last written to, by the service's clock."""
+        versions = self.table.versions()
+        return listing("whole", versions, dict(enumerate(versions.values())))
 
     def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield the rows one by one, downloaded in blocks. Raises ReaderError for a range outside."""

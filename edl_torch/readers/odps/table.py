@@ -103,6 +103,10 @@ class OdpsTable:
             downloads = list(pool.map(self.download, partitions))
         return {partition: download.count for partition, download in zip(partitions, downloads, strict=True)}
 
+    def versions(self) -> dict[str, str]:
+        """When each partition was last changed, by its name."""
+        return {self.name(partition): modified for partition, modified in self._listed().items()}
+
     def download(self, partition: str) -> Download:
         """The session of a partition, made once."""
         known = self._downloads.get(partition)

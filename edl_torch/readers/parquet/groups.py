@@ -124,9 +124,9 @@ class RowGroups:
             try:
                 return self._decode(file, group)
             except (pa.ArrowInvalid, OSError):
-                if not self._close(file):
-                    raise
-                return self._decode(file, group)  # an answer of the network that was cut short looks the same
+                # It may be another file by now; an answer of the network that was cut short looks the same.
+                self._close(file)
+                return self._decode(file, group)
         except ReaderError:
             raise
         except Exception as exc:
@@ -140,13 +140,11 @@ class RowGroups:
             self._bad[file, group] = said  # each of its records asks: only the first one decodes
             raise BadRecord(said) from exc
 
-    def _close(self, file: int) -> bool:
-        """Let go of an open file; whether it is a remote one."""
+    def _close(self, file: int) -> None:
+        """Let go of an open file."""
         opened = self._files.pop(file, None)
-        if opened is None:
-            return False
-        opened.close()
-        return opened.remote
+        if opened is not None:
+            opened.close()
 
     def _decode(self, file: int, group: int) -> Any:
         import pyarrow as pa
@@ -158,9 +156,13 @@ class RowGroups:
         threads = multiprocessing.parent_process() is None
         if not names:
             return pa.table({"": pa.nulls(expected)})  # a table without any column would forget its length
-        table = self._file(file).read_group(group, names, use_threads=threads).select(names)
+        opened = self._file(file)
+        table = opened.read_group(group, names, use_threads=threads).select(names)
         if table.num_rows != expected:
             raise pa.ArrowInvalid(f"{table.num_rows} rows decoded, {expected} expected")
+        if not opened.is_as_it_was():  # what was decoded may be of two writers
+            self._close(file)
+            self._file(file)
         return table
 
     def _file(self, file: int) -> ParquetFile:
@@ -173,15 +175,16 @@ class RowGroups:
         return found
 
     def _open(self, file: int) -> ParquetFile:
-        self._storage.forget_listings(self._index.name(file))
-        opened = ParquetFile(self._storage, self._index.name(file))
+        name = self._index.name(file)
+        self._storage.forget_listings(name)
+        try:
+            opened = ParquetFile(self._storage, name)
+        except DataFormatError as exc:  # its footer was read when the reader was made
+            raise _changed(name, str(exc)) from exc
         difference = self._difference(opened, file)
         if difference is not None:
             opened.close()
-            raise SourceChanged(
-                f"'{opened.name}' has changed since the reader was made ({difference}): data must stay as "
-                "it is while a job uses it; start the job again with a new reader"
-            )
+            raise _changed(name, difference)
         return opened
 
     def _difference(self, opened: ParquetFile, file: int) -> str | None:
@@ -192,4 +195,14 @@ class RowGroups:
             return f"{self._index.rows(file):,} rows then, {sum(rows):,} now"
         if len(rows) != len(self._index.group_ends(file)):
             return "its row groups are others"
-        return None
+        if opened.footer() != self._index.footer(file):
+            return "its footer is another"
+        pages = 0 if opened.remote else self._index.pages(file)  # there each costs a request
+        return "its pages are others" if pages and opened.pages() != pages else None
+
+
+def _changed(name: str, how: str) -> SourceChanged:
+    return SourceChanged(
+        f"'{name}' has changed since the reader was made ({how}): data must stay as it is while a job uses "
+        "it; start the job again with a new reader"
+    )

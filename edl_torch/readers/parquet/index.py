@@ -5,17 +5,20 @@ Format: https://parquet.apache.org/docs/file-format/. It reads footers, never ro
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.parquet.files import Found
+from edl_torch.readers.shared.looks import chosen, listing
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Opened, Storage, storage_error
 from edl_torch.shard import IndexArray
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 _THREADS = 16  # they wait for the network
 _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
+_TAIL = 8  # bytes after the footer: its length, and the magic
+_LOOKED_INTO = 16  # files whose pages are looked at; of more than its square one in so many
+_GROUPS, _COLUMNS, _PAGE_BYTES = 4, 4, 4096
+_NOTED = 2  # reads: Arrow reads the end of a file, and then what it lacks of the footer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +40,8 @@ class ParquetIndex:
     """What the footers say.
 
     base, names: the files. arrays: int64 `sizes` [n] in bytes; `group_ends` [groups of all files], the row of
-    its file after each group's last; `first_group` [n + 1], where a file's groups begin in `group_ends`.
+    its file after each group's last; `first_group` [n + 1], where a file's groups begin in `group_ends`;
+    `footers` and `pages` [n], digests of each footer, and of some pages of some files, else 0.
     """
 
     base: str
@@ -51,6 +59,14 @@ class ParquetIndex:
         """The file's bytes."""
         return int(self.arrays["sizes"][file])
 
+    def footer(self, file: int) -> int:
+        """The digest of the file's footer."""
+        return int(self.arrays["footers"][file])
+
+    def pages(self, file: int) -> int:
+        """The digest of some of the file's pages; 0 where none were looked at."""
+        return int(self.arrays["pages"][file])
+
     def group_ends(self, file: int) -> IndexArray:
         """The row after the last one of each of the file's row groups."""
         first, after = self.arrays["first_group"][file : file + 2].tolist()
@@ -66,6 +82,11 @@ class ParquetIndex:
         """The file's rows."""
         ends = self.group_ends(file)
         return int(ends[-1]) if len(ends) else 0
+
+    def fingerprint(self) -> Fingerprint:
+        """Of each file its size and footer; pages of some, as rows in another order have the same footer."""
+        each = zip(*(self.arrays[name].tolist() for name in ("sizes", "footers", "pages")), strict=True)
+        return listing("sampled", self.names, {place: f"{look}" for place, look in enumerate(each)})
 
     def rows_per_group(self) -> int:
         """The most common length of a row group, the last ones of files left out where there are others."""
@@ -83,6 +104,7 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
     column. Files without rows may have any columns.
     """
     sizes, first_group, group_ends = array("q"), array("q", [0]), array("q")
+    footers, pages = array("q"), array("q")
     schema, first = None, ""
     for name, footer in zip(found.names, _footers(storage, found), strict=True):
         if not any(footer.rows):
@@ -93,6 +115,8 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
         else:
             _compare(schema, footer.schema, wanted, found.base + name, first)
         sizes.append(footer.size)
+        footers.append(footer.digest)
+        pages.append(footer.pages)
         group_ends.extend(np.cumsum(footer.rows, dtype=np.int64).tolist())
         first_group.append(len(group_ends))
     if schema is None:
@@ -100,6 +124,7 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
             f"no row in '{found.base}{found.names[0]}' and {len(found.names) - 1} more file(s)"
         )
     numbers = {"sizes": sizes, "first_group": first_group, "group_ends": group_ends}
+    numbers |= {"footers": footers, "pages": pages}
     arrays = shared({name: np.array(each, dtype=np.int64) for name, each in numbers.items()}, "parquet")
     return ParquetIndex(base=found.base, names=StringTable(found.names), arrays=arrays), schema
 
@@ -109,22 +134,33 @@ class _Footer:
     size: int
     rows: list[int]
     schema: Any
+    digest: int
+    pages: int
 
 
 def _footers(storage: Storage, found: Found) -> Iterator[_Footer]:
     names = [found.base + name for name in found.names]
+    looked_into = set(chosen(len(names), max(_LOOKED_INTO, len(names) // _LOOKED_INTO)))
     if len(names) == 1:
-        yield _footer(storage, names[0])
+        yield _footer(storage, names[0], True)
         return
     # The threads are gone before any loader worker is forked.
     with ThreadPoolExecutor(min(_THREADS, len(names)), thread_name_prefix="edl-footers") as pool:
-        yield from pool.map(partial(_footer, storage), names)
+        yield from pool.map(
+            partial(_footer, storage), names, (place in looked_into for place in range(len(names)))
+        )
 
 
-def _footer(storage: Storage, name: str) -> _Footer:
+def _footer(storage: Storage, name: str, looks_into: bool) -> _Footer:
     file = ParquetFile(storage, name)
     try:
-        return _Footer(size=file.size, rows=file.rows_of_groups(), schema=file.schema)
+        return _Footer(
+            size=file.size,
+            rows=file.rows_of_groups(),
+            schema=file.schema,
+            digest=file.footer(),
+            pages=file.pages() if looks_into else 0,
+        )
     finally:
         file.close()
 
@@ -183,7 +219,10 @@ class ParquetFile:
 
     def __init__(self, storage: Storage, name: str) -> None:
         self.name = name
-        self._opened = storage.open(name)
+        opened = storage.open(name)
+        self._noted = _Noting(opened.handle) if opened.remote else None
+        self._opened = opened if self._noted is None else replace(opened, handle=self._noted)
+        self.stamp = opened.stamp()  # when it was opened
         try:
             self._file = _parse(self._opened, name)
         except ReaderError:
@@ -198,6 +237,34 @@ class ParquetFile:
         footer = self._file.metadata
         return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
 
+    def footer(self) -> int:
+        """A digest of the footer's bytes."""
+        length = self._file.metadata.serialized_size + _TAIL
+        return _digest([self._read(max(0, self.size - length), self.size)])
+
+    def pages(self) -> int:
+        """A digest of the last bytes of a column in some row groups, the larger of a few columns."""
+        footer, looks = self._file.metadata, []
+        for group in chosen(footer.num_row_groups, 1 if self.remote else _GROUPS):
+            row_group = footer.row_group(group)
+            columns = [row_group.column(n) for n in chosen(row_group.num_columns, _COLUMNS)]
+            if columns:
+                column = max(columns, key=lambda each: int(each.total_compressed_size))
+                first = column.dictionary_page_offset or column.data_page_offset
+                end = min(self.size, first + column.total_compressed_size)
+                looks.append(self._read(max(first, end - _PAGE_BYTES), end))
+        return _digest(looks)
+
+    def is_as_it_was(self) -> bool:
+        """Whether what has its name was not written to since this file was opened, as far as can be seen."""
+        return self.stamp == self._opened.stamp()
+
+    def _read(self, start: int, end: int) -> bytes:
+        if self._noted is not None and (found := self._noted.found(start, end)) is not None:
+            return found
+        self._opened.handle.seek(start)
+        return bytes(self._opened.handle.read(end - start))
+
     def read_group(self, group: int, columns: list[str], *, use_threads: bool) -> Any:
         """A row group as a table with these columns, and with columns nested in them."""
         return self._file.read_row_group(group, columns=columns, use_threads=use_threads)
@@ -206,6 +273,40 @@ class ParquetFile:
         """Let go of the file."""
         self._file.close()
         self._opened.close()
+
+
+class _Noting:
+    """A remote file's handle that keeps what was read while it was opened, so that a footer costs nothing."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._reads: list[tuple[int, bytes]] = []
+
+    def read(self, size: int = -1) -> bytes:
+        start, data = self._handle.tell(), bytes(self._handle.read(size))
+        if len(self._reads) < _NOTED:
+            self._reads.append((start, data))
+        return data
+
+    def found(self, start: int, end: int) -> bytes | None:
+        """The bytes of a range that was read as a part of one. Nothing more is kept after that."""
+        reads, self._reads = self._reads, [(0, b"")] * _NOTED
+        for first, data in reads:
+            if first <= start and end <= first + len(data):
+                return data[start - first : end - first]
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
+def _digest(looks: Sequence[bytes]) -> int:
+    """63 bits: an index keeps one for each file."""
+    made = hashlib.blake2b(digest_size=8)
+    for look in looks:
+        made.update(b"%d;" % len(look))
+        made.update(look)
+    return int.from_bytes(made.digest()) >> 1
 
 
 def _parse(opened: Opened, name: str) -> pq.ParquetFile:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.arrow.columns import Columns, RowPicker, filled_type, numpy_columns, rows
 from edl_torch.readers.arrow.values import row_numbers, scalar
 from edl_torch.readers.base import AbstractDataReader, Range, check_range, required
@@ -95,6 +96,10 @@ class ParquetReader(AbstractDataReader):
         """The rows of each file that has any; the same for every mode."""
         counts = ((self._index.name(file), self._index.rows(file)) for file in range(len(self._index)))
         return {name: count for name, count in counts if count}
+
+    def fingerprint(self) -> Fingerprint:
+        """Of each file its size and footer, and pages of some files."""
+        return self._index.fingerprint()
 
     def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield rows. Raises ReaderError for another source or a range outside of it."""

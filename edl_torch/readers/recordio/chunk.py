@@ -13,16 +13,13 @@ import numpy as np
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.recordio.format import Buffer
-from edl_torch.shard import IndexArray
 
 Records = tuple[bytes, ...]
-Heads = memoryview | tuple[int, ...]
+Heads = tuple[int, ...]  # the garbage collector looks at no tuple of numbers, and there may be many chunks
 
 _LENGTH = Struct("<I").unpack_from
-_FEW = 200  # records: below, walking from length to length costs less than the arrays
 _SLICED = 50  # records: below, single slices cost less than what `cut` has to prepare
 _PIECE_BYTES = 1 << 16  # of records that are made at once
-_LONG = 300  # bytes a record: above, walking costs less too
 _FIELDS = np.array([f"4x{length}s" for length in range(4096)], dtype=object)
 
 
@@ -78,30 +75,13 @@ def in_pieces(payload: Buffer, heads: Heads) -> Iterator[Records]:
 
 
 def split(payload: Buffer, records: int, ends: Iterable[tuple[int, int]] = ()) -> Heads:
-    """Where each record's length stands, and the payload's end: `records + 1` positions, int64.
+    """Where each record's length stands, and the payload's end: `records + 1` positions.
 
-    Each length says where the next one stands, so this is a chain that must be walked. Where there are many
-    records it is first guessed as a whole with numpy, and taken if it proves to be the chain: there is but
-    one. `ends` are pairs (records, bytes) at which chunks that were joined end. Raises DataFormatError unless
-    the chain ends exactly where the payload does, and passes by all of `ends`.
+    Each length says where the next one stands. `ends` are pairs (records, bytes) at which chunks that were
+    joined end. Raises DataFormatError unless the chain of lengths ends exactly where the payload does, and
+    passes by all of `ends`.
     """
-    guess = records >= _FEW and len(payload) < _LONG * records
-    heads = _guessed(payload, records) if guess else None
-    # A tuple of numbers is nothing to Python's garbage collector; a view is, for each of many kept chunks.
-    found: Heads = tuple(walk(payload, records)) if heads is None else heads.data
-    for number, position in ends:
-        if found[number] != position:
-            raise DataFormatError(
-                f"its {number:,} records end at byte {found[number]:,}, not at {position:,}"
-            )
-    return found
-
-
-def walk(payload: Buffer, records: int) -> list[int]:
-    """`split`, from length to length."""
     size = len(payload)
-    if records == 1 and size >= 4 and 4 + _LENGTH(payload)[0] == size:
-        return [0, size]
     if 4 * records > size:
         raise DataFormatError(f"its header promises {records:,} records and its data has {size:,} bytes")
     at, heads = 0, [0]
@@ -114,58 +94,9 @@ def walk(payload: Buffer, records: int) -> list[int]:
     if at != size:
         where = "beyond" if at > size else "before"
         raise DataFormatError(f"its {records:,} records end at byte {at:,}, {where} its data's end, {size:,}")
-    return heads
-
-
-def _guessed(payload: Buffer, records: int) -> IndexArray | None:
-    if len(payload) < 4 * records:
-        return None
-    for guess in (_equal_lengths, _after_zeros):
-        heads = guess(payload, records)
-        if heads is not None and _is_chain(payload, heads):
-            return heads
-    return None
-
-
-def _equal_lengths(payload: Buffer, records: int) -> IndexArray | None:
-    """The heads if all records are as long as the first."""
-    step, rest = divmod(len(payload), records)
-    return None if rest else np.arange(0, len(payload) + 1, step, dtype=np.int64)
-
-
-def _after_zeros(payload: Buffer, records: int) -> IndexArray | None:
-    """The heads if two zeros stand side by side in lengths only, and three in each: as in short lines.
-
-    Of three zeros in a row two lie in one even place, so that half as many numbers are looked at.
-    """
-    size = len(payload)
-    pairs = np.flatnonzero(np.frombuffer(payload, dtype=np.uint16, count=size // 2) == 0)
-    if len(pairs) != records:
-        return _after_zeros_at_any_place(payload, records)
-    last = 2 * pairs  # of the zeros 1, 2, 3 after the lowest byte of a length this is the first or the second
-    before = np.frombuffer(payload, dtype=np.uint8)[last - 1]
-    heads = np.empty(records + 1, dtype=np.int64)
-    np.subtract(last, np.where(before != 0, 1, 2), out=heads[:-1])
-    heads[-1] = size
-    return heads
-
-
-def _after_zeros_at_any_place(payload: Buffer, records: int) -> IndexArray | None:
-    zero = np.frombuffer(payload, dtype=np.uint8) == 0
-    last = np.flatnonzero(zero[1:-1] & zero[:-2] & ~zero[2:])
-    if len(last) != records:
-        return None
-    heads = np.empty(records + 1, dtype=np.int64)
-    np.subtract(last, 2, out=heads[:-1])
-    heads[-1] = len(payload)
-    return heads
-
-
-def _is_chain(payload: Buffer, heads: IndexArray) -> bool:
-    """Whether each length leads to the next head, from 0 to the payload's end."""
-    at, last = heads[:-1], len(payload) - 4
-    if heads[0] != 0 or at.min() < 0 or at.max() > last:
-        return False
-    # The number at every byte, as a view: only those at the heads are read.
-    lengths: IndexArray = np.ndarray((last + 1,), dtype="<u4", buffer=payload, strides=(1,))[at]
-    return bool(np.array_equal(at + 4 + lengths, heads[1:]))
+    for number, position in ends:
+        if heads[number] != position:
+            raise DataFormatError(
+                f"its {number:,} records end at byte {heads[number]:,}, not at {position:,}"
+            )
+    return tuple(heads)

@@ -6,6 +6,7 @@ not know records or how they are read.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import stat
@@ -30,7 +31,7 @@ from edl_torch.readers.shared.files import read_range
 from edl_torch.readers.shared.index_cache import FileStamp, cached_index
 from edl_torch.readers.shared.mapped import Array, shared
 
-_KIND = "recordio1"
+_KIND = "recordio2"
 _WORTH_KEEPING = 1 << 18  # bytes: the headers of a smaller file are read as soon as an index is opened
 _THREADS = 16
 _INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
@@ -51,8 +52,8 @@ def build_index(
     """Index all files, in parallel: reading headers waits for disks.
 
     Returns the arrays `rows`, where in the two next the part of each file begins; `offsets` and `firsts` of
-    `Chain`, file after file; and `dialects`, `sizes` and `times` of each file. Raises DataFormatError for the
-    first file, in order, that is not as it should be.
+    `Chain`, file after file; and `dialects`, `sizes`, `times` and `headers` of each file. Raises
+    DataFormatError for the first file, in order, that is not as it should be.
     """
     parts = _index_all(files, dialect, index_dir)
     arrays = {
@@ -62,6 +63,7 @@ def build_index(
         "dialects": np.array([part["dialect"] for _, part in parts], dtype=np.uint8),
         "sizes": np.array([stamp.size for stamp, _ in parts], dtype=np.int64),
         "times": np.array([stamp.mtime_ns for stamp, _ in parts], dtype=np.int64),
+        "headers": np.array([part["headers"] for _, part in parts], dtype=np.uint64),
     }
     return shared(arrays, "recordio", above=_INLINE)
 
@@ -103,6 +105,7 @@ def _arrays_of(file: DataFile, size: int, dialect: str | None) -> Arrays:
         "offsets": np.array(chain.offsets, dtype=np.int64),
         "firsts": np.array(chain.firsts, dtype=np.int64),
         "dialect": np.array(chain.dialect.number, dtype=np.uint8),
+        "headers": np.array(chain.headers, dtype=np.uint64),
     }
 
 
@@ -111,10 +114,12 @@ class Chain:
     """The headers of a file, read as one dialect.
 
     `offsets` has the position of each chunk and then of the file's end, `firsts` the number of its first
-    record and then of all. `broken` says why and at which chunk the chain breaks, where it does.
+    record and then of all. `headers` is a digest of all headers, which have the checksums of their data.
+    `broken` says why and at which chunk the chain breaks, where it does.
     """
 
     dialect: Dialect
+    headers: int
     offsets: array[int]
     firsts: array[int]
     broken: str | None
@@ -182,6 +187,7 @@ def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
     """Read all headers, as this dialect, until the end of the file or the first that cannot be one."""
     offsets, firsts, broken = array("q", [0]), array("q", [0]), None
     block, start, at, total = b"", 0, 0, 0
+    headers = bytearray()
     while at < size:
         position = at - start
         if not 0 <= position <= len(block) - HEADER_BYTES:
@@ -198,11 +204,13 @@ def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
                 broken = _hidden_records(file, dialect, header, at)
         if broken is not None:
             break
+        headers += block[position : position + HEADER_BYTES]
         at += HEADER_BYTES + header.size
         total += header.records
         offsets.append(at)
         firsts.append(total)
-    return Chain(dialect=dialect, offsets=offsets, firsts=firsts, broken=broken)
+    digest = int.from_bytes(hashlib.blake2b(headers, digest_size=8).digest())
+    return Chain(dialect=dialect, headers=digest, offsets=offsets, firsts=firsts, broken=broken)
 
 
 def _hidden_records(file: DataFile, dialect: Dialect, header: Header, at: int) -> str | None:

@@ -16,12 +16,14 @@ from itertools import chain, islice
 from typing import Any
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, Range, check_range
 from edl_torch.readers.recordio.chunk import Chunk
 from edl_torch.readers.recordio.format import MAGIC_BYTES
 from edl_torch.readers.recordio.index import Arrays, DataFile, build_index, check_dialect
 from edl_torch.readers.recordio.record_bytes import Decode, decoder
 from edl_torch.readers.recordio.source import ChunkCache, OpenFiles, RecordIOSource, sources_of_index
+from edl_torch.readers.shared.looks import below, listing
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import Task, TaskType
 
@@ -104,6 +106,12 @@ class RecordIODataReader(AbstractDataReader):
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """`{path: records}`, the same for every mode."""
         return {name: source.records for name, source in self._by_name().items()}
+
+    def fingerprint(self) -> Fingerprint:
+        """Of each file its size and the headers of its chunks, which have the checksums of all data."""
+        each = zip(self._arrays["sizes"].tolist(), self._arrays["headers"].tolist(), strict=True)
+        looks = {place: f"{size} {headers:x}" for place, (size, headers) in enumerate(each)}
+        return listing("whole", below(list(self._names)), looks)
 
     def read_records(self, task: Task) -> Iterable[Any]:
         """The records one by one. Raises ReaderError for another source or a range outside of it."""

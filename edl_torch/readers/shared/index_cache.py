@@ -68,7 +68,7 @@ def cached_index(
 
     Args:
         stamp: The file.
-        kind: What sort of index, with the version of its meaning: "recordio1".
+        kind: What sort of index, with the version of its meaning: "recordio2".
         build: Makes the arrays. What it raises goes to the caller.
         options: What else the index depends on, such as a dialect.
         index_dir: A folder, or `BESIDE` for `<file>.<kind>.edl-index` beside the data. Default:

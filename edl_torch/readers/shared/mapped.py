@@ -239,6 +239,11 @@ class StringTable:
     def __iter__(self) -> Iterator[str]:
         return (self[index] for index in range(len(self)))
 
+    def raw(self, first: int, after: int) -> tuple[memoryview, memoryview]:
+        """Return the bytes of the entries `first … after - 1`, one after the other, and their lengths."""
+        bounds = self._bounds[first : after + 1]
+        return self._blob[bounds[0] : bounds[-1]], np.diff(bounds).astype("<i4").data
+
     @property
     def nbytes(self) -> int:
         """Bytes held, in memory or in the file."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.text.csv_layout import (
     Header,
@@ -134,6 +135,10 @@ class CsvReader(AbstractDataReader):
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """A source for each file, the same ones for every mode."""
         return {name: self._count(source) for name, source in self._files.sources.items()}
+
+    def fingerprint(self) -> Fingerprint:
+        """Of each file its size, some blocks, and where its records begin."""
+        return self._files.fingerprint()
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the rows. Raises ReaderError for another source or a range outside of it."""

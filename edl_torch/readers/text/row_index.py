@@ -55,6 +55,11 @@ class RowIndex:
         """Number of records."""
         return len(self._arrays["starts"])
 
+    @property
+    def layout(self) -> bytes:
+        """Where each block of records begins: rows of unequal length have another one in another order."""
+        return self._arrays["bases"].tobytes()
+
     def spans(self, numbers: npt.NDArray[np.int64]) -> tuple[Positions, Positions]:
         """The first byte of each record, and the byte after it: blank lines that follow are part of it."""
         return self._starts(numbers), self._starts(numbers + 1)

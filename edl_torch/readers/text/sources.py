@@ -20,8 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, SourceChanged
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.shared.files import file_lock, read_range, whole_file
 from edl_torch.readers.shared.index_cache import FileStamp, cached_index, index_place
+from edl_torch.readers.shared.looks import below, blocks, listing
 from edl_torch.readers.shared.mapped import MappedArrays, write_arrays
 from edl_torch.readers.text.row_index import (
     CHUNK_BYTES,
@@ -208,6 +210,17 @@ class SourceFiles:
                 f"{reader} reads {known}, not {name!r}: make the reader with the same arguments in every "
                 "trainer as where the dataset was registered"
             ) from None
+
+    def fingerprint(self) -> Fingerprint:
+        """Of each file its size, some blocks, and where its records begin."""
+        looks = {}
+        for place, source in enumerate(self.sources.values()):
+
+            def read(start: int, end: int, source: TextSource = source) -> bytes:
+                return self.read(source, start, end)
+
+            looks[place] = blocks(source.stamp.size, read, source.index.layout)
+        return listing("sampled", below(list(self.sources)), looks)
 
     def names(self) -> str:
         """The first names, for messages."""

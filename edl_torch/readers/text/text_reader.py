@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, check_range
 from edl_torch.readers.text.csv_values import check_encoding
 from edl_torch.readers.text.row_index import CHUNK_BYTES, RowRules
@@ -82,6 +83,10 @@ class TextReader(AbstractDataReader):
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """A source for each file, the same ones for every mode."""
         return {name: source.index.count for name, source in self._files.sources.items()}
+
+    def fingerprint(self) -> Fingerprint:
+        """Of each file its size, some blocks, and where its records begin."""
+        return self._files.fingerprint()
 
     def read_records(self, task: Task) -> Iterator[str | bytes]:
         """Yield the lines. Raises ReaderError for another source or a range outside of it."""

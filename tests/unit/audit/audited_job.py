@@ -12,9 +12,20 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.errors import StaleLease
 from edl_torch.shard import DatasetSpec, Slice, Source
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.facts import ModelSeen, Way
 
 BATCH = 3
+WORD = ModelSeen(  # these jobs are about records, not about models
+    at="begin",
+    steps=0,
+    number=0,
+    shape="",
+    sharded=False,
+    eps=0.0,
+    values=b"",
+    sums=b"",
+    word="a test says so",
+)
 SPEC = DatasetSpec(
     name="training",
     sources=(Source(name="a.csv", start=5, count=20), Source(name="b.csv", count=5)),
@@ -73,6 +84,7 @@ class Job:
             batch_size=BATCH,
             member=trainer.member,
         )
+        trainer.log.model(WORD)
 
     # What happens to a job --------------------------------------------------------------------------------
 
@@ -88,7 +100,7 @@ class Job:
         return bool(grants)
 
     def train(
-        self, trainer: Trainer, *, answered: bool = True, heard: bool = True, way: Way = Way.NEXT
+        self, trainer: Trainer, *, answered: bool = True, heard: bool = True, way: Way = Way.STEP
     ) -> None:
         """Acknowledge a batch; maybe the master does not hear it, or its answer is lost."""
         if not trainer.held:
@@ -213,6 +225,7 @@ class Job:
         self.ledger.restore(None if token is None else Token.decode(token))
         self.trainers[place].held.clear()
         self.trainers[place].log.restored(token, lineage=self.ledger.lineage)
+        self.trainers[place].log.model(WORD)
         for other, trainer in enumerate(self.trainers):
             if other != place and others_join:
                 self.join(trainer)

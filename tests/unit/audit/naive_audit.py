@@ -66,7 +66,7 @@ class Naive:
         pending: list[tuple[Lineage, str, int, set[Record], str]] = []
         holes: set[tuple[int, Record]] = set()
         lines = text.split("\n")[1:-1]
-        ledger, lineage, way = "", Lineage(), "unknown"
+        ledger, lineage, way = "", Lineage(), ""
         for line in lines:
             if line.startswith("{") and json.loads(line)["event"] == "quarantined":
                 values = json.loads(line)
@@ -178,7 +178,7 @@ class Naive:
         for kind, records in repeated.items():
             counts[kind] = len(records)
         counts["repeated"] = len(set().union(*repeated.values()))
-        counts["counted"], counts["unexplained"] = counts["count"], counts["unknown"]
+        counts["counted"] = counts["count"]
         return counts
 
     def begun(self, lineage: Lineage) -> set[Record]:

@@ -245,7 +245,8 @@ def test_a_page_that_cannot_be_written_is_one_error(tmp_path, capsys):
 def test_logs_that_cannot_be_used_make_no_page(tmp_path, capsys):
     job = Job(tmp_path / "audit", SMALL)
     path = job.trainers[0].log.path
-    path.write_text(f"{path.read_text()}7 99 0 8 1 1 1 1\n=\n")  # a shard of other data
+    way = '{"event":"way","way":"step","ms":0}'
+    path.write_text(f"{path.read_text()}{way}\n7 99 0 8 1 1 1 1\n=\n")  # a shard of other data
     target = tmp_path / "audit.html"
     assert main(["audit", str(job.directory), "--html", str(target)]) == 2
     assert "positions 0 to 8 of shard 99, epoch 7, are not in dataset 'training'" in capsys.readouterr().err

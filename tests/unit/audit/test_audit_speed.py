@@ -6,8 +6,9 @@ import time
 
 import numpy as np
 import pytest
+from audited_job import WORD
 
-from edl_torch.audit.lines import write_event, write_spec
+from edl_torch.audit.lines import write_event, write_model, write_spec
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.shard import DatasetSpec, Source
 
@@ -26,9 +27,10 @@ def write_log(folder, spec: DatasetSpec, trainer: int) -> int:
             f"0 {shard} {start} {min(start + BATCH, length)} {number} 1 {task} {task}\n=\n"
             for start in range(0, length, BATCH)
         ]
-    header = {"edl_audit": 2, "session": f"s{trainer}", "worker_id": f"w{trainer}", "opened": 1.0}
+    header = {"edl_audit": 3, "session": f"s{trainer}", "worker_id": f"w{trainer}", "opened": 1.0}
     dataset = {"ledger": "L", "lineage": 1, "member": 1, "batch_size": BATCH, "dataset": write_spec(spec)}
     head = write_event(header) + write_event({"event": "joined", **dataset, "ms": 0})
+    head += write_event({"event": "model", **write_model(WORD), "ms": 0})
     head += write_event({"event": "way", "way": "step", "ms": 0})
     (folder / f"w{trainer}.audit").write_bytes(head + "".join(lines).encode())
     return len(lines)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from audited_job import SPEC, Job
+from verdict_kit import SMALL, Writer
 
 from edl_torch.cli.main import main
+from edl_torch.core.calls import Failure
+from edl_torch.shard import TaskType
+from edl_torch.trainer.facts import Way
 
 
 @pytest.fixture
@@ -30,7 +35,8 @@ def test_a_proof_ends_with_0(job, capsys):
         "  lineage 2 of ledger ledger1, the last of 2 in the logs; 2 trainer session(s)",
         "  acknowledged 25  quarantined 0  dropped 0  lost 0  doubled 0  forgotten 0",
         "  rolled back 0  refused as stale 0",
-        "  acknowledged: 25 when the next batch was asked for",
+        "  acknowledged: 25 when an attached optimizer had stepped",
+        "  that trainers had one model is their user's word: 'a test says so'",
     ]
 
 
@@ -97,4 +103,48 @@ def test_wrong_input_ends_with_2(job, tmp_path, capsys):
     path = job.trainers[0].log.path
     path.write_text(f"{path.read_text()}what\n=\n")
     assert audit(job) == 2
-    assert f"{path.name}', line 3, is damaged" in capsys.readouterr().err
+    assert f"{path.name}', line 4, is damaged" in capsys.readouterr().err
+
+
+def test_delivered_has_a_status_of_its_own_that_may_be_expected(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    writer.whole(1, 0, way=Way.NEXT)
+    writer.whole(2, 1, way=Way.NEXT)
+    assert main(["audit", str(tmp_path)]) == 4
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "dataset 'training': DELIVERED: each record was trained on once, as the loop says\n"
+    )
+    assert "  DELIVERED: 16 record(s) were acknowledged as the loop asked" in said
+    assert "Before the loop: loader.attach(optimizer)" in said
+    assert main(["audit", "--expect", "delivered", str(tmp_path)]) == 0
+    assert main(["audit", "--expect", "delivered", "--json", str(tmp_path)]) == 0
+    said = json.loads(capsys.readouterr().out.partition("\n{")[2].join(("{", "")))
+    assert (said["verdict"], said["proven"]) == ("DELIVERED", False)
+
+
+def test_what_is_expected_is_the_least(tmp_path, job):
+    for writer, status in ((Writer(tmp_path / "lost"), 1), (Writer(tmp_path / "proven"), 0)):
+        writer.whole(1, 0)
+        if not status:
+            writer.whole(2, 1)
+        folder = str(writer.log.path.parent)
+        assert main(["audit", "--expect", "delivered", folder]) == status
+
+
+def test_quarantine_stands_in_the_first_line(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    writer.take(1, 0, 0, 8)
+    writer.log.intent(failures=[Failure(task=1, attempt=1, position=2, reason="broken")])
+    writer.say(1, 8)
+    writer.whole(2, 1)
+    assert main(["audit", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("dataset 'training': PROVEN, 1 of 16 in quarantine\n")
+
+
+def test_a_dataset_of_evaluation_is_delivered_at_best(tmp_path, capsys):
+    writer = Writer(tmp_path, spec=replace(SMALL, task_type=TaskType.EVALUATION))
+    writer.whole(1, 0)
+    writer.whole(2, 1)
+    assert main(["audit", str(tmp_path)]) == 4
+    assert "DELIVERED: each record went to a loop once\n" in capsys.readouterr().out

@@ -76,7 +76,7 @@ def test_the_form_of_a_log(log, clock):
     header, joined, way, first, answered, second = lines(log)
     assert (first, answered, second) == ("0 0 2 5 7 2 1 1500", "=", "0 0 5 8 7 2 40 1500")
     assert json.loads(way) == {"event": "way", "way": "step", "ms": 1500}
-    assert json.loads(header)["edl_audit"] == 2
+    assert json.loads(header)["edl_audit"] == 3
     assert json.loads(header)["session"] == "51f0"
     assert json.loads(joined)["dataset"] == write_spec(SPEC)
     assert log.path.name == "host_0-51f0.audit"
@@ -331,7 +331,7 @@ def test_facts_of_a_trainer_are_written_as_what_they_say(tmp_path):
         Unanswered(),
         reporting,
         Answered((1,)),
-        replace(reporting, failures=bad, acknowledgements=(), way=Way.UNKNOWN),
+        replace(reporting, failures=bad, acknowledgements=(), way=Way.STEP),
         Refused(),
         Dropped(acknowledgements=tuple(ack(3, task=2, attempt=1)), returned=((2, 2, 3),), on_its_way=False),
         Voided(((2, 3, 4),)),
@@ -432,17 +432,17 @@ def test_small_blocks_read_the_same(log, monkeypatch):
     assert whole.rows.tolist() == parts.rows.tolist()
     assert whole.lines.tolist() == parts.lines.tolist() == [3, 5, 7, 9, 12]
     assert whole.settled.tolist() == parts.settled.tolist() == [4, 6, 8, 10, 12]
-    assert set(whole.ways.tolist()) == set(parts.ways.tolist()) == {Way.UNKNOWN}
+    assert set(whole.ways.tolist()) == set(parts.ways.tolist()) == {Way.STEP}
     assert whole.answers.tolist() == parts.answers.tolist() == [1, 1, 1, 1, 0]
 
 
-def test_a_file_without_a_header_or_of_a_newer_version_is_refused(log):
+def test_a_file_without_a_header_or_of_another_version_is_refused(log):
     text = log.path.read_text()
     log.path.write_text("0 0 2 5 7 2 1 1500\n")
     with pytest.raises(AuditError, match="line 1, is damaged"):
         read_logs([log.path.parent])
-    log.path.write_text(text.replace('"edl_audit":2', '"edl_audit":3'))
-    with pytest.raises(AuditError, match="version 3, this is 2: upgrade edl-torch"):
+    log.path.write_text(text.replace('"edl_audit":3', '"edl_audit":2'))
+    with pytest.raises(AuditError, match="version 2, and this edl-torch reads 3: audit it with the edl-tor"):
         read_logs([log.path.parent])
 
 

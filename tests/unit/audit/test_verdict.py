@@ -75,7 +75,7 @@ def test_stale_acknowledgements_are_named_and_refute_nothing(tmp_path):
     other.whole(2, 0)
     other.whole(3, 1)
     verdict = one(tmp_path)
-    assert verdict.proven
+    assert verdict.delivered
     assert verdict.refused == 4
     assert findings(verdict, "stale") == [(0, "a.csv", 100, 104)]
     assert by(verdict, "stale") == [("zombie (lineage 1, task 1)",)]
@@ -143,6 +143,6 @@ def test_each_dataset_has_its_own_verdict(tmp_path):
 
 
 def test_logs_of_trainers_that_never_joined_are_refused(tmp_path):
-    Writer(tmp_path).log.path.write_text('{"edl_audit":1,"session":"s","worker_id":"w","opened":1.0}\n')
+    Writer(tmp_path).log.path.write_text('{"edl_audit":3,"session":"s","worker_id":"w","opened":1.0}\n')
     with pytest.raises(AuditError, match="nothing to audit"):
         audit([tmp_path])

@@ -200,7 +200,7 @@ def test_a_position_outside_of_the_dataset_is_a_damaged_line(tmp_path):
     text = path.read_text()
     for wrong in ("0 0 0 9", "0 2 0 8", "0 0 8 8", "999999999999999999 0 0 8"):
         path.write_text(text.replace("0 0 0 8", wrong))
-        with pytest.raises(AuditError, match="line 4, is damaged"):
+        with pytest.raises(AuditError, match="line 5, is damaged"):
             audit([tmp_path])
 
 
@@ -211,7 +211,7 @@ def test_an_acknowledgement_beyond_the_last_epoch_is_a_damaged_line(tmp_path, un
     writer.whole(2, 1)
     assert one(tmp_path, unfinished=unfinished).proven
     writer.whole(3, 1, epoch=1)
-    told = "line 8, is damaged: .*, epoch 1, are not in dataset 'training', which has 1 epoch"
+    told = "line 9, is damaged: .*, epoch 1, are not in dataset 'training', which has 1 epoch"
     with pytest.raises(AuditError, match=told):
         audit([tmp_path], unfinished=unfinished)
 

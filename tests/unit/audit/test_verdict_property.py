@@ -17,9 +17,9 @@ from edl_torch.trainer.facts import Way
 
 COUNTS = (
     *("acknowledged", "quarantined", "dropped", "lost", "doubled", "refused", "rolled_back"),
-    *("repeated", "returned", "void", "late", "counted", "uncounted", "unexplained", "inexact_tokens"),
+    *("repeated", "returned", "void", "late", "counted", "uncounted", "inexact_tokens"),
 )
-INEXACT = ("repeated", "counted", "uncounted", "unexplained", "inexact_tokens")
+INEXACT = ("repeated", "counted", "uncounted", "inexact_tokens")
 EVENTS = (
     *("fetch", "train", "train", "train", "quarantine", "return_remainder"),
     *(
@@ -159,7 +159,7 @@ def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, eve
         if "overtake" in dict(events) and (faults or verdict.lost):
             assert verdict.outcome is Outcome.REFUTED  # a superseded trainer's token was loaded
             return
-        assert verdict.proven, verdict
+        assert verdict.delivered, verdict
         inexact = sum(getattr(verdict, name) for name in INEXACT)
         assert verdict.outcome is (Outcome.INEXACT if inexact else Outcome.PROVEN)
         # Without the master's word a report that it did not hear counts, though the records were dropped.
@@ -169,7 +169,7 @@ def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, eve
         assert verdict.acknowledged + verdict.quarantined + verdict.dropped == verdict.records
         word = FinalWord(token=job.ledger.snapshot().encode())
         (by_token,) = audit([folder], words={spec.name: word})
-        assert by_token.proven, by_token
+        assert by_token.delivered, by_token
 
 
 @given(specs, histories, st.integers(0, 1000), st.sampled_from(["remove", "twice", "shorten"]))

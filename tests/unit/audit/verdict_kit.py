@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from audited_job import BATCH, SPEC, grant_of
+from audited_job import BATCH, SPEC, WORD, grant_of
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.audit.verdict import audit
@@ -35,6 +35,7 @@ class Writer:
     def __init__(self, folder, session="s", spec=SMALL, lineage=1, ledger="L", member=1):
         self.log = AuditLog(folder, session, session)
         self.log.joined(spec, ledger=ledger, lineage=lineage, batch_size=BATCH, member=member)
+        self.log.model(WORD)
 
     def take(self, task, shard, skip, limit, *, epoch=0):
         self.log.granted(grant_of(task, shard, skip, limit, epoch=epoch))

@@ -19,6 +19,7 @@ from checked_readers import (
     Stillborn,
     Unreachable,
 )
+from image_files import write_coco, write_manifest, write_voc
 
 from edl_torch.checking import processes
 from edl_torch.checking.check import Report, check, validate_sources
@@ -29,7 +30,6 @@ from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnava
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, ImageManifestReader, VocReader
 from edl_torch.readers.base import reader_sources
 from edl_torch.shard import Source, TaskType
-from edl_torch.testing.images import write_coco, write_manifest, write_voc
 
 HERE_AND_ELSEWHERE = pytest.mark.parametrize("workers", [0, 2])
 

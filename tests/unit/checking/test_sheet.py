@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from checked_readers import Numbers
+from image_files import render, write_image_folder
 
 from edl_torch.checking.findings import found
 from edl_torch.checking.sheet import Cell, View, cells, draw, save, view
 from edl_torch.errors import OutputError
 from edl_torch.readers import ImageFolderReader, read_image
 from edl_torch.shard import Source, TaskType
-from edl_torch.testing.images import render, write_image_folder
 
 IMAGE = render(3)
 

@@ -24,7 +24,9 @@ def test_progress_counts_all_outcomes_of_all_epochs() -> None:
 
 def test_printed_it_says_how_far_the_job_is() -> None:
     progress = Progress.of(replace(STATUS, acknowledged=240, quarantined=10, rate=50.0), MEASURES)
-    assert str(progress) == "<Progress 'd' epoch=0 records=250/1000 percent=25.0 rate=50.0/s trainers=3>"
+    assert str(progress) == (
+        "<Progress 'd' epoch=0 records=250/1000 quarantined=10 percent=25.0 rate=50.0/s trainers=3>"
+    )
     endless = Progress.of(replace(STATUS, num_epochs=0), MEASURES)
     assert str(endless) == "<Progress 'd' epoch=0 records=0/endless percent=0.0 rate=0.0/s trainers=3>"
 

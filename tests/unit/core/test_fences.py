@@ -111,10 +111,3 @@ def test_a_goodbye_of_an_earlier_member_ends_nothing(dispatcher: Dispatcher, a: 
     assert a.lease().grants
     assert dispatcher.leave("a", earlier) == ()
     assert dispatcher.dataset_status("training").leases == 1
-
-
-def test_rows_of_the_first_version_are_read(dispatcher: Dispatcher, a: Trainer) -> None:
-    rows = dump(dispatcher)
-    rows["head", "training"] = rows["head", "training"][:8]
-    older = load(rows, ledger_id=dispatcher.ledger_id, now=0.0)
-    assert dump(older) == dump(dispatcher)

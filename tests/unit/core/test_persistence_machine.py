@@ -299,16 +299,6 @@ PersistenceMachine.TestCase.settings = settings(
 TestPersistenceMachine = PersistenceMachine.TestCase
 
 
-def test_a_dataset_that_was_written_without_a_window_has_windows_of_one_shard() -> None:
-    dispatcher = Dispatcher(ledger_id="x")
-    dispatcher.define(Registration(name="d", sources=(Source(name="a", count=9),)), batch_size=2)
-    rows = plain(dump(dispatcher))
-    place, fields = rows["dataset", "d"]
-    del fields["shuffle_window"]
-    again = load(rows | {("dataset", "d"): (place, fields)}, ledger_id="x", now=0.0)
-    assert again.find_ledger("d").spec == dispatcher.find_ledger("d").spec
-
-
 def test_rows_that_make_no_sense_are_refused() -> None:
     lease = {("leases", "d", "nobody", 0): ((1, 1, 0, 0, 0, 1, 1, 0, ()),)}
     spec = {
@@ -317,7 +307,7 @@ def test_rows_that_make_no_sense_are_refused() -> None:
         "records_per_shard": 2,
         "task_type": "TRAINING",
     }
-    rows = {("dataset", "d"): (0, spec), ("head", "d"): (1, 0, 0, 0, 0, 0, 1, 1)}
+    rows = {("dataset", "d"): (0, spec), ("head", "d"): (1, 0, 0, 0, 0, 0, 1, 1, 0, 0)}
     assert load(rows, ledger_id="l", now=0.0).dataset_status("d").todo == 4
     with pytest.raises(ValueError, match="nobody"):
         load(rows | lease, ledger_id="l", now=0.0)

@@ -10,6 +10,7 @@ import pytest
 from edl_torch.core.calls import Registration
 from edl_torch.core.registration import new_spec, reconcile
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.shard import DatasetSpec, Source, TaskType
 
 SOURCES = (Source(name="a", count=20), Source(name="b", start=3, count=5))
@@ -36,6 +37,7 @@ def test_what_is_given_is_taken() -> None:
         epoch_barrier=False,
         max_bad_records=2,
         shuffle_window=3,
+        fingerprint=Fingerprint.given("v1").encode(),
     )
     spec = new_spec(given, batch_size=4)
     assert all(getattr(spec, name) == getattr(given, name) for name in given.__slots__)

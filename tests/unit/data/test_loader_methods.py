@@ -38,8 +38,11 @@ class Loader(ServiceMethods):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda loader: loader.attach("sgd"), ("attach", "sgd", ("scaler", None))),
-        (lambda loader: loader.attach("sgd", scaler="amp"), ("attach", "sgd", ("scaler", "amp"))),
+        (lambda loader: loader.attach("sgd"), ("attach", "sgd", ("scaler", None), ("one_model", ""))),
+        (
+            lambda loader: loader.attach("sgd", scaler="amp", one_model="averaged"),
+            ("attach", "sgd", ("scaler", "amp"), ("one_model", "averaged")),
+        ),
         (lambda loader: loader.detach("sgd"), ("detach", "sgd")),
         (lambda loader: loader.stepped(), ("report_batch_done",)),
         (lambda loader: loader.state_dict(), ("state_dict",)),

@@ -380,6 +380,12 @@ def test_data_that_cannot_be_leased_are_refused(data: Any, error: type[Exception
         ElasticDataLoader(data, 8, master_client=FakeMaster())
 
 
+def test_quarantine_without_room_names_the_loaders_argument() -> None:
+    with pytest.raises(InvalidArgument, match="give max_bad_records=N too") as raised:
+        ElasticDataLoader(SQUARES, 8, on_bad_record="quarantine", master_client=FakeMaster())
+    assert "DataShardService" not in str(raised.value)
+
+
 @pytest.mark.parametrize("batch_size", [None, "missing"])
 def test_one_line_needs_a_batch_size(batch_size: Any) -> None:
     arguments = {} if batch_size == "missing" else {"batch_size": batch_size}

@@ -42,6 +42,20 @@ def test_what_was_written_is_there_after_the_next_start(tmp_path):
     second.close()
 
 
+def test_its_folder_and_files_are_for_this_user_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        journal = Journal(tmp_path / "state")
+        journal.write(encoded(rows(1)))
+        modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "state").iterdir()}
+        journal.close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    assert set(modes) >= {FILE, LOCK, LOG}
+    assert set(modes.values()) == {0o600}
+
+
 def test_a_log_that_nobody_closed_is_read(tmp_path):
     def die(folder):
         Journal(folder).write(encoded(rows(10)))

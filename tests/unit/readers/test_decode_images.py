@@ -14,11 +14,11 @@ import cv2
 import numpy as np
 import PIL.Image
 import pytest
+from image_files import broken_images, encode, odd_images, render, with_exif_orientation
 
 from edl_torch.errors import BadRecord, InvalidArgument
 from edl_torch.readers import CocoCaptionsReader, ImageFolderReader, ImageManifestReader
 from edl_torch.readers.images.decode import decode_image, read_image, truncated_format
-from edl_torch.testing.images import broken_images, encode, odd_images, render, with_exif_orientation
 
 IMAGE = render(7)
 

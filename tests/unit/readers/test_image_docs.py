@@ -8,9 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from edl_torch.cli.main import main
-from edl_torch.testing.images import (
+from image_files import (
     encode,
     render,
     write_coco,
@@ -18,6 +16,8 @@ from edl_torch.testing.images import (
     write_manifest,
     write_voc,
 )
+
+from edl_torch.cli.main import main
 
 PAGE = Path(__file__).parents[3] / "docs" / "images.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import encode, render, write_image_folder
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers import ImageFolderReader, read_image
 from edl_torch.shard import Shard, Task
 from edl_torch.testing.check_reader import check_reader
-from edl_torch.testing.images import encode, render, write_image_folder
 
 
 def put(path: Path, seed: int = 0) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import encode, render, write_coco, write_image_folder, write_manifest, write_voc
 
 from edl_torch.readers.images.decode import decode_image
-from edl_torch.testing.images import encode, render, write_coco, write_image_folder, write_manifest, write_voc
 
 
 def tree(root: Path) -> dict[str, bytes]:

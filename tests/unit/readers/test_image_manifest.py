@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import render, write_image_folder, write_manifest
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers import ImageManifestReader
 from edl_torch.shard import Shard, Task
 from edl_torch.testing.check_reader import check_reader
-from edl_torch.testing.images import render, write_image_folder, write_manifest
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from image_files import write_coco, write_image_folder, write_manifest, write_voc
 
 from edl_torch.errors import BadRecord, DataFormatError, SourceUnavailable
 from edl_torch.readers import (
@@ -16,7 +17,6 @@ from edl_torch.readers import (
     ImageManifestReader,
     VocReader,
 )
-from edl_torch.testing.images import write_coco, write_image_folder, write_manifest, write_voc
 
 
 @pytest.fixture(params=["folder", "manifest", "coco", "voc"])

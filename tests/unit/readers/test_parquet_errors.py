@@ -227,3 +227,52 @@ def test_missing_packages_say_what_to_install(monkeypatch, package):
         monkeypatch.setitem(sys.modules, name, None)
     said = refusal(ReaderUnavailable, "gs://bucket/a.parquet")
     assert ("install" in said) or package in said
+
+
+# What is written while a reader is in use -------------------------------------------------------------------
+
+OVERWRITTEN = {
+    "garbage": lambda data: b"\xab" * len(data),
+    "truncated": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "cut by a byte": lambda data: data[:-1],
+    "another footer": lambda data: data.replace(b"half", b"hulf"),
+}
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["in place", "by another file"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["not open yet", "open"])
+@pytest.mark.parametrize("how", OVERWRITTEN)
+def test_a_file_that_is_overwritten_while_it_is_read_has_changed(tmp_path, how, is_open, replaces):
+    path = Path(write(tmp_path / "a.parquet", (0, 500), group=10))
+    reader = ParquetReader(path, cache_bytes=1)
+    if is_open:
+        assert reader.read_record(str(path), 0)["id"] == 0
+    content = OVERWRITTEN[how](path.read_bytes())
+    if replaces:
+        (tmp_path / "new").write_bytes(content)
+        os.replace(tmp_path / "new", path)
+    else:
+        path.write_bytes(content)
+    for _ in range(2):  # it stays so
+        with pytest.raises(SourceChanged, match="has changed since the reader was made"):
+            reader.read_record(str(path), 499)
+
+
+def test_a_file_that_was_touched_is_the_same(tmp_path):
+    path = Path(write(tmp_path / "a.parquet", (0, 50), group=10))
+    reader = ParquetReader(path, cache_bytes=1)
+    assert reader.read_record(str(path), 0)["id"] == 0
+    os.utime(path, (1, 1))
+    assert reader.read_record(str(path), 49)["id"] == 49
+
+
+def test_a_row_group_that_was_damaged_from_the_first_is_bad_and_no_change(tmp_path):
+    path = Path(write(tmp_path / "a.parquet", (0, 50), group=10))
+    data = bytearray(path.read_bytes())
+    data[4:200] = bytes(196)
+    path.write_bytes(data)
+    reader = ParquetReader(path, cache_bytes=1)
+    with pytest.raises(BadRecord, match="row group 0 is damaged"):
+        reader.read_record(str(path), 0)
+    assert reader.read_record(str(path), 49)["id"] == 49

@@ -35,12 +35,6 @@ def check(payload: bytes, records: int) -> None:
         assert list(chunk.records(start, end)) == list(expected[start:end])
 
 
-@pytest.fixture(params=[1, 200, 1 << 30], ids=["guess", "mixed", "walk"], autouse=True)
-def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of splitting see every example."""
-    monkeypatch.setattr(recordio_chunk, "_FEW", request.param)
-
-
 @settings(max_examples=60)
 @given(st.lists(TRICKY | LONG, max_size=12), st.integers(0, 300), st.integers(-2, 2))
 @example([b""], 300, 0)
@@ -63,30 +57,6 @@ def test_damaged_payloads_are_split_as_a_loop_splits_them(records: list[bytes], 
     check(bytes(payload[: data.draw(st.integers(0, len(payload)))]), len(records))
 
 
-def test_text_and_equal_lengths_are_guessed_and_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordio_chunk, "_FEW", 200)
-    monkeypatch.setattr(recordio_chunk, "walk", None)
-    lines = [b"x" * (1 + number % 700) for number in range(1000)]
-    assert list(Chunk(payload_of(lines), 1000).records(0, 1000)) == lines
-    rows = [bytes(number % 2 for _ in range(16)) for number in range(1000)]
-    assert list(Chunk(payload_of(rows), 1000).records(0, 1000)) == rows
-
-
-def test_short_lines_are_looked_for_in_even_places_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordio_chunk, "_FEW", 200)
-    for name in ("walk", "_after_zeros_at_any_place"):
-        monkeypatch.setattr(recordio_chunk, name, None)
-    lines = [b"x" * (1 + number * 7 % 255) for number in range(1000)]
-    assert list(Chunk(payload_of(lines), 1000).records(0, 1000)) == lines
-
-
-def test_long_records_are_walked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordio_chunk, "_FEW", 200)
-    monkeypatch.setattr(recordio_chunk, "_guessed", None)
-    long = [b"x" * (400 + number) for number in range(300)]
-    assert list(Chunk(payload_of(long), 300).records(0, 300)) == long
-
-
 @pytest.mark.parametrize("piece", [1, 7, 100, 1 << 16])
 def test_pieces_are_all_records_in_order(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     monkeypatch.setattr(recordio_chunk, "_PIECE_BYTES", piece)
@@ -104,7 +74,7 @@ def test_joined_chunks_must_end_where_each_ends() -> None:
         split(one + two, 3, [(2, 10), (3, len(one + two))])
 
 
-def test_a_view_of_any_memory_is_split(few: None) -> None:
+def test_a_view_of_any_memory_is_split() -> None:
     payload = payload_of([b"a", b"", b"bc"])
     view = memoryview(bytearray(b"..." + payload))[3:]
     assert cut(view, split(view, 3)) == (b"a", b"", b"bc")

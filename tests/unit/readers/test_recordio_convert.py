@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from image_files import write_image_folder
 from recordio_kit import RECORDS, everything, write
 
 from edl_torch.cli.main import main
@@ -22,7 +23,6 @@ from edl_torch.readers import AbstractDataReader, MapDatasetReader, RecordIOData
 from edl_torch.readers.recordio.convert import convert
 from edl_torch.readers.recordio.record_bytes import AutoEncode
 from edl_torch.testing import wait_until
-from edl_torch.testing.images import write_image_folder
 
 
 class Rows(AbstractDataReader):

@@ -50,7 +50,7 @@ def test_a_folder_a_glob_and_a_list(tmp_path: Path) -> None:
         "deep/c.recordio",
         ".hidden",
         "_SUCCESS",
-        "a.recordio1.edl-index",
+        "a.recordio2.edl-index",
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path / name, [name.encode()])
@@ -190,7 +190,7 @@ def test_indexes_of_larger_files_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(recordio_index, "_WORTH_KEEPING", 100)
     index_dir = tmp_path / "index"
     first = RecordIODataReader(path, index_dir=index_dir)
-    assert [name.split(".")[1] for name in os.listdir(index_dir)] == ["recordio1"]
+    assert [name.split(".")[1] for name in os.listdir(index_dir)] == ["recordio2"]
     monkeypatch.setattr(recordio_index, "scan", None)  # the kept one is taken
     assert everything(RecordIODataReader(path, index_dir=index_dir)) == everything(first) == RECORDS
     monkeypatch.undo()
@@ -206,7 +206,7 @@ def test_an_index_may_lie_beside_the_data_and_is_no_data(
     path = write(tmp_path / "x")
     for _ in range(2):
         assert RecordIODataReader(tmp_path, index_dir="beside").files == [path]
-    assert sorted(os.listdir(tmp_path)) == ["x", "x.recordio1.edl-index"]
+    assert sorted(os.listdir(tmp_path)) == ["x", "x.recordio2.edl-index"]
 
 
 def test_small_files_leave_no_index(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from image_files import write_coco, write_image_folder, write_manifest, write_voc
 from parquet_kit import write, write_hive
 
 from edl_torch import readers
@@ -15,7 +16,6 @@ from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.parquet.files import claims
 from edl_torch.readers.registry import READERS, load_reader, open_reader, parse_reader_params
 from edl_torch.shard import TaskType
-from edl_torch.testing.images import write_coco, write_image_folder, write_manifest, write_voc
 
 
 class OwnReader(AbstractDataReader):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import encode, render, voc_xml, write_voc
 
 from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.readers import VocReader, read_image
 from edl_torch.testing.check_reader import check_reader
-from edl_torch.testing.images import encode, render, voc_xml, write_voc
 
 
 @pytest.fixture

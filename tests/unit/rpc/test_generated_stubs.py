@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from make_stubs import GENERATED, PACKAGE, TOOLS, generate, tools_version
 
 from edl_torch.rpc import edl_torch_pb2, elasticdl_pb2
-from edl_torch.rpc.generate import GENERATED, PACKAGE, TOOLS, generate, tools_version
 
 
 @pytest.mark.skipif(tools_version() != TOOLS, reason=f"needs grpcio-tools {TOOLS}")

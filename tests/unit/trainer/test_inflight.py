@@ -176,16 +176,18 @@ def test_nothing_goes_back_where_all_the_rest_has_failed(inflight: InFlight) -> 
 def test_a_failed_batch_is_found_behind_those_read_ahead(inflight: InFlight) -> None:
     inflight.hand(((1, 0, 4),))
     inflight.hand(((1, 4, 8),))
-    assert [failure.position for failure in inflight.fail_batch("NaN", ahead=1)] == [0, 1, 2, 3]
+    assert inflight.take_failed(1) == ((1, 0, 4),)
+    assert len([inflight.fail(1, position, "NaN") for position in range(4)]) == 4
     assert inflight.batches == 1
-    assert inflight.fail_batch("NaN", ahead=1) == []
+    assert inflight.take_failed(1) == ()
     assert inflight.settle(0) == [ack(1, 8)]
 
 
 def test_of_three_batches_the_one_in_the_middle_may_fail(inflight: InFlight) -> None:
     for first, after in ((0, 2), (2, 6), (6, 10)):
         inflight.hand(((1, first, after),))
-    assert [failure.position for failure in inflight.fail_batch("NaN", ahead=1)] == [2, 3, 4, 5]
+    assert inflight.take_failed(1) == ((1, 2, 6),)
+    assert len([inflight.fail(1, position, "NaN") for position in range(2, 6)]) == 4
     assert (inflight.batches, inflight.settled) == (2, 1)
     assert inflight.settle(1) == [ack(1, 2)]
     assert (inflight.batches, inflight.settled) == (1, 2)

@@ -147,6 +147,7 @@ def test_the_users_token_is_the_jobs(
 ) -> None:
     file = tmp_path / "token"
     file.write_text("a token of the user's own\n".replace(" ", "-"))
+    file.chmod(0o600)
     monkeypatch.setenv("EDL_MASTER_TOKEN_FILE", str(file))
     started = Sidecar(replace(job, nodes=2)).start()
     assert started.token == ""

@@ -13,7 +13,8 @@ import pytest
 from odps.config import options
 
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ReaderUnavailable
-from edl_torch.readers.base import reader_sources
+from edl_torch.fingerprint import describe_change
+from edl_torch.readers.base import reader_fingerprint, reader_sources
 from edl_torch.readers.odps.config import parse_partition, parse_table_url
 from edl_torch.readers.odps.reader import ODPSDataReader
 from edl_torch.readers.registry import open_reader
@@ -447,3 +448,11 @@ def test_without_pyodps_it_says_what_to_install(server):
 def test_options_that_cannot_be_used_are_named(options, message):
     with pytest.raises(InvalidArgument, match=message):
         ODPSDataReader("numbers", **options)
+
+
+def test_a_partition_that_was_written_to_is_named_by_the_fingerprint(days):
+    before = reader_fingerprint(ODPSDataReader("days"))
+    assert reader_fingerprint(ODPSDataReader("days", columns=["i"])) == before
+    days.write({"i": [1, 2, 3]}, "ds=20240102,hh=2")
+    now = reader_fingerprint(ODPSDataReader("days"))
+    assert describe_change(before, now) == "6 then and now: changed 'demo.days/ds=20240102,hh=2'"

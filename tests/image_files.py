@@ -1,6 +1,6 @@
 """Small deterministic image datasets on disk, and the odd image files that real datasets contain.
 
-For tests of one's own readers and loops; it must not know any reader. Needs OpenCV.
+It must not know any reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Grafana dashboard of the metrics: `python -m edl_torch.master.web.dashboard` writes it anew."""
+"""Grafana dashboard of the metrics: `python tools/make_dashboard.py` writes it anew."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from edl_torch.master.web.names import METRICS, Kind, Metric
 
-FILE = Path(__file__).parents[3] / "deploy" / "grafana" / "edl-torch.json"
+FILE = Path(__file__).resolve().parents[1] / "deploy" / "grafana" / "edl-torch.json"
 WIDTH, HEIGHT = 8, 8  # of a panel; a row has 24
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
 

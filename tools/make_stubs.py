@@ -1,7 +1,7 @@
-"""Regenerate the protobuf modules from the `.proto` files here: `python -m edl_torch.rpc.generate`.
+"""Regenerate the protobuf modules from the `.proto` files: `make stubs`.
 
 They are made by the oldest tools that the package supports, because generated code runs on runtimes
-that are newer than it and never on older ones. Nothing imports this module at run time.
+that are newer than it and never on older ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 TOOLS = "1.71.0"  # of grpcio-tools; the floor of protobuf in pyproject.toml follows from it
-PACKAGE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "edl_torch" / "rpc"
 # Lines that nobody asks for: of stubs two thirds, of modules where each message stands in the descriptor.
 _UNUSED = re.compile(r"    (__slots__ = |\w+_FIELD_NUMBER: )|  _globals\['\w+'\]\._serialized_(start|end)=")
 GENERATED = ("edl_torch_pb2.py", "edl_torch_pb2.pyi", "elasticdl_pb2.py", "elasticdl_pb2.pyi")
@@ -37,10 +38,9 @@ def generate(into: Path) -> None:
         )
     from grpc_tools import protoc
 
-    root = PACKAGE.parent.parent
     for proto in ("edl_torch.proto", "elasticdl.proto"):
         outputs = [f"--{kind}_out={into}" for kind in ("python", "pyi")]
-        if protoc.main(["protoc", f"--proto_path={root}", *outputs, str(PACKAGE / proto)]):
+        if protoc.main(["protoc", f"--proto_path={ROOT}", *outputs, str(PACKAGE / proto)]):
             raise RuntimeError(f"protoc refused {proto}; its own message stands above")
     for file in (into / "edl_torch" / "rpc" / name for name in GENERATED):
         lines = file.read_text().splitlines(keepends=True)
@@ -50,7 +50,7 @@ def generate(into: Path) -> None:
 def main() -> int:
     """Regenerate in place."""
     try:
-        generate(PACKAGE.parent.parent)
+        generate(ROOT)
     except RuntimeError as error:
         print(f"generate: error: {error}", file=sys.stderr)
         return 1

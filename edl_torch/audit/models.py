@@ -1,0 +1,316 @@
+"""Models of a job: whether the trainers whose records count had one, by the samples in their logs.
+
+Sessions of one lineage have one model where their parameters had moved and were the same after the last of
+their records that counts, and differed at no moment that both were looked at: a token, a number of steps. A
+lineage goes on with the model of the one before where its parameters were, before its first step, those that
+were saved with the token. What cannot be compared is not the same, but for shards, which only compute
+together, and where the user says that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from edl_torch.audit.intervals import Intervals
+from edl_torch.audit.lineage import History, Reports
+from edl_torch.audit.log import token_digest
+from edl_torch.audit.part import Part, records_of
+from edl_torch.audit.reading import Answer, Seen
+from edl_torch.trainer.facts import Way
+
+ROUNDING = 1e-5  # of a value, or twice its dtype's: trainers on unlike processors round otherwise
+OF_MOVE = 0.01  # how far two may differ, of how far they have moved
+_TELLING = 16  # places at least, for a model that is as it was before to have gone back
+
+_DDP = "ElasticDataLoader(…, synchronous=True) and model = DistributedDataParallel(model), under torchrun"
+_WORD = 'loader.attach(optimizer, one_model="how they become one")'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Records that one model has learnt, and the trainers that it learnt them with."""
+
+    trainers: tuple[str, ...]
+    records: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Models:
+    """Models of a job; one share says that one model has all, unless records are `unattached`.
+
+    Those were acknowledged by trainers without an attached optimizer: nothing shows the model. `reasons` says
+    what parts the models and which code would not, `shown` what ties them.
+    """
+
+    shares: tuple[Share, ...] = ()
+    unattached: int = 0
+    reasons: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+
+    @property
+    def one(self) -> bool:
+        """Whether it is shown, or its user says, that one model has all."""
+        return len(self.shares) <= 1 and not self.unattached and not self.reasons
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Learner:
+    """A model of one session in one lineage: the records that count, and what it looked like."""
+
+    place: int  # of the session's log
+    records: Intervals
+    last: int  # the line that settled the last of these records
+    seen: list[Seen] = field(default_factory=list)
+
+    @property
+    def word(self) -> str:
+        return self.seen[-1].word if self.seen else ""
+
+
+Doubles = npt.NDArray[np.float64]
+_Group = list[_Learner]  # of one lineage, with one model
+
+
+def models_of(history: History, parts: Sequence[Part]) -> Models:
+    """Return the models of a job, of whose lineages the final one comes first."""
+    found = Models()
+    chains: list[_Group] = []  # groups of several lineages that have one model
+    base: _Group | None = None  # the chain whose model was saved with the token that the next part began from
+    taken: list[_Learner] = []  # who saved it
+    learners: list[_Learner] = []
+    restores = compared = 0
+    for part, later in zip(reversed(parts), [*reversed(parts[:-1]), None], strict=True):
+        digest = "" if later is None else token_digest(later.lineage.token or "")
+        here = list(_learners(history, part, digest))
+        learners += here
+        found.unattached += sum(_unattached(part, learner) for learner in here)
+        groups = _groups([learner for learner in here if learner.seen])
+        compared += sum(len(group) > 1 for group in groups)
+        if len(groups) > 1:
+            found.reasons += (_parted(history, part, groups),)
+        goes_on = [bool(part.begun) and base is not None and _goes_on(group, taken) for group in groups]
+        restores += any(goes_on)
+        if part.begun and groups and not found.unattached:
+            if base is None and len(found.reasons) == 0:
+                found.reasons += (_unsaved(part),)
+            elif base is not None and not all(goes_on):
+                found.reasons += (_not_loaded(history, part, groups[goes_on.index(False)]),)
+        for group, tied in zip(groups, goes_on, strict=True):
+            if tied and len(groups) == 1 and base is not None:
+                base += group
+            else:
+                chains.append(list(group))
+        took = {one.place for one in history.taken.get(digest, ()) if one.key == part.lineage.key}
+        taken = [learner for learner in here if learner.seen and learner.place in took]
+        base = next((chain for chain in chains if taken and all(one in chain for one in taken)), None)
+    found.reasons += tuple(_went_back(history, learners))
+    shares = [_share(history, chain) for chain in chains]
+    found.shares = tuple(share for share in shares if share.records)
+    found.shown = tuple(_shown(learners, compared, restores))
+    return found
+
+
+# Who learnt what ----------------------------------------------------------------------------------------
+
+
+def _learners(history: History, part: Part, digest: str) -> Iterator[_Learner]:
+    """Yield the models of each session that has records which count, or took the token that ended it."""
+    lineage, own = part.lineage, part.own - part.quarantined
+    told = lineage.acknowledged.at(lineage.acknowledged.answers != Answer.REFUSED)
+    told = told.at(_meets(told, own))
+    taken = [one for one in history.taken.get(digest, ()) if one.key == lineage.key]
+    for place in sorted({*np.unique(told.who).tolist(), *(one.place for one in taken)}):
+        rows = told.at(told.who == place)
+        left = max((one.snapshot.line for one in taken if one.place == place), default=None)
+        seen = [one for one in lineage.seen.get(place, ()) if left is None or one.line <= left]
+        firsts = {
+            number: next(s.line for s in seen if s.number == number) for number in {s.number for s in seen}
+        }
+        lines = [firsts[number] for number in sorted(firsts)][1:]  # from which another model was trained
+        of = np.searchsorted(np.array(lines, dtype=np.int64), rows.settled, side="right")
+        for order, number in enumerate(sorted(firsts) or [0]):
+            mine = rows.at(of == order)
+            yield _Learner(
+                place=place,
+                records=records_of(mine) & own,
+                last=int(mine.settled.max(initial=-1)),
+                seen=[one for one in seen if one.number == number],
+            )
+
+
+def _meets(reports: Reports, records: Intervals) -> npt.NDArray[np.bool_]:
+    """Return which reports have some of these records."""
+    if not records:
+        return np.zeros(len(reports), dtype=np.bool_)
+    after = np.searchsorted(records.ends, reports.starts, side="right")
+    found = records.starts[np.minimum(after, len(records.starts) - 1)] < reports.ends
+    return found & (after < len(records.starts))
+
+
+def _unattached(part: Part, learner: _Learner) -> int:
+    """Return the records that no step of an attached optimizer with parameters shows."""
+    if not learner.seen:
+        return learner.records.count
+    told = part.lineage.acknowledged
+    asked = told.at((told.who == learner.place) & np.isin(told.ways, (Way.NEXT, Way.TOKEN)))
+    return (records_of(asked) & learner.records).count
+
+
+def _groups(learners: Sequence[_Learner]) -> list[_Group]:
+    """Return the learners of one lineage, those with one model together."""
+    groups: list[_Group] = []
+    for learner in learners:
+        group = next((group for group in groups if _is_one(group[0], learner)), None)
+        if group is None:
+            groups.append([learner])
+        else:
+            group.append(learner)
+    return [group for group in groups if any(one.records for one in group) or len(groups) == 1]
+
+
+# What is one model --------------------------------------------------------------------------------------
+
+
+def _is_one(one: _Learner, other: _Learner) -> bool:
+    """Whether two sessions of one lineage trained one model."""
+    if one.word and other.word:
+        return True
+    if one.place == other.place:
+        return False
+    mine, its = _by_steps(one), _by_steps(other)
+    agreed = covered = False
+    for steps in mine.keys() & its.keys():
+        same = compare(mine[steps], its[steps], one.seen[0])
+        if same is False:
+            return False
+        moved = compare(mine[steps], one.seen[0], one.seen[0]) is False
+        agreed = agreed or same is True
+        covered = covered or (moved and mine[steps].line >= one.last and its[steps].line >= other.last)
+    both_sharded = one.seen[0].sharded and other.seen[0].sharded
+    return covered and (agreed or both_sharded)
+
+
+def _by_steps(learner: _Learner) -> dict[int, Seen]:
+    """The last sample at each number of steps."""
+    return {seen.steps: seen for seen in learner.seen}
+
+
+def _goes_on(group: _Group, taken: Sequence[_Learner]) -> bool:
+    """Whether all began with the parameters that were saved with the token, or so their user says."""
+    return all(learner.word or _loaded(learner, taken) for learner in group)
+
+
+def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:
+    began = learner.seen[0]
+    if began.steps:
+        return False
+    found = [compare(began, seen, one.seen[0]) for one in taken for seen in one.seen if seen.at == "token"]
+    return True in found
+
+
+def compare(one: Seen, other: Seen, before: Seen) -> bool | None:
+    """Whether two samples are of the same parameters; `before` is one of before they moved.
+
+    None where they have no place in common: they are of different shards.
+    """
+    if one.shape != other.shape:
+        return None if one.sharded and other.sharded else False
+    here = ~(np.isnan(one.values) | np.isnan(other.values))
+    if not here.any():
+        return None
+    if one.shape != before.shape:
+        before = one
+    rounding = max(ROUNDING, 2 * one.eps, 2 * other.eps)
+    mine, its, was = (seen.values[here].astype(np.float64) for seen in (one, other, before))
+    if np.array_equal(mine, its) and np.array_equal(one.sums, other.sums):
+        return True
+    scale = np.abs(mine) + np.abs(its) + np.sqrt(np.mean(mine**2))
+    return bool(
+        (np.abs(mine - its) <= rounding * scale).all()
+        and _is_near(mine, its, was)
+        and _is_near(*(seen.sums.astype(np.float64) for seen in (one, other, before)))
+    )
+
+
+def _is_near(one: Doubles, other: Doubles, before: Doubles) -> bool:
+    return bool(np.linalg.norm(one - other) <= OF_MOVE * np.linalg.norm(one - before))
+
+
+def _went_back(history: History, learners: Sequence[_Learner]) -> Iterator[str]:
+    """Yield whose parameters became what they had been, to the bit, though the data went on."""
+    for learner in learners:
+        known: dict[bytes, int] = {}
+        for number, seen in enumerate(learner.seen):
+            looks = seen.values.tobytes() + seen.sums.tobytes()
+            if (
+                len(seen.values) >= _TELLING
+                and known.get(looks, number - 1) < number - 1
+                and not learner.word
+            ):
+                yield (
+                    f"the model of {_name(history, learner)} was, after {seen.steps} step(s), again what it "
+                    f"had been before, and its data did not go back: loader.load_state_dict(…) with each "
+                    f"model.load_state_dict(…)"
+                )
+                break
+            known[looks] = number
+
+
+# Words --------------------------------------------------------------------------------------------------
+
+
+def _name(history: History, learner: _Learner) -> str:
+    name = history.trainers[learner.place]
+    same = history.trainers.count(name) > 1
+    return f"{name} (session {history.sessions[learner.place][:8]})" if same else name
+
+
+def _share(history: History, group: _Group) -> Share:
+    learnt = [learner for learner in group if learner.records]
+    names = dict.fromkeys(_name(history, learner) for learner in learnt)
+    return Share(trainers=tuple(names), records=sum(learner.records.count for learner in learnt))
+
+
+def _parted(history: History, part: Part, groups: Sequence[_Group]) -> str:
+    places = [{learner.place for learner in group} for group in groups]
+    lineage = f"lineage {part.lineage.key[1]}"
+    if len(set().union(*places)) < sum(map(len, places)):
+        return (
+            f"a trainer of {lineage} trained one model, and then another: keep one model, and its optimizers "
+            f"attached, or begin the data anew with it: loader.load_state_dict(None)"
+        )
+    return (
+        f"nothing shows that the trainers of {lineage} had one model: their parameters differed, or one "
+        f"ended before they were compared. For one model: {_DDP}. Where models are averaged: {_WORD}"
+    )
+
+
+def _not_loaded(history: History, part: Part, group: _Group) -> str:
+    return (
+        f"lineage {part.lineage.key[1]} began from a token, and the model of {_name(history, group[0])} was "
+        f"not the one that was saved with it: model.load_state_dict(…) before the first step, or, where a "
+        f"part of it was loaded: {_WORD}"
+    )
+
+
+def _unsaved(part: Part) -> str:
+    return (
+        f"lineage {part.lineage.key[1]} began from a token that was taken where no model was known: call "
+        f"loader.state_dict() where loader.attach(optimizer) was called"
+    )
+
+
+def _shown(learners: Sequence[_Learner], compared: int, restores: int) -> Iterator[str]:
+    words = dict.fromkeys(learner.word for learner in learners if learner.word)
+    if words:
+        yield f"that trainers had one model is their user's word: {'; '.join(map(repr, words))}"
+    if compared and not words:
+        yield "trainers' parameters were sampled, and the same after the last of their records"
+    if restores and not words:
+        yield f"{restores} time(s) the parameters that training went on from were those saved with the token"
+    if any(seen.sharded for learner in learners for seen in learner.seen):
+        yield "parameters were sharded: ranks with the same shard were compared, the others compute together"

@@ -1,0 +1,152 @@
+"""Fingerprint of a dataset's data: whether a trainer, or a checkpoint, has the data that are registered.
+
+A fingerprint is of entries in order: files, partitions, sampled rows. Each has a name and maybe evidence, a
+short text of what was looked at in it. Of up to `LISTED` entries it has the list itself, so that a difference
+is named; of more it has a digest for each of up to 64 runs of them, so that it is known where they part. It
+travels as text. Where the data lie, and when they were written, is not in it: hosts differ in that.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from typing import Any
+
+from edl_torch.errors import InvalidArgument
+
+UNKNOWN = ""  # the text of no fingerprint, which fits any
+LISTED = 1024  # entries
+RUNS = 64
+NAMED = 5  # entries of a message
+MOST_CHARS = 1 << 17
+_MOST_BYTES = 1 << 20
+_DIGEST_CHARS = 32
+STRENGTHS = ("whole", "sampled", "names", "given")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What was looked at, as digests.
+
+    Attributes:
+        strength: "whole": every byte. "sampled": some bytes of each entry. "names": names and some sizes.
+            "given": what the user says, which is all that is compared.
+        entries: How many there are.
+        run: Entries that stand for one of `parts`; 1 where all are listed.
+        parts: The name and the evidence of each entry, or of each run its first name and its digest.
+        digest: Of all of it, 32 hex digits.
+    """
+
+    strength: str
+    entries: int
+    run: int
+    parts: tuple[tuple[str, str], ...]
+    digest: str
+
+    @classmethod
+    def of(
+        cls, strength: str, entries: int, parts: Sequence[tuple[str, str]], *, run: int = 1
+    ) -> Fingerprint:
+        """Return the fingerprint of these parts."""
+        rows = json.dumps([strength, entries, run, *parts]).encode()
+        digest = hashlib.blake2b(rows, digest_size=_DIGEST_CHARS // 2, person=b"edl_torch data 1")
+        return cls(strength=strength, entries=entries, run=run, parts=tuple(parts), digest=digest.hexdigest())
+
+    @classmethod
+    def given(cls, version: str) -> Fingerprint:
+        """Return the fingerprint of data whose version the user says."""
+        return cls.of("given", 1, [(version, "")])
+
+    def encode(self) -> str:
+        """Return it as text: strength, digest, and the rest packed."""
+        rest = zlib.compress(json.dumps([self.entries, self.run, self.parts]).encode(), 1)
+        return f"{self.strength}:{self.digest}:{base64.b64encode(rest).decode()}"
+
+    @classmethod
+    def decode(cls, text: str) -> Fingerprint:
+        """Read a text that is not UNKNOWN. Raises InvalidArgument for one that `encode` does not make."""
+        try:
+            strength, digest, packed = text.split(":", 2)
+            unpacker = zlib.decompressobj()
+            rest = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES)
+            entries, run, parts = json.loads(rest)
+            found = cls.of(strength, int(entries), [(str(n), str(e)) for n, e in parts], run=int(run))
+        except (ValueError, TypeError, zlib.error, RecursionError) as exc:
+            raise InvalidArgument(f"no fingerprint of data: {text[:40]!r}: {exc}") from exc
+        if found.digest != digest or strength not in STRENGTHS or not unpacker.eof:
+            raise InvalidArgument(f"no fingerprint of data: {text[:40]!r} is damaged")
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Fingerprint {self.strength} {self.digest[:8]} entries={self.entries}>"
+
+
+def check(text: Any) -> None:
+    """Raise InvalidArgument for what is no fingerprint's text."""
+    if not isinstance(text, str) or len(text) > MOST_CHARS:
+        raise InvalidArgument(f"no fingerprint of data: a text of {MOST_CHARS:,} characters at most is one")
+    if text != UNKNOWN:
+        Fingerprint.decode(text)
+
+
+def strength_of(text: str) -> str:
+    """Return how strong a fingerprint is; "none" for UNKNOWN."""
+    return text.partition(":")[0] or "none"
+
+
+def differ(one: str, other: str) -> bool:
+    """Return whether two fingerprints are known to be of different data."""
+    return UNKNOWN not in (one, other) and one.split(":")[:2] != other.split(":")[:2]
+
+
+def describe_change(before: str, now: str) -> str:
+    """Say what was added, removed or changed between two fingerprints that differ; the first few by name."""
+    old, new = Fingerprint.decode(before), Fingerprint.decode(now)
+    if old.strength != new.strength:
+        return f"{_looked_at(old)} then, and {_looked_at(new)} now: they cannot be compared"
+    if old.strength == "given":
+        return f"fingerprint {old.parts[0][0]!r} then, {new.parts[0][0]!r} now"
+    counts = f"{new.entries:,} then and now"
+    if old.entries != new.entries:
+        counts = f"{old.entries:,} then, {new.entries:,} now"
+    return f"{counts}: {_listed(old, new) if old.run == new.run == 1 else _first_run(old, new)}"
+
+
+def _looked_at(found: Fingerprint) -> str:
+    return f"fingerprint={found.parts[0][0]!r}" if found.strength == "given" else f"a look ({found.strength})"
+
+
+def _listed(old: Fingerprint, new: Fingerprint) -> str:
+    then, now = dict(old.parts), dict(new.parts)
+    kinds = {
+        "added": [name for name in now if name not in then],
+        "removed": [name for name in then if name not in now],
+        # Evidence that one of them lacks says nothing: other entries were sampled.
+        "changed": [n for n, e in now.items() if e and then.get(n) and then[n] != e],
+    }
+    said = [f"{kind} {_names(names)}" for kind, names in kinds.items() if names]
+    return "; ".join(said) or "the same ones in another order, or other ones of the same name"
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(map(repr, islice(names, NAMED))) + more
+
+
+def _first_run(old: Fingerprint, new: Fingerprint) -> str:
+    """Where two lists part, of which at least one is too long to travel."""
+    pairs = list(zip_longest(old.parts, new.parts, fillvalue=("the end", "")))
+    at = next((at for at, (then, now) in enumerate(pairs) if then != now), len(pairs) - 1)
+    then, now = pairs[at]
+    if old.run != new.run:
+        return f"too many to be listed; they begin with {then[0]!r} then, {now[0]!r} now"
+    after = pairs[at + 1] if at + 1 < len(pairs) else (("the end", ""), ("the end", ""))
+    return (
+        f"the first difference is among the {new.run:,} entries from {then[0]!r} to {after[0][0]!r} then, "
+        f"from {now[0]!r} to {after[1][0]!r} now"
+    )

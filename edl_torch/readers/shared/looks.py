@@ -1,0 +1,168 @@
+"""What a reader looks at for its fingerprint: names, sizes of some files, blocks, values of some records.
+
+Each look is a small part of what it costs to index the same data. Which files, blocks and records are looked
+at depends on how many there are, and on nothing else, so that every host looks at the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edl_torch.fingerprint import LISTED, RUNS, Fingerprint
+from edl_torch.readers.shared.mapped import StringTable
+
+_LISTED_BYTES = 1 << 15
+_FEWEST_SIZES, _MOST_SIZES, _ONE_IN = 64, 1024, 512
+_BLOCKS, _BLOCK_BYTES = 64, 4096
+_RECORDS = 64
+_DEEPEST = 8
+
+Part = tuple[str, str]  # name and evidence
+
+
+def listing(
+    strength: str, names: Iterable[str], evidence: Mapping[int, str], also: Sequence[Part] = ()
+) -> Fingerprint:
+    """Return the fingerprint of entries in order, with what was looked at in some, by their place.
+
+    `also` are entries before them, such as the file that lists them.
+    """
+    table = names if isinstance(names, StringTable) else StringTable(names)
+    count = len(table)
+    if count <= LISTED and table.nbytes <= _LISTED_BYTES:
+        parts = [(name, evidence.get(place, "")) for place, name in enumerate(table)]
+        return Fingerprint.of(strength, len(also) + count, [*also, *parts])
+    run = 1 << max(0, (count - 1) // RUNS).bit_length()
+    looked_at = sorted(evidence.items())
+    parts = []
+    for first in range(0, count, run):
+        digest = hashlib.blake2b(digest_size=8)
+        for piece in table.raw(first, min(first + run, count)):
+            digest.update(piece)
+        while looked_at and looked_at[0][0] < first + run:
+            digest.update(repr(looked_at.pop(0)).encode())
+        parts.append((table[first], digest.hexdigest()))
+    return Fingerprint.of(strength, len(also) + count, [*also, *parts], run=run)
+
+
+def chosen(count: int, most: int) -> list[int]:
+    """Return up to `most` of `count` places, in order, the same ones everywhere."""
+    return list(range(count)) if count <= most else sorted(random.Random(count).sample(range(count), most))
+
+
+def listing_of(path: str, names: Iterable[str], files: Callable[[int], list[str]]) -> Fingerprint:
+    """Return the fingerprint of what the file `path` lists: its bytes, and sizes of some entries' files."""
+    table = names if isinstance(names, StringTable) else StringTable(names)
+    return listing("names", table, sizes(len(table), files), [(os.path.basename(path), whole_file(path))])
+
+
+def sizes(count: int, files: Callable[[int], list[str]]) -> dict[int, str]:
+    """Return sizes of files of some of `count` entries, by place: of 64 or fewer all, of very many 1,024."""
+    most = min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN))
+    return {place: " ".join(map(_size, files(place))) for place in chosen(count, most)}
+
+
+def _size(path: str) -> str:
+    try:
+        return str(os.stat(path).st_size)
+    except OSError:
+        return "missing"
+
+
+def whole_file(path: str) -> str:
+    """Return a digest of a file's bytes. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, _blake2b).hexdigest()
+
+
+def _blake2b() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"") -> str:
+    """Return a digest of a file's size, some of its blocks, and `also`; of a small file's bytes all.
+
+    `read` gets the bytes from … to before ….
+    """
+    digest = hashlib.blake2b(b"%d;" % size, digest_size=16)
+    digest.update(also)
+    for block in chosen(-(-size // _BLOCK_BYTES), _BLOCKS):
+        digest.update(read(block * _BLOCK_BYTES, min((block + 1) * _BLOCK_BYTES, size)))
+    return digest.hexdigest()
+
+
+def below(paths: Sequence[str]) -> list[str]:
+    """Return paths relative to the folder that all of them are in."""
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
+    return [os.path.relpath(path, folder) if folder else path for path in paths]
+
+
+# Values -------------------------------------------------------------------------------------------------
+
+
+_ARRAYS_OWN = (TypeError, ValueError, RuntimeError, LookupError)  # what array-likes say that they cannot do
+
+
+class Unlike(Exception):
+    """Error: a value whose bytes say nothing, such as an object of a class of the user's."""
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest of a plain value, an array, or a container of those. Raises `Unlike`."""
+    return records(1, lambda _: value)
+
+
+def records(count: int, value_of: Callable[[int], Any]) -> str:
+    """Return a digest of some of `count` values. Raises `Unlike`."""
+    digest = hashlib.blake2b(b"%d;" % count, digest_size=16)
+    for place in chosen(count, _RECORDS):
+        _add(digest, value_of(place), _DEEPEST)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any, depth: int) -> None:
+    """Add a plain value, an array, or a container of those: its kind, and its bytes."""
+    if not depth:
+        raise Unlike
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        digest.update(f"{type(value).__name__} {value!r};".encode("utf-8", "surrogatepass"))
+    elif isinstance(value, Mapping):
+        digest.update(b"{%d" % len(value))
+        for key, item in value.items():
+            _add(digest, key, depth - 1)
+            _add(digest, item, depth - 1)
+    elif isinstance(value, list | tuple):
+        digest.update(b"[%d" % len(value))
+        for item in value:
+            _add(digest, item, depth - 1)
+    else:
+        _add_array(digest, value, depth)
+
+
+def _add_array(digest: Any, value: Any, depth: int) -> None:
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise Unlike
+    digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
+    try:
+        array = _as_array(value)
+    except _ARRAYS_OWN as exc:  # it has no values, as torch's on the device "meta", or is sparse
+        raise Unlike from exc
+    if array.dtype.hasobject:
+        _add(digest, array.tolist(), depth - 1)
+    else:
+        digest.update(np.ascontiguousarray(array).tobytes())
+
+
+def _as_array(value: Any) -> Any:
+    try:
+        return np.asarray(value)
+    except _ARRAYS_OWN:  # on another device, or of a type that numpy has not, as torch's bfloat16
+        return np.asarray(value.tolist())

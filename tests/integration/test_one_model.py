@@ -1,0 +1,326 @@
+"""Whether one model has all that was learnt: what the audit says is what the models remember."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loader_kit import NumberReader
+from lockstep_kit import Rank, run_ranks
+
+from edl_torch import ElasticDataLoader
+from edl_torch.cli.main import main
+from edl_torch.shard import TaskType
+from edl_torch.testing import FakeMaster
+
+SIZE, BATCH = 48, 4
+PROVEN, INEXACT, DELIVERED = 0, 3, 4
+
+
+class Memory(torch.nn.Module):
+    """Remembers each record that it learnt: its weight is how often that was in a step."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__()
+        self.counts = torch.nn.Parameter(torch.zeros(size))
+        self.head = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return -self.counts[batch.long()].sum() - self.head.sum() * batch.sum()
+
+    @property
+    def learnt(self) -> set[int]:
+        return {n for n, count in enumerate(self.counts.tolist()) if count}
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def learn(model: Memory, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(batch).backward()
+    optimizer.step()
+
+
+def loader(fake: FakeMaster, folder: Path, name: str = "a", **options: Any) -> ElasticDataLoader:
+    options = {"batch_size": BATCH, "records_per_shard": BATCH, "shuffle": True, **options}
+    return ElasticDataLoader(
+        torch.arange(float(SIZE)), master_client=fake.connect(name), audit_dir=folder, **options
+    )
+
+
+@contextmanager
+def trainer(
+    fake: FakeMaster,
+    folder: Path,
+    name: str = "a",
+    model: Memory | None = None,
+    word: str = "",
+    **options: Any,
+) -> Iterator[tuple[ElasticDataLoader, Memory, torch.optim.Optimizer]]:
+    model = model or Memory()
+    optimizer = sgd(model)
+    with loader(fake, folder, name, **options) as batches:
+        batches.attach(optimizer, one_model=word)
+        yield batches, model, optimizer
+
+
+def train(batches: ElasticDataLoader, model: Memory, optimizer: Any, steps: int = 1000) -> None:
+    for _ in batches.epochs():
+        for batch in batches:
+            learn(model, optimizer, batch)
+            steps -= 1
+            if not steps:
+                return
+
+
+def judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    """The exit status, and what `--json` says of the only dataset."""
+    capsys.readouterr()
+    status = main(["audit", "--json", str(folder)])
+    (said,) = json.loads(capsys.readouterr().out)["datasets"]
+    return status, said
+
+
+# One trainer --------------------------------------------------------------------------------------------
+
+
+def test_one_trainer_that_attached_its_optimizer_has_one_model(tmp_path, capsys):
+    with trainer(FakeMaster(), tmp_path, num_epochs=3) as (batches, model, optimizer):
+        train(batches, model, optimizer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["headline"]) == (PROVEN, "PROVEN")
+    assert said["models"]["shares"] == [{"trainers": ["a"], "records": 3 * SIZE}]
+
+
+@pytest.mark.parametrize("when", ["before the loader", "after the loader", "in the first batch"])
+def test_a_model_that_was_restored_with_its_token_goes_on(tmp_path, capsys, when):
+    fake = FakeMaster()
+    with trainer(fake, tmp_path) as (batches, model, optimizer):
+        train(batches, model, optimizer, steps=5)
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), batches.state_dict()))
+        train(batches, model, optimizer, steps=2)  # which are rolled back
+    with trainer(fake, tmp_path, "b") as (batches, model, optimizer):
+        if when == "before the loader":
+            model.load_state_dict(saved[0])
+        batches.load_state_dict(saved[2])
+        if when == "after the loader":
+            model.load_state_dict(saved[0])
+        for number, batch in enumerate(batches):
+            if when == "in the first batch" and not number:
+                model.load_state_dict(saved[0])
+            learn(model, optimizer, batch)
+        assert model.learnt == set(range(SIZE))
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["undecided"]) == (PROVEN, [])
+    assert "those saved with the token" in said["models"]["shown"][0]
+
+
+def test_a_token_restored_without_its_model_has_two_models(tmp_path, capsys):
+    fake = FakeMaster()
+    with trainer(fake, tmp_path) as (batches, model, optimizer):
+        train(batches, model, optimizer, steps=5)
+        token = batches.state_dict()
+    with trainer(fake, tmp_path, "b") as (batches, model, optimizer):
+        batches.load_state_dict(token)
+        train(batches, model, optimizer)
+        assert model.learnt != set(range(SIZE))
+    status, said = judged(tmp_path, capsys)
+    assert status == DELIVERED
+    assert said["headline"].endswith("by 2 trainers with models of their own: a 20, b 28")
+    assert "model.load_state_dict(…) before the first step" in said["undecided"][0]
+
+
+def test_a_model_loaded_in_part_is_one_by_its_users_word(tmp_path, capsys):
+    fake = FakeMaster()
+    with trainer(fake, tmp_path) as (batches, model, optimizer):
+        train(batches, model, optimizer, steps=5)
+        saved = copy.deepcopy((model.state_dict(), batches.state_dict()))
+    new_head = Memory()
+    with trainer(fake, tmp_path, "b", new_head, word="its head is new") as (batches, model, optimizer):
+        model.load_state_dict(saved[0] | {"head": torch.ones(4)})
+        batches.load_state_dict(saved[1])
+        train(batches, model, optimizer)
+        assert model.learnt == set(range(SIZE))
+    status, said = judged(tmp_path, capsys)
+    assert status == PROVEN
+    assert said["models"]["shown"] == ["that trainers had one model is their user's word: 'its head is new'"]
+
+
+def another_model(batches: ElasticDataLoader) -> None:
+    """A notebook's cell that makes model and optimizer is run again, but not that of the loader."""
+    for _ in range(2):
+        model = Memory()
+        optimizer = sgd(model)
+        batches.attach(optimizer)
+        train(batches, model, optimizer, steps=6)
+
+
+def models_of_folds(batches: ElasticDataLoader) -> None:
+    kept = []
+    for _ in range(2):
+        kept.append((model := Memory(), optimizer := sgd(model)))
+        batches.attach(optimizer)
+        train(batches, model, optimizer, steps=6)
+        batches.detach(optimizer)
+
+
+def reset_model(batches: ElasticDataLoader) -> None:
+    model = Memory()
+    beginning = copy.deepcopy(model.state_dict())
+    optimizer = sgd(model)
+    batches.attach(optimizer)
+    for _ in range(2):
+        model.load_state_dict(beginning)
+        train(batches, model, optimizer, steps=6)
+
+
+@pytest.mark.parametrize("loop", [another_model, models_of_folds, reset_model])
+def test_a_session_whose_model_begins_anew_has_several(tmp_path, capsys, loop):
+    with loader(FakeMaster(), tmp_path) as batches:
+        loop(batches)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["verdict"], len(said["undecided"])) == (DELIVERED, "DELIVERED", 1)
+    if loop is not reset_model:
+        assert [share["records"] for share in said["models"]["shares"]] == [24, 24]
+
+
+def two_optimizers(batches: ElasticDataLoader) -> None:
+    model = Memory()
+    both = [torch.optim.SGD([model.counts], lr=1.0), torch.optim.Adam([model.head])]
+    for one in both:
+        batches.attach(one)
+    for _ in batches.epochs():
+        for batch in batches:
+            model(batch).backward()
+            for one in both:
+                one.step()
+                one.zero_grad()
+
+
+def thawed(batches: ElasticDataLoader) -> None:
+    model = Memory()
+    batches.attach(first := torch.optim.SGD([model.head], lr=0.1))
+    model.counts.requires_grad_(False)
+    train(batches, model, first, steps=6)
+    model.counts.requires_grad_(True)
+    first.add_param_group({"params": [model.counts]})
+    train(batches, model, first)
+
+
+def another_optimizer(batches: ElasticDataLoader) -> None:
+    model = Memory()
+    for steps in (6, 100):
+        optimizer = sgd(model)
+        batches.attach(optimizer)
+        train(batches, model, optimizer, steps)
+        batches.detach(optimizer)
+
+
+@pytest.mark.parametrize("loop", [two_optimizers, thawed, another_optimizer])
+def test_a_model_with_several_optimizers_is_one(tmp_path, capsys, loop):
+    with loader(FakeMaster(), tmp_path) as batches:
+        loop(batches)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["undecided"]) == (PROVEN, [])
+
+
+def test_data_of_evaluation_have_no_model(tmp_path, capsys):
+    with trainer(FakeMaster(), tmp_path, task_type=TaskType.EVALUATION) as (batches, model, optimizer):
+        train(batches, model, optimizer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["headline"]) == (DELIVERED, "DELIVERED: each record went to a loop once")
+
+
+# Several trainers ---------------------------------------------------------------------------------------
+
+
+def test_a_trainer_that_was_killed_and_begun_anew_without_a_checkpoint_has_half_of_it(tmp_path, capsys):
+    fake = FakeMaster()
+    killed = trainer(fake, tmp_path)
+    batches, model, optimizer = killed.__enter__()
+    train(batches, model, optimizer, steps=6)
+    session = batches.service._live_session
+    session.flush()
+    fake.break_stream(session.id)
+    fake.clock.advance(600)
+    fake.expire()
+    with trainer(fake, tmp_path, "b") as (others, other, steps):
+        train(others, other, steps)
+    assert model.learnt | other.learnt == set(range(SIZE))
+    status, said = judged(tmp_path, capsys)
+    assert status == DELIVERED
+    assert said["headline"].endswith("by 2 trainers with models of their own: a 24, b 24")
+    assert "model = DistributedDataParallel(model)" in said["undecided"][0]
+
+
+def ranks_that(
+    reduce: Callable[[list[torch.Tensor]], torch.Tensor], folder: Path, ranks: int = 2, word: str = ""
+) -> list[Memory]:
+    """Train synchronous ranks, with gradients that are `reduce`d over them before each step."""
+    models = [Memory() for _ in range(ranks)]
+    barrier = threading.Barrier(ranks)
+
+    def work(rank: Rank) -> None:
+        model = models[rank.peers.rank]
+        optimizer = sgd(model)
+        rank.loader.attach(optimizer, one_model=word)
+        rank.service.load_state_dict(None)
+        for _ in rank.loader.epochs():
+            for batch in rank.loader:
+                rank.loader.weigh(model(torch.tensor(batch_of(batch)))).backward()
+                barrier.wait()
+                gradients = [other.counts.grad for other in models], [other.head.grad for other in models]
+                mine = [reduce([g.clone() for g in found if g is not None]) for found in gradients]
+                barrier.wait()
+                model.counts.grad, model.head.grad = mine[0].clone(), mine[1].clone()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    run_ranks(FakeMaster(), ranks, work, NumberReader({"a": SIZE}), audit_dir=folder)
+    return models
+
+
+def batch_of(batch: Any) -> list[float]:
+    return [float(n) for n in batch]
+
+
+def test_ranks_whose_gradients_are_reduced_have_one_model(tmp_path, capsys):
+    models = ranks_that(lambda gradients: torch.stack(gradients).sum(0), tmp_path)
+    assert all(model.learnt == set(range(SIZE)) for model in models)
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["undecided"]) == (PROVEN, [])
+    assert said["models"]["shown"] == [
+        "trainers' parameters were sampled, and the same after the last of their records"
+    ]
+
+
+def test_synchronous_ranks_without_ddp_have_models_of_their_own(tmp_path, capsys):
+    models: dict[int, Memory] = {}
+
+    def work(rank: Rank) -> None:
+        model = models[rank.peers.rank] = Memory()
+        optimizer = sgd(model)
+        rank.loader.attach(optimizer)
+        rank.service.load_state_dict(None)
+        for _ in rank.loader.epochs():
+            for batch in rank.loader:
+                optimizer.zero_grad()
+                rank.loader.weigh(model(torch.tensor(batch_of(batch)))).backward()
+                optimizer.step()
+
+    run_ranks(FakeMaster(), 2, work, NumberReader({"a": SIZE}), audit_dir=tmp_path)
+    assert not models[0].learnt & models[1].learnt
+    status, said = judged(tmp_path, capsys)
+    assert status == DELIVERED
+    for rank, model in models.items():
+        assert {"trainers": [f"rank{rank}"], "records": len(model.learnt)} in said["models"]["shares"]
+    assert "model = DistributedDataParallel(model)" in said["undecided"][0]

@@ -1,0 +1,283 @@
+"""Every reader tells its data from other data of the same names and sizes, wherever the data lie."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from image_files import write_coco, write_manifest, write_voc
+from recordio_kit import RECORDS
+from recordio_kit import write as write_records
+
+from edl_torch.fingerprint import describe_change, differ, strength_of
+from edl_torch.readers import ParquetReader, RecordIODataReader
+from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
+from edl_torch.readers.images.coco import CocoCaptionsReader
+from edl_torch.readers.images.folder import ImageFolderReader
+from edl_torch.readers.images.manifest import ImageManifestReader
+from edl_torch.readers.images.voc import VocReader
+from edl_torch.readers.map_dataset import MapDatasetReader
+from edl_torch.readers.text.csv_reader import CsvReader
+from edl_torch.readers.text.text_reader import TextReader
+
+Make = Callable[[Path], AbstractDataReader]
+
+
+def images(at: Path) -> AbstractDataReader:
+    for number in range(48):
+        (at / f"{number:02}.jpg").write_bytes(bytes(number + 1))
+    return ImageFolderReader(at)
+
+
+def classes(at: Path) -> AbstractDataReader:
+    for number in range(48):
+        (at / f"class{number % 3}").mkdir(exist_ok=True)
+        (at / f"class{number % 3}" / f"{number:02}.jpg").write_bytes(bytes(number + 1))
+    return ImageFolderReader(at)
+
+
+def lines(at: Path) -> AbstractDataReader:
+    (at / "all.txt").write_text("".join(f"line {n}\n" for n in range(5000)))
+    return TextReader(at / "all.txt", index_dir=at)
+
+
+def table(at: Path) -> AbstractDataReader:
+    for part in range(3):
+        (at / f"{part}.csv").write_text("x,y\n" + "".join(f"{n},{part}\n" for n in range(3000)))
+    return CsvReader(at, index_dir=at)
+
+
+def footer_of(file: Path) -> bytes:
+    data = file.read_bytes()
+    return data[-8 - int.from_bytes(data[-8:-4], "little") :]
+
+
+def plain(at: Path) -> AbstractDataReader:
+    for part in range(3):
+        (at / f"day={part}").mkdir()
+        rows = pa.table({"x": np.arange(3000) * (part + 1)})
+        pq.write_table(
+            rows,
+            at / f"day={part}" / "a.parquet",
+            row_group_size=500,
+            use_dictionary=False,
+            compression="none",
+        )
+    return ParquetReader(at)
+
+
+def permute_plain(file: Path) -> None:
+    rows, footer = pq.read_table(file, partitioning=None), footer_of(file)
+    order = np.concatenate([first + np.arange(500)[::-1] for first in range(0, 3000, 500)])
+    pq.write_table(rows.take(order), file, row_group_size=500, use_dictionary=False, compression="none")
+    assert footer_of(file) == footer
+
+
+def chunks(at: Path) -> AbstractDataReader:
+    for part in range(3):
+        write_records(at / f"{part}.rec", [b"%d.%03d" % (part, n) for n in range(500)])
+    return RecordIODataReader(at)
+
+
+def manifest(at: Path) -> AbstractDataReader:
+    return ImageManifestReader(write_manifest(at, [n % 3 for n in range(48)]))
+
+
+def captions(at: Path) -> AbstractDataReader:
+    folder, listed, _ = write_coco(at)
+    return CocoCaptionsReader(folder, listed)
+
+
+def voc(at: Path) -> AbstractDataReader:
+    return VocReader(write_voc(at))
+
+
+def replaced(at: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    file, times = at / name, os.stat(at / name)
+    file.write_bytes(change(file.read_bytes()))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def with_rows_permuted(data: bytes) -> bytes:
+    head, *rows = data.splitlines(keepends=True)
+    random.Random(3).shuffle(rows)
+    return b"".join([head, *rows])
+
+
+def other_file(at: Path, old: str, new: str) -> None:
+    (at / old).unlink()
+    (at / new).write_bytes(b"another")
+
+
+FILES: list[tuple[Make, str, Callable[[Path], Any], str]] = [
+    (images, "names", lambda at: other_file(at, "07.jpg", "99.jpg"), "added '99.jpg'; removed '07.jpg'"),
+    (images, "names", lambda at: (at / "07.jpg").unlink(), "48 then, 47 now: removed '07.jpg'"),
+    (classes, "names", lambda at: other_file(at, "class1/07.jpg", "class2/07.jpg"), "added 'class2/07.jpg'"),
+    (lines, "sampled", lambda at: replaced(at, "all.txt", with_rows_permuted), "changed 'all.txt'"),
+    (table, "sampled", lambda at: replaced(at, "1.csv", with_rows_permuted), "changed '1.csv'"),
+    (plain, "sampled", lambda at: permute_plain(at / "day=1" / "a.parquet"), "changed 'day=1/a.parquet'"),
+    (chunks, "whole", lambda at: write_records(at / "1.rec", RECORDS[::-1]), "changed '1.rec'"),
+    (manifest, "names", lambda at: replaced(at, "manifest.csv", with_rows_permuted), "'manifest.csv'"),
+    (manifest, "names", lambda at: (at / "images" / "0007.png").unlink(), "changed 'images/0007.png'"),
+    (
+        captions,
+        "names",
+        lambda at: replaced(
+            at, "annotations/captions.json", lambda data: data.replace(b"caption 1", b"no hing 1")
+        ),
+        "changed 'captions.json'",
+    ),
+    (
+        voc,
+        "names",
+        lambda at: replaced(at, "VOCdevkit/VOC2012/Annotations/0001.xml", lambda data: data + b"\n"),
+        "changed '0001'",
+    ),
+]
+IDS = [f"{make.__name__}-{number}" for number, (make, *_) in enumerate(FILES)]
+
+
+@pytest.mark.parametrize(("make", "strength", "change", "said"), FILES, ids=IDS)
+def test_changed_data_have_another_fingerprint_that_says_what(
+    tmp_path: Path, make: Make, strength: str, change: Callable[[Path], Any], said: str
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    reader = make(here)
+    before = reader_fingerprint(reader)
+    assert strength_of(before) == strength
+    change(here)
+    again = type(reader)(*_arguments(reader, here))
+    now = reader_fingerprint(again)
+    assert differ(before, now)
+    assert said in describe_change(before, now)
+
+
+@pytest.mark.parametrize("make", dict.fromkeys(make for make, *_ in FILES))
+def test_the_same_data_elsewhere_and_copied_later_have_the_same_fingerprint(
+    tmp_path: Path, make: Make
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "some" / "where"
+    here.mkdir()
+    reader = make(here)
+    shutil.copytree(here, there, copy_function=shutil.copyfile)
+    for file in there.rglob("*"):
+        os.utime(file, (1, 1))
+    copy = type(reader)(*_arguments(reader, there))
+    assert reader_fingerprint(copy) == reader_fingerprint(reader)
+
+
+def _arguments(reader: AbstractDataReader, at: Path) -> tuple[Path, ...]:
+    if isinstance(reader, CocoCaptionsReader):
+        return at / "images", at / "annotations" / "captions.json"
+    file = {TextReader: "all.txt", ImageManifestReader: "manifest.csv"}.get(type(reader))
+    return (at if file is None else at / file,)
+
+
+# Map-style datasets ---------------------------------------------------------------------------------------
+
+
+class Held:
+    """A dataset of the user's, with whatever attributes."""
+
+    def __init__(self, count: int = 0, **attributes: Any) -> None:
+        self.__dict__ |= attributes
+        self._count = count or len(next(iter(attributes.values())))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("no record may be read")
+
+
+ARRAY = np.arange(600, dtype=np.float32).reshape(200, 3)
+OTHER = ARRAY[::-1].copy()
+PATHS = [f"/data/{n}.png" for n in range(200)]
+DIFFERING: dict[str, tuple[Any, Any]] = {
+    "a list": (list(range(200)), list(range(199, -1, -1))),
+    "an array": (ARRAY, OTHER),
+    "an array of a dataset's": (Held(data=ARRAY), Held(data=OTHER)),
+    "labels": (Held(data=ARRAY, targets=list(range(200))), Held(data=ARRAY, targets=[1] * 200)),
+    "a tuple of arrays": (Held(200, tensors=(ARRAY, ARRAY)), Held(200, tensors=(ARRAY, OTHER))),
+    "a part of a dataset": (
+        Held(indices=[1, 2], dataset=Held(data=ARRAY)),
+        Held(indices=[2, 1], dataset=Held(data=ARRAY)),
+    ),
+    "a dataset in a part": (
+        Held(indices=[1, 2], dataset=Held(data=ARRAY)),
+        Held(indices=[1, 2], dataset=Held(data=OTHER)),
+    ),
+    "several datasets": (
+        Held(400, datasets=[Held(data=ARRAY), Held(data=OTHER)]),
+        Held(400, datasets=[Held(data=OTHER), Held(data=ARRAY)]),
+    ),
+    "paths": (Held(paths=PATHS), Held(paths=PATHS[::-1])),
+    "files with classes": (
+        Held(samples=[(path, 0) for path in PATHS]),
+        Held(samples=[(path, 0) for path in PATHS[1:] + PATHS[:1]]),
+    ),
+    "rows": (
+        Held(rows=[{"id": n, "text": None} for n in range(200)]),
+        Held(rows=[{"id": -n, "text": None} for n in range(200)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERING)
+def test_a_dataset_in_another_order_is_another_one(what: str) -> None:
+    one, other = (reader_fingerprint(MapDatasetReader(dataset)) for dataset in DIFFERING[what])
+    assert differ(one, other)
+    assert reader_fingerprint(MapDatasetReader(DIFFERING[what][0])) == one
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (Held(paths=PATHS), Held(paths=[f"/mnt/other{path}" for path in PATHS])),
+        (
+            Held(samples=[(path, 0) for path in PATHS], root="/data"),
+            Held(samples=[(f"/mnt{path}", 0) for path in PATHS], root="/mnt/data/"),
+        ),
+    ],
+)
+def test_a_dataset_of_files_is_the_same_below_another_folder(here: Any, there: Any) -> None:
+    one, other = (reader_fingerprint(MapDatasetReader(dataset)) for dataset in (here, there))
+    assert one == other != ""
+
+
+def test_a_dataset_of_files_names_those_that_were_added_and_removed() -> None:
+    old, new = ([(path, 0) for path in PATHS] for _ in range(2))
+    new[7] = ("/data/new.png", 0)
+    one, other = (reader_fingerprint(MapDatasetReader(Held(samples=each))) for each in (old, new))
+    assert "added 'new.png'; removed '7.png'" in describe_change(one, other)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Held(4), Held(4, names={"a": 1}), Held(cache=[None] * 4), Held(4, words=["a", "b"])],
+    ids=["nothing", "a mapping", "a cache", "a list of another length"],
+)
+def test_a_dataset_that_is_made_of_nothing_that_tells_its_records_has_none(dataset: Any) -> None:
+    assert reader_fingerprint(MapDatasetReader(dataset)) == ""
+
+
+def test_what_the_user_says_of_a_dataset_stands() -> None:
+    one, other = (reader_fingerprint(MapDatasetReader(ARRAY, fingerprint=v)) for v in ("v1", "v2"))
+    assert describe_change(one, other) == "fingerprint 'v1' then, 'v2' now"
+
+
+def test_a_reader_of_the_users_may_say_a_version() -> None:
+    class Mine(MapDatasetReader):
+        def fingerprint(self) -> str:  # type: ignore[override]
+            return "2026-11-01"
+
+    assert strength_of(reader_fingerprint(Mine(Held(4)))) == "given"
