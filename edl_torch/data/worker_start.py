@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 from multiprocessing import forkserver, get_start_method, resource_tracker
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar, cast
 
@@ -79,15 +80,14 @@ def started_beside(make: Callable[[], T], context: Any) -> T:
     """
     begins: list[bool] = [True]  # whoever takes it out decides whether the thread does anything
     made: list[tuple[T | None, BaseException | None]] = []
-    ended = threading.Lock()
-    ended.acquire()
+    ended: SimpleQueue[None] = SimpleQueue()  # neither waiting nor saying so runs Python
     start = partial(copy_context().run, _start, make, context, begins, made, ended)
     try:
         threading.Thread(target=start, name="edl-start").start()
-        ended.acquire()
+        ended.get()
     except BaseException:
         if not _takes(begins) and not made:
-            ended.acquire()
+            ended.get()
         del made, start  # a traceback keeps this frame, and would keep the workers
         raise
     result, error = made.pop()
@@ -104,7 +104,7 @@ def _takes(begins: list[bool]) -> bool:
 
 
 def _start(
-    make: Callable[[], Any], context: Any, begins: list[bool], made: list[Any], ended: threading.Lock
+    make: Callable[[], Any], context: Any, begins: list[bool], made: list[Any], ended: SimpleQueue[None]
 ) -> None:
     if not _takes(begins):
         return
@@ -119,7 +119,7 @@ def _start(
     except BaseException as exc:  # noqa: BLE001  the top of a thread
         made.append((None, exc))
     finally:
-        ended.release()
+        ended.put(None)
 
 
 def end_by_kill(iterator: Any) -> None:
