@@ -25,7 +25,6 @@ class SteppingOptimizer(Protocol):
 
     def register_step_post_hook(self, hook: Any) -> Any:
         """Call `hook(optimizer, args, kwargs)` after each step."""
-        ...
 
 
 class SteppingScaler(Protocol):
@@ -33,7 +32,6 @@ class SteppingScaler(Protocol):
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Step the optimizer, unless its gradients overflowed."""
-        ...
 
 
 @dataclass(slots=True)
@@ -102,16 +100,19 @@ class Optimizers:
         torch: Any = sys.modules.get("torch")
         has_graphs = torch is not None and torch.backends.cuda.is_built()
 
+        def trains(named: Mapping[str, Any]) -> bool:
+            if has_graphs and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+                return False  # it goes into a CUDA graph, and trains when that is replayed
+            return not ("closure" in named and _makes_state(named))
+
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
-            if not ("closure" in named and _makes_state(named)):
+            if trains(named):
                 self._passes.about_to_step()
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
                 self._let_go()
-            if has_graphs and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
-                return  # into a CUDA graph, and nothing is trained on before that is replayed
-            if "closure" in named and _makes_state(named):
+            if not trains(named):
                 return
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
             # optimizer skips the step. On an accelerator this waits for it, as the scaler does for others.
