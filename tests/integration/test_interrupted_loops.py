@@ -19,8 +19,7 @@ from edl_torch.errors import ServiceClosed
 
 RECORDS, BATCH, EPOCHS, TIMES = 40, 4, 2, 8
 PACKAGE = str(Path(edl_torch.__file__).parent)
-# Between the step and the note of it, which the second begins, nobody knows whether the model has learnt.
-SPARED = ("stepped", "do")
+HOOK, NOTE = "stepped", "do"  # between the two nobody knows whether the model has learnt
 
 
 class Interrupts:
@@ -44,12 +43,21 @@ class Interrupts:
 
     def _on_event(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_name in SPARED:
+        if event != "call" or not code.co_filename.startswith(PACKAGE) or is_spared(frame):
             return
         self._left -= 1
         if self._left == 0:
             sys.setprofile(None)
             signal.raise_signal(self._number)
+
+
+def is_spared(frame: FrameType | None) -> bool:
+    """Whether it runs after a step of the model, and before the note of it begins."""
+    if frame is not None and frame.f_code.co_name == NOTE:
+        return True
+    while frame is not None and frame.f_code.co_name not in (HOOK, NOTE):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == HOOK
 
 
 class Notebook:
