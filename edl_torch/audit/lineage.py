@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import not_
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +19,12 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lines import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO
 from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
 from edl_torch.core.identity import differences, identity
+from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
 
 Key = tuple[str, int]  # ledger id, number of the lineage
+_Placed = tuple[int, Log, Chapter]  # the place of the log
 
 
 @dataclass(slots=True)
@@ -117,14 +121,22 @@ class History:
     taken: Mapping[str, Sequence[Taken]]  # by a token's digest
     trainers: list[str]  # worker ids by place of the log; '' for logs of other datasets
     sessions: list[str]  # of all logs, by place
+    others: list[_Placed] = field(default_factory=list)  # chapters of other data, or settings, of that name
+
+    def of(self, token: Token) -> History:
+        """Return the history of other data, which a token is of. Raises AuditError where no log has any."""
+        same = [c for c in self.others if not differences(identity(c[2].dataset), token.identity)]
+        if not same:
+            raise AuditError(
+                f"dataset {self.spec.name!r} had other data before, and no log is of those: give the audit "
+                f"directories of all earlier runs of the job too"
+            )
+        return _history(same, self.sessions)
 
     @property
     def trainer_count(self) -> int:
         """Number of sessions that took part."""
         return sum(1 for trainer in self.trainers if trainer)
-
-
-_Placed = tuple[int, Log, Chapter]
 
 
 def histories(logs: Sequence[Log]) -> list[History]:
@@ -149,7 +161,8 @@ def _history(chapters: list[_Placed], sessions: list[str]) -> History:
     newest = max((c for _, _, c in chapters if c.ledger == ledger), key=lambda c: (c.lineage, c.began))
     spec = newest.dataset
     # A ledger of other data under the same name shares no record with the final one.
-    same = [placed for placed in chapters if _agrees(placed, spec, ledger)]
+    agreeing = [_agrees(placed, spec, ledger) for placed in chapters]
+    same = list(compress(chapters, agreeing))
     coordinates = Coordinates(spec)
     lineages: defaultdict[Key, list[_Placed]] = defaultdict(list)
     for placed in same:
@@ -170,6 +183,7 @@ def _history(chapters: list[_Placed], sessions: list[str]) -> History:
         taken=taken,
         trainers=trainers,
         sessions=sessions,
+        others=list(compress(chapters, map(not_, agreeing))),
     )
 
 
