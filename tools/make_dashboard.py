@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from edl_torch.master.web.names import METRICS, Kind, Metric
+from edl_torch.master.web.metrics import METRICS, Metric
 
 FILE = Path(__file__).resolve().parents[1] / "deploy" / "grafana" / "edl-torch.json"
 WIDTH, HEIGHT = 8, 8  # of a panel; a row has 24
@@ -54,12 +54,12 @@ def _panel(place: int, title: str, metrics: list[Metric]) -> dict[str, Any]:
 
 
 def _query(metric: Metric) -> str:
-    if metric.kind is Kind.HISTOGRAM:  # the share of the time that the loop spent so
+    if metric.kind == "histogram":  # the share of the time that the loop spent so
         waited, step = f"rate({metric.name}_sum[1m])", "rate(edl_trainer_step_seconds_sum[1m])"
         return f"{waited} / ({waited} + {step})"
     if metric.name.endswith("_seconds_total"):  # of a batch
         return f"rate({metric.name}[5m]) / rate(edl_trainer_timed_batches_total[5m])"
-    return f"increase({metric.name}[5m])" if metric.kind is Kind.COUNTER else metric.name
+    return f"increase({metric.name}[5m])" if metric.kind == "counter" else metric.name
 
 
 def _legend(metric: Metric) -> str:

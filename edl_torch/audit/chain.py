@@ -143,7 +143,7 @@ class Chain:
             return None
         keys = {one.key for one in taken} & self._history.lineages.keys()
         lineages = self._history.lineages
-        latest_first = sorted(keys, key=lambda key: (lineages[key].latest, key), reverse=True)
+        latest_first = sorted(keys, key=lambda key: (lineages[key].age, key), reverse=True)
         candidates = [
             self._explain(key, text, begun, taken)
             for key in latest_first or self._told_before(began, visited)

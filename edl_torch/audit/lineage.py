@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, pairwise
 from operator import not_
 
 import numpy as np
@@ -17,10 +17,11 @@ import numpy.typing as npt
 from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lines import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO
+from edl_torch.audit.log import token_digest
 from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
 from edl_torch.core.identity import differences, identity
 from edl_torch.core.token import Token
-from edl_torch.errors import AuditError
+from edl_torch.errors import AuditError, TokenError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
 
 Key = tuple[str, int]  # ledger id, number of the lineage
@@ -90,7 +91,7 @@ class Lineage:
     restored: bool = False
     token: str | None = None
     before: int = 0
-    latest: float = 0.0  # when a trainer last joined it
+    age: int = 0  # of its ledger among all, 0 for the oldest, as far as tokens and sessions tell
     seen: dict[int, list[Seen]] = field(default_factory=dict)  # samples of each session's model, by its place
 
     def __repr__(self) -> str:
@@ -121,6 +122,7 @@ class History:
     taken: Mapping[str, Sequence[Taken]]  # by a token's digest
     trainers: list[str]  # worker ids by place of the log; '' for logs of other datasets
     sessions: list[str]  # of all logs, by place
+    unordered: tuple[str, ...] = ()  # ledgers that may be the last one, where nothing tells which is
     others: list[_Placed] = field(default_factory=list)  # chapters of other data, or settings, of that name
 
     def of(self, token: Token) -> History:
@@ -131,7 +133,7 @@ class History:
                 f"dataset {self.spec.name!r} had other data before, and no log is of those: give the audit "
                 f"directories of all earlier runs of the job too"
             )
-        return _history(same, self.sessions)
+        return replace(_history(same, self.sessions, None, ()), unordered=())
 
     @property
     def trainer_count(self) -> int:
@@ -139,8 +141,14 @@ class History:
         return sum(1 for trainer in self.trainers if trainer)
 
 
-def histories(logs: Sequence[Log]) -> list[History]:
-    """Return one history for each dataset, by name. Raises AuditError when logs contradict each other."""
+def histories(
+    logs: Sequence[Log], last: Mapping[str, str | None], came: Sequence[Sequence[str]] = ()
+) -> list[History]:
+    """Return one history for each dataset, by name; `last` has the id of its last ledger, where one knows.
+
+    `came` are runs of ledgers' ids in the order of their coming.
+    Raises AuditError when logs contradict each other.
+    """
     datasets: defaultdict[str, list[_Placed]] = defaultdict(list)
     for place, log in enumerate(logs):
         for chapter in log.chapters:
@@ -150,15 +158,18 @@ def histories(logs: Sequence[Log]) -> list[History]:
             "the audit logs are of trainers that never joined a dataset: there is nothing to audit"
         )
     sessions = [log.session for log in logs]
-    return [_history(datasets[name], sessions) for name in sorted(datasets)]
+    return [_history(datasets[name], sessions, last.get(name), came) for name in sorted(datasets)]
 
 
-def _history(chapters: list[_Placed], sessions: list[str]) -> History:
-    began: dict[str, float] = {}
-    for _, _, chapter in chapters:
-        began[chapter.ledger] = min(chapter.began, began.get(chapter.ledger, chapter.began))
-    ledger = max(began, key=lambda name: began[name])
-    newest = max((c for _, _, c in chapters if c.ledger == ledger), key=lambda c: (c.lineage, c.began))
+def _history(
+    chapters: list[_Placed], sessions: list[str], last: str | None, came: Sequence[Sequence[str]]
+) -> History:
+    ledgers, perhaps_last = _ordered(chapters, came)
+    if last in ledgers:
+        perhaps_last = [last]
+    # Where several may be the last, that is named, and one that a clock says is the last is as good as any.
+    ledger = max(perhaps_last, key=lambda name: min(c.began for _, _, c in chapters if c.ledger == name))
+    newest = max((c for _, _, c in chapters if c.ledger == ledger), key=lambda c: (c.lineage, c.member))
     spec = newest.dataset
     # A ledger of other data under the same name shares no record with the final one.
     agreeing = [_agrees(placed, spec, ledger) for placed in chapters]
@@ -178,13 +189,70 @@ def _history(chapters: list[_Placed], sessions: list[str]) -> History:
     return History(
         spec=spec,
         coordinates=coordinates,
-        lineages={key: _lineage(key, parts, lines[key[0]]) for key, parts in lineages.items()},
+        lineages={
+            key: _lineage(key, parts, lines[key[0]], ledgers.index(key[0])) for key, parts in lineages.items()
+        },
         final=(ledger, newest.lineage),
         taken=taken,
         trainers=trainers,
         sessions=sessions,
+        unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
         others=list(compress(chapters, map(not_, agreeing))),
     )
+
+
+def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Return the ledgers, the oldest first, and those of them that may be the last.
+
+    One is later than another where a session came to it from that, where its trainers came later to a folder
+    of logs, or, if nothing of this says otherwise, where it began from a token of that. No clock is asked:
+    those of several machines differ. A ledger that is nobody's successor, and in which nothing was learnt, is
+    not the last.
+    """
+    before: dict[str, set[str]] = {chapter.ledger: set() for _, _, chapter in chapters}
+    came_from: dict[int, str] = {}
+    taken: defaultdict[str, set[str]] = defaultdict(set)
+    for place, _, chapter in chapters:
+        before[chapter.ledger].add(came_from.get(place, chapter.ledger))
+        came_from[place] = chapter.ledger
+        for snapshot in chapter.snapshots:
+            taken[snapshot.digest].add(snapshot.ledger)
+    for run in came:
+        for one, later in pairwise(name for name in run if name in before):
+            before[later].add(one)
+    earlier = _all_before(before)
+    for _, _, chapter in chapters:
+        if chapter.token is not None:  # which others may have taken since, at the same position
+            of_it = taken[token_digest(saved_with(chapter.token))] & before.keys()
+            before[chapter.ledger] |= {one for one in of_it if chapter.ledger not in earlier[one]}
+    earlier = _all_before(before)
+    followed = {one for name, found in earlier.items() for one in found if name not in earlier[one]}
+    learnt = {chapter.ledger for _, _, chapter in chapters if len(chapter.rows) or chapter.quarantined}
+    order = sorted(earlier, key=lambda name: (len(earlier[name]), name))
+    last = [name for name in order if name not in followed and (name in learnt or earlier[name])]
+    return order, last or order[-1:]
+
+
+def saved_with(text: str) -> str:
+    """Return the token that was saved with the model that a lineage began with: of other data the one before."""
+    try:
+        return Token.decode(text).before or text
+    except TokenError:  # which the chain says
+        return text
+
+
+def _all_before(before: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return what came before each, and not only just before it."""
+    found: dict[str, set[str]] = {}
+    for name in before:
+        reached: set[str] = set()
+        ahead = [name]
+        while ahead:
+            new = before[ahead.pop()] - reached
+            reached |= new
+            ahead += new
+        found[name] = reached - {name}
+    return found
 
 
 def _most_epochs(chapters: list[_Placed], ledger: str) -> int:
@@ -204,7 +272,7 @@ def _agrees(placed: _Placed, spec: DatasetSpec, ledger: str) -> bool:
     return not differing
 
 
-def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates) -> Lineage:
+def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int) -> Lineage:
     opener = next((chapter for _, _, chapter in placed if chapter.opened), None)
     quarantined = Reports.join([_quarantined(item, coordinates) for item in placed])
     acknowledged = Reports.join([_acknowledged(item, coordinates) for item in placed])
@@ -219,7 +287,7 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates) -> Linea
         restored=opener is not None,
         token=None if opener is None else opener.token,
         before=0 if opener is None else opener.before,
-        latest=max(chapter.began for _, _, chapter in placed),
+        age=age,
         seen=_seen(placed),
     )
 

@@ -25,6 +25,7 @@ from edl_torch.trainer.facts import ModelSeen
 
 VERSION = 3
 SUFFIX = ".audit"
+LEDGERS = "ledgers"  # the file in each folder of logs with the ids of ledgers, in the order of their coming
 ANSWERED = b"=\n"
 COLUMNS = 8
 EPOCH, SHARD, START, UPTO, TASK, ATTEMPT, STEP, MS = range(COLUMNS)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl_torch.audit.lines import ANSWERED, SUFFIX, VERSION, write_event, write_model, write_spec
+from edl_torch.audit.lines import ANSWERED, LEDGERS, SUFFIX, VERSION, write_event, write_model, write_spec
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.span import Span
 from edl_torch.errors import AuditError
@@ -130,6 +130,8 @@ class AuditLog:
     ) -> None:
         """The session takes part in a dataset, for the first time or anew: leases of before are void."""
         self._open()
+        if self._part.get("ledger") != ledger:
+            self._order(ledger)
         same = self._part.get("ledger"), self._part.get("lineage")
         self._gone = self._leases if same == (ledger, lineage) else {}
         self._leases = {}
@@ -332,6 +334,19 @@ class AuditLog:
         self._opened = self._clock()
         header = {"edl_audit": VERSION, "session": self._session, "worker_id": self._worker_id}
         self._write(write_event(header | {"opened": time.time()}))
+
+    def _order(self, ledger: str) -> None:
+        """Note that this ledger came after the others whose logs are here: clocks do not tell."""
+        path = self.path.parent / LEDGERS
+        try:
+            known = path.read_bytes() if path.exists() else b""
+            line = f"{ledger}\n".encode("utf-8", "surrogateescape")
+            if not known.endswith(line):
+                with path.open("ab", buffering=0) as file:
+                    file.write(line)
+        except OSError as exc:
+            self._break(str(exc))
+            raise AuditError(f"the order of ledgers {str(path)!r} cannot be written: {exc}") from exc
 
     def _event(self, kind: str, **values: object) -> None:
         self._write(self._line(kind, **values))

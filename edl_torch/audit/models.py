@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, Reports
+from edl_torch.audit.lineage import History, Reports, saved_with
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Seen
-from edl_torch.core.token import Token
 from edl_torch.trainer.facts import Way
 
 ROUNDING = 1e-5  # of a value, or twice its dtype's: trainers on unlike processors round otherwise
@@ -86,7 +85,7 @@ def models_of(parts: Sequence[tuple[History, Part]]) -> Models:
     learners: list[_Learner] = []
     restores = compared = 0
     for (history, part), later in zip(reversed(parts), [*reversed(parts[:-1]), None], strict=True):
-        digest = "" if later is None else token_digest(_left_with(later[1]))
+        digest = "" if later is None else token_digest(saved_with(later[1].lineage.token or ""))
         here = list(_learners(history, part, digest))
         learners += here
         found.unattached += sum(_unattached(part, learner) for learner in here)
@@ -114,12 +113,6 @@ def models_of(parts: Sequence[tuple[History, Part]]) -> Models:
     found.shares = tuple(share for share in shares if share.records)
     found.shown = tuple(_shown(learners, compared, restores))
     return found
-
-
-def _left_with(later: Part) -> str:
-    """The token that was saved with the model that a lineage began from."""
-    text = later.lineage.token
-    return "" if text is None else Token.decode(text).before or text
 
 
 # Who learnt what ----------------------------------------------------------------------------------------

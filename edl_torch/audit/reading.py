@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from edl_torch.audit.lines import (
     COLUMNS,
+    LEDGERS,
     SUFFIX,
     TASK,
     VERSION,
@@ -160,6 +161,13 @@ def read_logs(directories: Sequence[str | PathLike[str]]) -> list[Log]:
     logs = [log for path in paths.values() for log in read_log(path)]
     _check_sessions(logs)
     return logs
+
+
+def read_order(directories: Sequence[str | PathLike[str]]) -> list[list[str]]:
+    """Return the ids of ledgers in each folder, in the order in which their trainers came."""
+    paths = [Path(directory) / LEDGERS for directory in directories]
+    lines = (path.read_bytes().split(b"\n")[:-1] for path in paths if path.is_file())
+    return [[line.decode("utf-8", "surrogateescape") for line in found] for found in lines]
 
 
 def _check_sessions(logs: list[Log]) -> None:

@@ -70,8 +70,8 @@ def tree(judgement: Judgement, end: int) -> tuple[tuple[Branch, ...], int, int]:
     return tuple(roots), len(shown) - len(branches), len(keys) - len(shown)
 
 
-def _age(lineage: Lineage) -> tuple[float, Key]:
-    return lineage.latest, lineage.key
+def _age(lineage: Lineage) -> tuple[int, Key]:
+    return lineage.age, lineage.key
 
 
 def _origins(history: History, parts: Sequence[Part], keys: Sequence[Key]) -> Origins:

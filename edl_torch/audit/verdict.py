@@ -18,7 +18,7 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import History, histories
 from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
-from edl_torch.audit.reading import Answer, Log, read_logs
+from edl_torch.audit.reading import Answer, Log, read_logs, read_order
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
 from edl_torch.shard import TaskType
@@ -95,6 +95,7 @@ class Verdict:
     unstepped: int  # acknowledged at the end of the job, though no step came on them
     models: Models  # that learnt them
     inexact_tokens: int  # of those that the model went through
+    unordered: tuple[str, ...] = ()  # ledgers of which nothing tells which is the last
     doubts: tuple[str, ...] = ()  # why these are inexact
     unfinished: bool = False  # it was asked for, and records are open
     judged: bool = False  # by the master's own word
@@ -121,7 +122,8 @@ class Verdict:
     @property
     def exact(self) -> bool:
         """Whether no record was, or may have been, in a model that went on without being counted there."""
-        return not any((self.repeated, self.counted, self.uncounted, self.unstepped, self.inexact_tokens))
+        counts = (self.counted, self.uncounted, self.unstepped, self.inexact_tokens, self.unordered)
+        return not any((self.repeated, *counts))
 
     @property
     def outcome(self) -> Outcome:
@@ -164,7 +166,8 @@ def judge(
     """Return what `audit` does, and with each verdict the sets of records that it counts."""
     logs, words = _read(directories, words or {})
     found: list[Judgement] = []
-    for history in histories(logs):
+    last = {name: word.ledger for name, word in words.items()}
+    for history in histories(logs, last, read_order(directories)):
         found += _judge_all(history, words.get(history.spec.name), unfinished=unfinished, listed=listed)
     return found
 
@@ -270,6 +273,7 @@ def _judge(era: _Era, word: FinalWord, models: Models, *, unfinished: bool, list
         unstepped=ways[Way.UNSTEPPED],
         models=models,
         inexact_tokens=len(doubts),
+        unordered=history.unordered,
         doubts=tuple(doubts),
         unsettled=sum(part.unsettled for part in parts),
         assumed=sum(part.assumed.count for part in parts),

@@ -6,13 +6,12 @@ OpenCV's letters are ASCII: others lose their accents, or become `?`.
 from __future__ import annotations
 
 import os
-import tempfile
 import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from edl_torch.checking.findings import Finding
 from edl_torch.checking.spans import reason_of, spread
 from edl_torch.errors import OutputError
 from edl_torch.readers.base import AbstractDataReader, required
+from edl_torch.readers.shared.files import whole_file
 from edl_torch.shard import Shard, Source, Task, TaskType
 
 Picture = npt.NDArray[np.uint8]
@@ -89,17 +89,9 @@ def save(sheet: Picture, path: str | os.PathLike[str]) -> None:
     encoded, data = _opencv().imencode(".png", sheet[..., ::-1])
     if not encoded:
         raise OutputError(f"'{os.fspath(path)}' cannot be written: OpenCV makes no PNG of {sheet.shape}")
-    folder, name = os.path.split(os.fspath(path))
     try:
-        number, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(data.tobytes())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        finally:  # Ctrl-C too leaves nothing
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+        with whole_file(Path(path)) as file:
+            file.write(data.tobytes())
     except OSError as exc:
         raise OutputError(
             f"'{os.fspath(path)}' cannot be written: {exc.strerror}; choose another path"

@@ -109,4 +109,10 @@ def inexact(verdict: Verdict) -> Iterator[str]:
             f"{verdict.unstepped} record(s) were handed out after the last optimizer.step() of the job: the "
             f"model has not learnt from them. Call optimizer.step() once more at the end of each epoch"
         )
+    if verdict.unordered:
+        yield (
+            f"{len(verdict.unordered)} runs lie here ({', '.join(verdict.unordered[:_NAMED])}), and no token "
+            f"ties them: which is the last nobody can tell, and {verdict.ledger} was judged. Give each run a "
+            f"folder of its own: audit_dir=…; or name the last one's journal: --state STATE_DIR"
+        )
     yield from verdict.doubts

@@ -16,27 +16,21 @@ class Iterations(Protocol):
     @property
     def newest(self) -> int:
         """The number of the one that began last."""
-        ...
 
     def number(self, run: str) -> int:
         """The number of an iteration; 0 where another process began it."""
-        ...
 
     def is_over(self, run: str) -> bool:
         """Whether this process has given the iteration up, or come to its end."""
-        ...
 
     def deliveries(self, run: str) -> Deliveries | None:
         """What the iteration delivers; None where it cannot be seen."""
-        ...
 
     def check(self, run: str) -> None:
         """Raise ForeignLoop for an iteration of a framework that does not go through it in order."""
-        ...
 
     def worker_died(self, run: str) -> None:
         """A worker of the iteration was killed."""
-        ...
 
 
 class NoIterations:

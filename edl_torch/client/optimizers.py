@@ -25,7 +25,6 @@ class SteppingOptimizer(Protocol):
 
     def register_step_post_hook(self, hook: Any) -> Any:
         """Call `hook(optimizer, args, kwargs)` after each step."""
-        ...
 
 
 class SteppingScaler(Protocol):
@@ -33,7 +32,6 @@ class SteppingScaler(Protocol):
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Step the optimizer, unless its gradients overflowed."""
-        ...
 
 
 @dataclass(slots=True)

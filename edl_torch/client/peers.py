@@ -134,7 +134,6 @@ class Vote(Protocol):
 
     def wait(self) -> Count:
         """The sum of all ranks' ballots. Raises PeerFailed when a rank is gone."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +159,9 @@ class Delivery(Protocol):
     @property
     def parcel(self) -> Parcel:
         """What comes first: all but the batch."""
-        ...
 
     def batch(self) -> Any:
         """The batch, when it is here, or has left. Raises PeerFailed when a rank is gone."""
-        ...
 
 
 class Parts(Protocol):
@@ -174,16 +171,13 @@ class Parts(Protocol):
     @property
     def holds(self) -> bool:
         """Whether this rank is the holder. Rank 0 of all ranks is one."""
-        ...
 
     def send(self, parcel: Parcel) -> Delivery:
         """Let the followers have a parcel, and go on. Raises InvalidArgument, with nothing sent, for a batch
         that cannot travel."""
-        ...
 
     def receive(self) -> Delivery:
         """Wait for the holder's next parcel, but not for its batch."""
-        ...
 
 
 class Peers(Protocol):
@@ -193,34 +187,27 @@ class Peers(Protocol):
     @property
     def rank(self) -> int:
         """This rank's number; rank 0 speaks to the master for all."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        ...
 
     @property
     def coordinates(self) -> int:
         """Number of ranks that read different data: `size`, where each rank has the whole model."""
-        ...
 
     @property
     def parts(self) -> Parts | None:
         """The ranks that train on the same batches as this one; None where each rank has the whole model."""
-        ...
 
     def vote(self, ballot: Ballot) -> Vote:
         """Cast a ballot and go on."""
-        ...
 
     def share(self, text: str) -> str:
         """Rank 0's text, on every rank. Raises PeerFailed when a rank is gone."""
-        ...
 
     def lend(self, batch: Any) -> Any:
         """The batch of the lowest rank that gives one (None is none), on every rank."""
-        ...
 
 
 def together(peers: Peers, doing: Doing, prepare: Callable[[], object], ask: Callable[[], str]) -> str:

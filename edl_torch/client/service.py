@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from edl_torch.client.default_master import default_master
@@ -38,7 +37,6 @@ class KeepsWorkers(Protocol):
 
     def end_workers(self) -> None:
         """End the processes that read for it."""
-        ...
 
 
 class DataShardService:
@@ -435,9 +433,7 @@ class DataShardService:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

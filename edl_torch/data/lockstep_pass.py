@@ -30,17 +30,14 @@ class Pulled(Protocol):
     @property
     def batch(self) -> Any:
         """What the loop gets."""
-        ...
 
     @property
     def ticket(self) -> Ticket:
         """The positions that it holds."""
-        ...
 
     @property
     def size(self) -> int:
         """Its records."""
-        ...
 
 
 class LockstepPass(SteppingPass):

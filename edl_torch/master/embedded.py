@@ -32,15 +32,12 @@ class Listener(Protocol):
     @property
     def measures(self) -> Measures:
         """What it has measured by now. Takes no lock."""
-        ...
 
     def wanted(self, dataset: str) -> None:
         """Another trainer waits for records of this dataset."""
-        ...
 
     def tell(self) -> None:
         """Report now what `report_delay_s` has kept back."""
-        ...
 
 
 class LocalMaster:

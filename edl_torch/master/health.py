@@ -23,7 +23,6 @@ MOST_WATCHERS = 64  # whoever watches needs no token, and each costs memory for 
 Context = grpc.aio.ServicerContext[Any, Any]
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.max_receive_message_length", 1024),
     ("grpc.max_concurrent_streams", 8),
 )

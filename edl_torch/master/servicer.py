@@ -23,7 +23,6 @@ from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.master.host import MasterHost
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.rpc.convert import checked
 from edl_torch.rpc.status import to_status
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
@@ -101,8 +100,8 @@ class MasterServicer:
     @guarded
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         self._limits.check_sources(len(request.registration.sources.sources))
-        answer = self._host.register(checked(convert.register_call_from_wire, request))
-        return checked(convert.register_answer_to_wire, answer)
+        answer = self._host.register(convert.REGISTER.from_wire(request))
+        return convert.REGISTERED.to_wire(answer)
 
     @guarded
     async def Attend(self, request: pb.AttendRequest, context: Context) -> None:
@@ -119,7 +118,7 @@ class MasterServicer:
     @guarded
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         progress = request.progress if request.HasField("progress") else None
-        measures = convert.measures_from_wire(request.measures) if request.HasField("measures") else None
+        measures = convert.MEASURES.from_wire(request.measures) if request.HasField("measures") else None
         self._host.apply(
             lambda dispatcher, now: dispatcher.heartbeat(
                 request.session, request.member, now, progress, measures
@@ -129,43 +128,43 @@ class MasterServicer:
 
     @guarded
     async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseResponse:
-        answer = await self._host.lease(convert.lease_call_from_wire(request), request.wait_s)
-        return convert.lease_answer_to_wire(answer)
+        answer = await self._host.lease(convert.LEASE.from_wire(request), request.wait_s)
+        return convert.LEASED.to_wire(answer)
 
     @guarded
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         parts = len(request.failures) + len(request.acknowledgements) + len(request.give_backs)
         self._limits.check_entries("outcomes", parts)
-        call = convert.report_call_from_wire(request)
-        return convert.report_answer_to_wire(self._host.apply(lambda d, now: d.report(call, now)))
+        call = convert.REPORT.from_wire(request)
+        return convert.REPORTED.to_wire(self._host.apply(lambda d, now: d.report(call, now)))
 
     @guarded
     async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
         self._limits.check_entries("leases", len(request.leases))
-        call = convert.confirm_call_from_wire(request)
-        return convert.confirm_answer_to_wire(self._host.apply(lambda d, now: d.confirm(call, now)))
+        call = convert.CONFIRM.from_wire(request)
+        return convert.CONFIRMED.to_wire(self._host.apply(lambda d, now: d.confirm(call, now)))
 
     @guarded
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
-        call = convert.fenced_call_from_wire(request)
+        call = convert.SNAPSHOT.from_wire(request)
         return pb.SnapshotResponse(token=self._host.apply(lambda d, now: d.snapshot(call, now)))
 
     @guarded
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
-        call = convert.restore_call_from_wire(request)
+        call = convert.RESTORE.from_wire(request)
         return pb.RestoreResponse(lineage=self._host.restore(call))
 
     @guarded
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:
-        call = convert.fenced_call_from_wire(request)
+        call = convert.PROGRESS.from_wire(request)
         found = self._host.apply(lambda d, now: d.progress(call, now))
-        return pb.ProgressResponse(dataset=convert.dataset_status_to_wire(found))
+        return pb.ProgressResponse(dataset=convert.DATASET_STATUS.to_wire(found))
 
     @guarded
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         if not request.HasField("dataset"):
-            return convert.status_to_wire(self._host.status())
-        return convert.status_to_wire(self._host.apply(lambda d, now: _status_of(d, request.dataset, now)))
+            return convert.STATUS.to_wire(self._host.status())
+        return convert.STATUS.to_wire(self._host.apply(lambda d, now: _status_of(d, request.dataset, now)))
 
     @guarded
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:

@@ -1,354 +1,254 @@
-"""Conversion of calls and answers to protobuf messages and back.
+"""Conversion of calls and answers to protobuf messages and back, derived from their definitions.
 
-A message has the fields of its dataclass, by name: tables that are made once say how each goes there and
-comes back. It also checks what protobuf cannot express (enum members, missing parts). Every lease and report
-passes through here, so those are written and read attribute by attribute: by name that takes three times as
-long.
+A `Wire` pairs a dataclass with a message of the `.proto`. From the types of the one and the fields of the
+other it writes the source of two functions, as `dataclasses` does: every lease and report passes through.
+
+| a field of the dataclass | the message |
+| --- | --- |
+| number, text, switch, `IntEnum` | has a field of that name and kind |
+| `Enum` | has its value |
+| dataclass | has a message of that name; where it has none, the dataclass's fields are its own |
+| `tuple[X, ...]` and `dict[X, Y]` | repeats the field, and has a map |
+| `tuple[X, Y]` | has so many fields, in this order |
+| `X \\| None` | leaves the field out for None; what is repeated stands in a message of its own |
+
+A text that is no member of an `Enum` here, because the other side is newer, is read as the field's default;
+where it has none, what it belongs to is left out. A number that is none is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from enum import IntEnum
-from operator import attrgetter
-from types import UnionType
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cached_property
+from itertools import count
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 
 from edl_torch.core import calls
-from edl_torch.core.events import Departed, Event, EventKind
-from edl_torch.core.measures import Histogram, Measures, padded, trimmed
-from edl_torch.core.picture import Picture
+from edl_torch.core.events import Departed, Event
+from edl_torch.core.measures import Measures, padded, trimmed
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
-A = TypeVar("A")
-B = TypeVar("B")
-E = TypeVar("E")
+V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 
-Convert = Callable[[Any], Any]
-
-_STATE_FROM_WIRE = {int(state): state for state in calls.PassState}
+# For people: nothing that is in a token may spoil what they see.
+_SHOWN = (calls.MasterStatus, calls.DatasetStatus, calls.QuarantinedRecord, Event, Departed)
 _MOST = (1 << 63) - 1
 
 
-def checked(convert: Callable[[A], B], value: A) -> B:
-    """Convert a value; what the other side cannot express raises InvalidArgument.
+class Wire(Generic[V, M]):
+    """How values of a dataclass travel as messages of one kind. The functions are made at first use."""
 
-    Such are a text that is not Unicode, a number beyond 64 bits, an unknown member of an enum.
-    """
-    try:
-        return convert(value)
-    except (TypeError, ValueError, KeyError) as exc:
-        raise InvalidArgument(f"{type(value).__name__} does not fit the wire format: {exc}") from exc
+    def __init__(self, kind: type[V], message: type[M]) -> None:
+        self.kind = kind
+        self.message = message
 
+    @cached_property
+    def to_wire(self) -> Callable[[V], M]:
+        """Function of a value. It raises InvalidArgument for what the message cannot hold: a text that is not
+        Unicode, a number beyond 64 bits."""
+        _NAMES["new_" + self.message.__name__] = self.message
+        lines = _writing(self.kind, self.message.DESCRIPTOR, "v", "m")
+        return self._function("v", [f"m = new_{self.message.__name__}()", *lines, "return m"], self._unfit)
 
-def _member(members: Mapping[int, E], number: int) -> E:
-    """Return a member of an enum in an answer; a newer master may have one that is not known here."""
-    try:
-        return members[number]
-    except KeyError:
-        kind = type(next(iter(members.values()))).__name__
-        raise EdlError(
-            f"the master answers with {kind} {number}, which this edl_torch does not know: it is older than "
-            "the master, upgrade it"
-        ) from None
+    @cached_property
+    def from_wire(self) -> Callable[[M], V]:
+        """Function of a message. An unknown member of an enum raises InvalidArgument in a call, and EdlError
+        in an answer: the master is newer."""
+        is_call = self.message.__name__.endswith("Request")
+        line = f"return {_reading(self.kind, self.message.DESCRIPTOR, 'm')}"
+        return self._function("m", [line], self._unfit if is_call else _too_new)
 
+    def _function(
+        self, argument: str, lines: list[str], error: Callable[[Exception], EdlError]
+    ) -> Callable[[Any], Any]:
+        """Compile a function. An error that it meets becomes this one."""
+        body = "".join(f"  {line}\n" for line in lines)
+        end = " except (TypeError, ValueError) as exc:\n  raise error(exc) from exc\n"
+        names = _NAMES | {"error": error}
+        exec(f"def convert({argument}):\n try:\n{body}{end}", names)
+        made: Callable[[Any], Any] = names["convert"]
+        return made
 
-def taker(*names: str) -> Callable[[object], dict[str, Any]]:
-    """Return a function that takes these attributes of a value, a call or a message, by name."""
-    get = attrgetter(*names)
-    return lambda value: dict(zip(names, get(value), strict=True))
-
-
-# By a table ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """How one field goes to the wire, and comes back. `absent`: it may be None, and is not set then."""
-
-    to_wire: Convert
-    from_wire: Convert
-    absent: bool = False
+    def _unfit(self, exc: Exception) -> EdlError:
+        return InvalidArgument(f"{self.kind.__name__} does not fit the wire format: {exc}")
 
 
-class Codec(Generic[A, M]):
-    """How a dataclass travels as a message; `special` are the fields that the types do not explain.
-
-    A fence travels as its three parts. With `fits` texts and numbers for people are made to fit: nothing that
-    is in a token may spoil the status.
-    """
-
-    known: dict[type, Codec[Any, Any]] = {}  # noqa: RUF012  those made so far, by the type of the values
-
-    def __init__(self, kind: type[A], message: type[M], /, *, fits: bool = False, **special: Field) -> None:
-        self._kind, self._message = kind, message
-        hints = get_type_hints(kind)
-        self._fence = hints.pop("fence", None) is not None
-        names = [field.name for field in fields(kind) if field.name in hints]  # type: ignore[arg-type]
-        self._fields = {name: special.get(name) or _field_of(hints[name], fits=fits) for name in names}
-        Codec.known.setdefault(kind, self)
-
-    def write(self, value: A) -> M:
-        """Return the value as a message."""
-        given = _take_fence(value.fence) if self._fence else {}  # type: ignore[attr-defined]
-        for name, field in self._fields.items():
-            part = getattr(value, name)
-            if part is not None or not field.absent:
-                given[name] = field.to_wire(part)
-        return self._message(**given)
-
-    def read(self, message: M) -> A:
-        """Return the value of a message."""
-        given: dict[str, Any] = {"fence": calls.Fence(**_take_fence(message))} if self._fence else {}
-        for name, field in self._fields.items():
-            if not field.absent or message.HasField(name):
-                given[name] = field.from_wire(getattr(message, name))
-            else:
-                given[name] = None
-        return self._kind(**given)
+def _too_new(exc: Exception) -> EdlError:
+    return EdlError(
+        f"the master answers with {exc}, which this edl_torch does not know: it is older than the master, "
+        f"upgrade it"
+    )
 
 
-_take_fence = taker("ledger", "lineage", "member")
+class _Members(dict[Any, Enum]):
+    """Members of an enum by what stands for them on the wire."""
 
-
-def _field_of(hint: Any, *, fits: bool) -> Field:
-    if get_origin(hint) is UnionType:  # X | None
-        inner = _field_of(get_args(hint)[0], fits=fits)
-        return Field(inner.to_wire, inner.from_wire, absent=True)
-    if get_origin(hint) is dict:
-        return Field(lambda parts: {_fit(name): _fit(part) for name, part in parts.items()}, dict)
-    if get_origin(hint) is tuple:
-        one = _field_of(get_args(hint)[0], fits=fits)
-        if one.to_wire is _same:
-            return Field(_same, tuple)
-        return Field(
-            lambda parts: list(map(one.to_wire, parts)), lambda parts: tuple(map(one.from_wire, parts))
-        )
-    if hint in Codec.known:
-        return Field(Codec.known[hint].write, Codec.known[hint].read)
-    if issubclass(hint, IntEnum):
-        members = {int(member): member for member in hint}
-        return Field(int, lambda number: _member(members, number))
-    return Field(_fit if fits and hint in (str, int) else _same, _same)
-
-
-def _same(value: Any) -> Any:
-    return value
+    def __missing__(self, value: object) -> Enum:
+        raise ValueError(f"{type(next(iter(self.values()))).__name__} {value}")
 
 
 def _fit(value: Any) -> Any:
-    """What people see, where it would not fit otherwise."""
-    if type(value) is int:
-        return min(value, _MOST)
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    """Return a number or a text, or what of it fits into a message."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return min(value, _MOST)
 
 
-_SOURCE = Codec(Source, pb.Source)
-_REGISTRATION = Codec(
-    calls.Registration,
-    pb.Registration,
-    sources=Field(
-        lambda sources: pb.SourceList(sources=map(_SOURCE.write, sources)),
-        lambda given: tuple(map(_SOURCE.read, given.sources)),
-        absent=True,
-    ),
-    task_type=Field(int, TaskType, absent=True),  # of a caller: an unknown one is his mistake
-)
-_SPEC = Codec(DatasetSpec, pb.DatasetSpec)
-_REGISTER = Codec(calls.RegisterCall, pb.RegisterRequest)
-_REGISTERED = Codec(calls.RegisterAnswer, pb.RegisterResponse)
-register_call_to_wire, register_call_from_wire = _REGISTER.write, _REGISTER.read
-register_answer_to_wire, register_answer_from_wire = _REGISTERED.write, _REGISTERED.read
-
-_CONFIRM = Codec(
-    calls.ConfirmCall,
-    pb.ConfirmRequest,
-    leases=Field(
-        lambda leases: [pb.LeaseId(task=task, attempt=attempt) for task, attempt in leases],
-        lambda leases: tuple([(held.task, held.attempt) for held in leases]),
-    ),
-)
-_CONFIRMED = Codec(calls.ConfirmAnswer, pb.ConfirmResponse)
-confirm_call_to_wire, confirm_call_from_wire = _CONFIRM.write, _CONFIRM.read
-confirm_answer_to_wire, confirm_answer_from_wire = _CONFIRMED.write, _CONFIRMED.read
-
-_RESTORE = Codec(calls.RestoreCall, pb.RestoreRequest)
-restore_call_to_wire, restore_call_from_wire = _RESTORE.write, _RESTORE.read
-snapshot_call_to_wire = Codec(calls.FencedCall, pb.SnapshotRequest).write
-progress_call_to_wire = Codec(calls.FencedCall, pb.ProgressRequest).write
-fenced_call_from_wire: Callable[[pb.SnapshotRequest | pb.ProgressRequest], calls.FencedCall]
-fenced_call_from_wire = Codec(calls.FencedCall, pb.ProgressRequest).read  # type: ignore[assignment]
-
-_HISTOGRAM = Codec(Histogram, pb.Histogram, counts=Field(trimmed, lambda counts: padded(counts[:])))
-_MEASURES = Codec(Measures, pb.Measures)
-measures_to_wire, measures_from_wire = _MEASURES.write, _MEASURES.read
-
-_PICTURE = Codec(Picture, pb.Picture)
-_QUARANTINED = Codec(calls.QuarantinedRecord, pb.QuarantinedRecord, fits=True)
-_DATASET = Codec(calls.DatasetStatus, pb.DatasetStatus, fits=True)
-dataset_status_to_wire, dataset_status_from_wire = _DATASET.write, _DATASET.read
-
-_KINDS = {kind.value: kind for kind in EventKind}
-_TRAINER_STATES = {state.value: state for state in calls.TrainerState}
-_EVENT = Codec(Event, pb.Event, fits=True, kind=Field(attrgetter("value"), _KINDS.__getitem__))
-_DEPARTED = Codec(Departed, pb.Departed, fits=True)
-_TRAINER = Codec(
-    calls.TrainerStatus,
-    pb.TrainerStatus,
-    state=Field(attrgetter("value"), lambda state: _TRAINER_STATES.get(state, calls.TrainerState.LIVE)),
-)
-_STATUS = Codec(
-    calls.MasterStatus,
-    pb.StatusResponse,
-    events=Field(  # those of kinds that a newer master has are left out
-        lambda events: list(map(_EVENT.write, events)),
-        lambda events: tuple([_EVENT.read(event) for event in events if event.kind in _KINDS]),
-    ),
-)
-status_to_wire, status_from_wire = _STATUS.write, _STATUS.read
+# Names in the source: dataclasses and enums are added as they are met.
+_NAMES: dict[str, Any] = {"fit": _fit, "trimmed": trimmed, "padded": padded}
+_numbers = count()
 
 
-# Attribute by attribute: leases ---------------------------------------------------------------------
+def _variable() -> str:
+    return f"x{next(_numbers)}"
 
 
-def lease_call_to_wire(value: calls.LeaseCall, wait_s: float = 0.0) -> pb.LeaseRequest:
-    return pb.LeaseRequest(
-        session=value.session,
-        dataset=value.dataset,
-        ledger=value.fence.ledger,
-        lineage=value.fence.lineage,
-        member=value.fence.member,
-        asked=value.asked,
-        reported=value.reported,
-        request=value.request,
-        epoch=value.epoch,
-        count=value.count,
-        drained=value.drained,
-        ahead=value.ahead,
-        wait_s=wait_s,
-    )
+def _named(value: Any, name: str) -> str:
+    _NAMES[name] = value
+    return name
 
 
-def lease_call_from_wire(message: pb.LeaseRequest) -> calls.LeaseCall:
-    return calls.LeaseCall(
-        session=message.session,
-        dataset=message.dataset,
-        fence=calls.Fence(ledger=message.ledger, lineage=message.lineage, member=message.member),
-        asked=message.asked,
-        reported=message.reported,
-        request=message.request,
-        epoch=message.epoch,
-        count=message.count,
-        drained=message.drained,
-        ahead=message.ahead,
-    )
+def _members(kind: type[Enum]) -> str:
+    return _named(_Members({member.value: member for member in kind}), f"{kind.__name__}_members")
 
 
-def lease_answer_to_wire(value: calls.LeaseAnswer) -> pb.LeaseResponse:
-    message = pb.LeaseResponse(request=value.request, epoch=value.epoch, state=int(value.state))  # type: ignore[arg-type]
-    add = message.grants.add
-    for grant in value.grants:
-        _fill_grant(add(), grant)
-    return message
+def _is_text(kind: Any) -> bool:
+    """Whether it is an enum whose values are texts."""
+    return isinstance(kind, type) and issubclass(kind, Enum) and not issubclass(kind, int)
 
 
-def _fill_grant(message: pb.Grant, grant: calls.Grant) -> None:
-    # One by one, where they will travel: by keywords, and then copied, they would cost twice as much.
-    cut = grant.slice
-    message.task = grant.task
-    message.attempt = grant.attempt
-    message.epoch = cut.epoch
-    message.shard = cut.shard
-    message.skip = cut.skip
-    message.limit = cut.limit
-    message.bundle = grant.bundle
+def _parts(kind: Any) -> Iterator[tuple[str, Any, bool, Any]]:
+    """Name of each field, its type without None, whether it may be None, and its default."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        types = get_args(hints[field.name])
+        optional = type(None) in types
+        yield field.name, types[0] if optional else hints[field.name], optional, field.default
 
 
-def lease_answer_from_wire(message: pb.LeaseResponse) -> calls.LeaseAnswer:
-    return calls.LeaseAnswer(
-        request=message.request,
-        epoch=message.epoch,
-        state=_member(_STATE_FROM_WIRE, message.state),
-        grants=tuple([_grant_from_wire(grant) for grant in message.grants]),
-    )
+# Writing ----------------------------------------------------------------------------------------------
 
 
-def _grant_from_wire(grant: pb.Grant) -> calls.Grant:
-    cut = Slice(epoch=grant.epoch, shard=grant.shard, skip=grant.skip, limit=grant.limit)
-    return calls.Grant(task=grant.task, attempt=grant.attempt, slice=cut, bundle=grant.bundle)
+def _writing(kind: Any, message: Any, value: str, into: str) -> Iterator[str]:
+    """Lines that set the fields of the message `into`: one by one, where they will travel.
+
+    By keywords, and then copied, they would cost twice as much.
+    """
+    for name, of, optional, _ in _parts(kind):
+        given = f"{value}.{name}"
+        if name not in message.fields_by_name:  # a dataclass whose fields are the message's own
+            yield f"{(inner := _variable())} = {given}"
+            yield from _writing(of, message, inner, into)
+            continue
+        lines = _setting(of, message.fields_by_name[name], given, f"{into}.{name}", shown=kind in _SHOWN)
+        if optional:
+            yield f"if {given} is not None:"
+            lines = (f" {line}" for line in lines)
+        yield from lines
 
 
-# Report -----------------------------------------------------------------------------------------------
+def _setting(of: Any, field: Any, given: str, there: str, *, shown: bool) -> Iterator[str]:
+    """Lines that set one field."""
+    if get_origin(of) is tuple:
+        item = get_args(of)[0]
+        if field.has_presence:
+            yield f"{there}.SetInParent()"  # it may be empty
+            (field,) = field.message_type.fields
+            there = f"{there}.{field.name}"
+        if field.message_type is None:
+            trim = "trimmed" if field.containing_type is pb.Histogram.DESCRIPTOR else ""
+            yield f"if {given}: {there}.extend({trim}({given}))"
+            return
+        one, to, add = _variable(), _variable(), _variable()
+        yield f"if {given}:"
+        yield f" {add} = {there}.add"
+        yield f" for {one} in {given}:"
+        yield f"  {to} = {add}()"
+        if get_origin(item) is tuple:
+            yield f"  {_fields_of(to, field.message_type)} = {one}"
+        else:
+            yield from (f"  {line}" for line in _writing(item, field.message_type, one, to))
+    elif get_origin(of) is dict:
+        yield f"{there}.update({{fit(k): fit(n) for k, n in {given}.items()}})"
+    elif is_dataclass(of):
+        one, to = _variable(), _variable()
+        yield f"{one}, {to} = {given}, {there}"
+        yield f"{to}.SetInParent()"
+        yield from _writing(of, field.message_type, one, to)
+    elif issubclass(of, Enum):
+        yield f"{there} = {given}.value"
+    else:
+        yield f"{there} = fit({given})" if shown and of in (int, str) else f"{there} = {given}"
 
 
-def report_call_to_wire(value: calls.ReportCall) -> pb.ReportRequest:
-    return pb.ReportRequest(
-        session=value.session,
-        dataset=value.dataset,
-        ledger=value.fence.ledger,
-        lineage=value.fence.lineage,
-        member=value.fence.member,
-        asked=value.asked,
-        reported=value.reported,
-        request=value.request,
-        failures=[
-            pb.Failure(task=f.task, attempt=f.attempt, position=f.position, reason=f.reason)
-            for f in value.failures
-        ],
-        acknowledgements=[
-            pb.Acknowledgement(task=a.task, attempt=a.attempt, upto=a.upto) for a in value.acknowledgements
-        ],
-        give_backs=[
-            pb.GiveBack(task=g.task, attempt=g.attempt, start=g.start, remainder=g.remainder)
-            for g in value.give_backs
-        ],
-    )
+def _fields_of(value: str, message: Any) -> str:
+    return ", ".join(f"{value}.{field.name}" for field in message.fields)
 
 
-def report_call_from_wire(message: pb.ReportRequest) -> calls.ReportCall:
-    # Parts are copied into a list, [:], before they are gone through: the end of an iteration over protobuf's
-    # own container is an exception, which costs more than the one part that most calls have.
-    return calls.ReportCall(
-        session=message.session,
-        dataset=message.dataset,
-        fence=calls.Fence(ledger=message.ledger, lineage=message.lineage, member=message.member),
-        asked=message.asked,
-        reported=message.reported,
-        request=message.request,
-        failures=tuple(
-            [
-                calls.Failure(task=f.task, attempt=f.attempt, position=f.position, reason=f.reason)
-                for f in message.failures[:]
-            ]
-        ),
-        acknowledgements=tuple(
-            [
-                calls.Acknowledgement(task=a.task, attempt=a.attempt, upto=a.upto)
-                for a in message.acknowledgements[:]
-            ]
-        ),
-        give_backs=tuple(
-            [
-                calls.GiveBack(task=g.task, attempt=g.attempt, start=g.start, remainder=g.remainder)
-                for g in message.give_backs[:]
-            ]
-        ),
-    )
+# Reading ----------------------------------------------------------------------------------------------
 
 
-def report_answer_to_wire(value: calls.ReportAnswer) -> pb.ReportResponse:
-    message = pb.ReportResponse(request=value.request)
-    if value.stale:
-        message.stale.extend(value.stale)
-    message.wanted = value.wanted
-    return message
+def _reading(kind: Any, message: Any, value: str) -> str:
+    """Expression that makes a dataclass of a message."""
+    made = []
+    for name, of, optional, default in _parts(kind):
+        field, there = message.fields_by_name.get(name), f"{value}.{name}"
+        if field is None:
+            read = _reading(of, message, value)
+        elif _is_text(of) and default is not MISSING:
+            read = f"{_members(of)}.get({there}, {_named(default, f'default_{of.__name__}')})"
+        else:
+            read = _getting(of, field, there)
+        made.append(
+            f"{name}={read} if {value}.HasField({name!r}) else None" if optional else f"{name}={read}"
+        )
+    return f"{_named(kind, kind.__name__)}({', '.join(made)})"
 
 
-def report_answer_from_wire(message: pb.ReportResponse) -> calls.ReportAnswer:
-    return calls.ReportAnswer(request=message.request, stale=tuple(message.stale), wanted=message.wanted)
+def _getting(of: Any, field: Any, there: str) -> str:
+    """Expression that makes a value of one field."""
+    if get_origin(of) is tuple:
+        item = get_args(of)[0]
+        if field.has_presence:
+            (field,) = field.message_type.fields
+            there = f"{there}.{field.name}"
+        # The items are copied into a list, [:], before they are gone through: the end of an iteration over
+        # protobuf's own container is an exception, which costs more than the one item that most calls have.
+        if field.message_type is None:
+            return f"{'padded' if field.containing_type is pb.Histogram.DESCRIPTOR else 'tuple'}({there}[:])"
+        one, known = _variable(), ""
+        if get_origin(item) is tuple:
+            return f"tuple([({_fields_of(one, field.message_type)}) for {one} in {there}[:]])"
+        for name, kind, _, default in _parts(item):
+            if _is_text(kind) and default is MISSING:
+                known = f" if {one}.{name} in {_members(kind)}"
+        return f"tuple([{_reading(item, field.message_type, one)} for {one} in {there}[:]{known}])"
+    if get_origin(of) is dict:
+        return f"dict({there})"
+    if is_dataclass(of):
+        return _reading(of, field.message_type, there)
+    return f"{_members(of)}[{there}]" if issubclass(of, Enum) else there
+
+
+# What travels -----------------------------------------------------------------------------------------
+
+REGISTER = Wire(calls.RegisterCall, pb.RegisterRequest)
+REGISTERED = Wire(calls.RegisterAnswer, pb.RegisterResponse)
+LEASE = Wire(calls.LeaseCall, pb.LeaseRequest)
+LEASED = Wire(calls.LeaseAnswer, pb.LeaseResponse)
+REPORT = Wire(calls.ReportCall, pb.ReportRequest)
+REPORTED = Wire(calls.ReportAnswer, pb.ReportResponse)
+CONFIRM = Wire(calls.ConfirmCall, pb.ConfirmRequest)
+CONFIRMED = Wire(calls.ConfirmAnswer, pb.ConfirmResponse)
+SNAPSHOT = Wire(calls.FencedCall, pb.SnapshotRequest)
+RESTORE = Wire(calls.RestoreCall, pb.RestoreRequest)
+PROGRESS = Wire(calls.FencedCall, pb.ProgressRequest)
+DATASET_STATUS = Wire(calls.DatasetStatus, pb.DatasetStatus)
+STATUS = Wire(calls.MasterStatus, pb.StatusResponse)
+MEASURES = Wire(Measures, pb.Measures)

@@ -1,4 +1,4 @@
-"""Conversion of ElasticDL's calls to bytes and back: one pair of functions for each message.
+"""Conversion of ElasticDL's calls to bytes and back: derived where that protocol has our names, else by hand.
 
 Field numbers are in `elasticdl.proto`.
 """
@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult, TrainingParams
 from edl_torch.errors import InvalidArgument
 from edl_torch.rpc import elasticdl_pb2 as pb
-from edl_torch.rpc.convert import taker
+from edl_torch.rpc.convert import Wire
 from edl_torch.shard import TaskType
 
 SERVICE = "proto.Master"
@@ -27,6 +27,9 @@ EMPTY = b""  # google.protobuf.Empty
 
 _FAIL_COUNT = "fail_count"  # the key of `exec_counters` that ElasticDL's clients use
 _EPOCH = "epoch"  # a key of `extended_config` that its clients pass over
+
+_GET_TASK = Wire(GetTaskCall, pb.GetTaskRequest)
+_PARAMS = Wire(TrainingParams, pb.ReportTrainingParamsRequest)
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -55,16 +58,12 @@ def _written(make: Callable[[], Message]) -> bytes:
 
 def get_task_to_wire(call: GetTaskCall) -> bytes:
     """Return a `GetTaskRequest` as bytes."""
-    return _written(lambda: pb.GetTaskRequest(worker_id=call.worker_id, task_type=int(call.task_type)))  # type: ignore[arg-type]
+    return _written(lambda: _GET_TASK.to_wire(call))
 
 
 def get_task_from_wire(data: bytes) -> GetTaskCall:
     """Return the call in a `GetTaskRequest`."""
-    return _parsed(
-        pb.GetTaskRequest(),
-        data,
-        lambda m: GetTaskCall(worker_id=m.worker_id, task_type=TaskType(m.task_type)),
-    )
+    return _parsed(pb.GetTaskRequest(), data, _GET_TASK.from_wire)
 
 
 def result_to_wire(result: TaskResult) -> bytes:
@@ -88,23 +87,14 @@ def result_from_wire(data: bytes) -> TaskResult:
     )
 
 
-_take_params = taker(
-    *("batch_size", "num_epochs", "dataset_size", "shuffle", "shuffle_shards", "num_minibatches_per_shard")
-)
-
-
 def params_to_wire(params: TrainingParams) -> bytes:
     """Return a `ReportTrainingParamsRequest` as bytes."""
-    return _written(lambda: pb.ReportTrainingParamsRequest(**_take_params(params)))
+    return _written(lambda: _PARAMS.to_wire(params))
 
 
 def params_from_wire(data: bytes) -> TrainingParams:
     """Return the description in a `ReportTrainingParamsRequest`."""
-    return _parsed(
-        pb.ReportTrainingParamsRequest(),
-        data,
-        lambda m: TrainingParams(**_take_params(m)),
-    )
+    return _parsed(pb.ReportTrainingParamsRequest(), data, _PARAMS.from_wire)
 
 
 # What it is answered -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ FILES = 1 << 17  # a file for each trainer of `core.limits`, and some
 OWN_FILES = 64  # the journal, logs, what listens
 PEOPLE = 256  # connections of the page
 SILENT_S = 10  # that a connection may say nothing when it is new
+IDLE_S = 600  # that it may have no call; grpc tells its caller of it in a line
 SAY_S = 60.0
 
 
@@ -48,19 +49,23 @@ def in_use() -> int:
 def connections(port: int = 0) -> int:
     """Return how many connections a port may have that needs no more than `port`, or one that takes the rest.
 
-    Half of all files are for trainers at least; a port for people or probes has an eighth at most.
+    Half of all files are for trainers at least; a port for people or probes has a sixteenth at most.
     """
     files = limit()
     if port:
-        return max(1, min(port, files // 8))
+        return max(1, min(port, files // 16))
     return max(files // 2, files - 2 * connections(PEOPLE) - OWN_FILES)
 
 
 def bounded(most: int) -> list[tuple[str, int]]:
-    """Return the options of a grpc server that has so many connections at most, and none that are silent."""
+    """Return the options of a grpc server that has so many connections at most, and none that are silent.
+
+    A trainer is never idle: its stream is a call that goes on.
+    """
     return [
         ("grpc.max_allowed_incoming_connections", most),
         ("grpc.server_handshake_timeout_ms", SILENT_S * 1000),  # also of the first frame without TLS
+        ("grpc.max_connection_idle_ms", IDLE_S * 1000),
     ]
 
 

@@ -25,15 +25,12 @@ class Deliveries(Protocol):
     @property
     def batches(self) -> int | None:
         """Batches delivered; None where it is not known."""
-        ...
 
     def records(self, streams: Collection[Stream]) -> tuple[int, int]:
         """The least and the most samples that may have been delivered."""
-        ...
 
     def may_end_short(self, streams: Collection[Stream]) -> bool:
         """Whether the last batch delivered may be smaller than the others."""
-        ...
 
 
 class GrantedRecords:

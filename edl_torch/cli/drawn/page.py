@@ -11,9 +11,7 @@ from edl_torch import __version__
 from edl_torch.audit.drawing import WRONG, draw
 from edl_torch.audit.findings import Finding
 from edl_torch.audit.verdict import Judgement, Outcome, Verdict
-from edl_torch.cli.drawn.epochs import epoch_maps
-from edl_torch.cli.drawn.lineages import LineageTree
-from edl_torch.cli.drawn.markup import Markup, count, tag, text
+from edl_torch.cli.drawn.drawings import LineageTree, Markup, count, epoch_maps, tag, text
 from edl_torch.cli.verdict_words import MEANING, delivered, grounds, inexact, undecided, worst
 from edl_torch.errors import OutputError
 from edl_torch.master.web.document import hashes, with_style

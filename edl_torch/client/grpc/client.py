@@ -35,7 +35,6 @@ from edl_torch.core.calls import (
 from edl_torch.errors import EdlError
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.rpc.convert import checked
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.rpc.stub import MasterStub
 from edl_torch.system.forks import ForkGuard
@@ -88,24 +87,25 @@ class MasterClient:
 
     def register(self, call: RegisterCall) -> RegisterAnswer:
         """Join a dataset."""
-        answer = self._caller.call(self._stub.Register, checked(convert.register_call_to_wire, call))
-        return convert.register_answer_from_wire(answer)
+        answer = self._caller.call(self._stub.Register, convert.REGISTER.to_wire(call))
+        return convert.REGISTERED.from_wire(answer)
 
     def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
         """Ask for leases; the master lets the call wait up to `wait_s`."""
-        request = checked(lambda value: convert.lease_call_to_wire(value, wait_s), call)
-        return convert.lease_answer_from_wire(self._caller.call(self._stub.Lease, request, wait_s=wait_s))
+        request = convert.LEASE.to_wire(call)
+        request.wait_s = wait_s
+        return convert.LEASED.from_wire(self._caller.call(self._stub.Lease, request, wait_s=wait_s))
 
     def report(self, call: ReportCall) -> ReportAnswer:
         """Tell outcomes and give back."""
-        request = checked(convert.report_call_to_wire, call)
-        return convert.report_answer_from_wire(self._caller.call(self._stub.Report, request))
+        request = convert.REPORT.to_wire(call)
+        return convert.REPORTED.from_wire(self._caller.call(self._stub.Report, request))
 
     def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
         """Present leases once the session's stream stands: without it the master would take them soon."""
-        request = checked(convert.confirm_call_to_wire, call)
+        request = convert.CONFIRM.to_wire(call)
         self._await_stream(call.session)
-        return convert.confirm_answer_from_wire(self._caller.call(self._stub.Confirm, request))
+        return convert.CONFIRMED.from_wire(self._caller.call(self._stub.Confirm, request))
 
     def _await_stream(self, session: str) -> None:
         with self._lock:
@@ -123,27 +123,27 @@ class MasterClient:
 
     def snapshot(self, call: FencedCall) -> str:
         """The dataset's token."""
-        request = checked(convert.snapshot_call_to_wire, call)
+        request = convert.SNAPSHOT.to_wire(call)
         return self._caller.call(self._stub.Snapshot, request).token
 
     def restore(self, call: RestoreCall) -> int:
         """Take the dataset back to a token; returns the new lineage."""
-        request = checked(convert.restore_call_to_wire, call)
+        request = convert.RESTORE.to_wire(call)
         return self._caller.call(self._stub.Restore, request).lineage
 
     def progress(self, call: FencedCall) -> DatasetStatus:
         """The dataset's progress, as its trainers see it."""
-        request = checked(convert.progress_call_to_wire, call)
-        return convert.dataset_status_from_wire(self._caller.call(self._stub.Progress, request).dataset)
+        request = convert.PROGRESS.to_wire(call)
+        return convert.DATASET_STATUS.from_wire(self._caller.call(self._stub.Progress, request).dataset)
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
         """The dataset's progress, from outside."""
         answer = self._caller.call(self._stub.Status, pb.StatusRequest(dataset=dataset))
-        return convert.status_from_wire(answer).datasets[0]
+        return convert.STATUS.from_wire(answer).datasets[0]
 
     def status(self) -> MasterStatus:
         """The master's whole state."""
-        return convert.status_from_wire(self._caller.call(self._stub.Status, pb.StatusRequest()))
+        return convert.STATUS.from_wire(self._caller.call(self._stub.Status, pb.StatusRequest()))
 
     # Liveness -------------------------------------------------------------------------------------------
 

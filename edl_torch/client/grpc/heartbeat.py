@@ -19,8 +19,8 @@ import grpc
 from edl_torch.client.liveness import suspended_clock
 from edl_torch.client.master_api import Listener
 from edl_torch.errors import SessionLost
+from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.rpc.convert import measures_to_wire
 from edl_torch.rpc.status import from_status
 from edl_torch.system.forks import ForkGuard
 
@@ -137,7 +137,7 @@ class Heartbeat:
             session=self._session,
             member=self.listener.member,
             progress=self.listener.progress,
-            measures=measures_to_wire(self.listener.measures),
+            measures=convert.MEASURES.to_wire(self.listener.measures),
         )
         try:
             self._stub.Heartbeat(request, timeout=timeout_s)

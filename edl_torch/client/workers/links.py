@@ -31,15 +31,12 @@ class Link(Protocol):
     def begin(self, mode: Mode, deliveries: Deliveries | None = None) -> Plan:
         """A stream of records begins; returns the dataset's plan. `deliveries`: what of it reaches the loop,
         where that is seen in the trainer's own process."""
-        ...
 
     def next(self) -> Grant | None:
         """The next lease to read; None when there is nothing more to fetch now."""
-        ...
 
     def fail(self, task: int, position: int, reason: str) -> None:
         """The record at `position` cannot be read: quarantine it."""
-        ...
 
 
 class Host(Protocol):
@@ -55,19 +52,15 @@ class Host(Protocol):
     ) -> tuple[int, Plan]:
         """A worker begins to iterate; returns the pass's number and the dataset. `run` and `begun` are those
         of `SocketLink`."""
-        ...
 
     def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
         """A worker ended by an error, or hung up without a word: then `ended_by` is empty."""
-        ...
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """A worker asks for its next lease."""
-        ...
 
     def fail_record(self, task: int, position: int, reason: str) -> None:
         """A worker could not read a record."""
-        ...
 
 
 class DirectLink:

@@ -1,9 +1,15 @@
-"""Master's status in the text format of Prometheus. Labels are bounded: of more trainers there is a sum."""
+"""Master's status in the text format of Prometheus. Labels are bounded: of more trainers there is a sum.
+
+All metrics stand in one table, of which the page about them and the Grafana dashboard are made too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -12,10 +18,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from edl_torch import __version__
-from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
+from edl_torch.core.calls import MasterStatus, TrainerState
 from edl_torch.core.measures import BOUNDS_S, Histogram
 from edl_torch.core.printable import printable
-from edl_torch.master.web.names import METRICS, Kind
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MOST = 1_000  # trainers with labels of their own; the others are one, named OTHERS
@@ -23,8 +28,110 @@ MOST_DATASETS = 200
 LABEL_CHARS = 120
 OTHERS = "(others)"
 
-_Samples = Iterator[tuple[Sequence[str], float | Histogram]]
+_Samples = Iterator[tuple[Sequence[str], Any]]  # label values, and a number or a histogram
 _LESS = BOUNDS_S[1::2]  # bounds that are shown: each second one
+_SUMMED = ("edl_trainer_pace_records", "edl_trainer_leases")  # over the trainers without labels of their own
+_FAMILIES: dict[str, Any] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+# Name, kind, labels | attribute of a dataset or trainer; nothing for those in `_OWN` | panel of the dashboard
+# | its unit in Grafana's words. Below stands what it says.
+_TABLE = """\
+edl_master_info gauge version ledger durable
+    Always 1; the master's version and ledger.
+edl_master_start_time_seconds gauge | | | dateTimeAsIso
+    When the master started, in seconds since 1970.
+edl_records_total counter dataset outcome | | Outcomes
+    Records with an outcome: acknowledged, quarantined or dropped. A restore takes it back.
+edl_records_rate gauge dataset | rate | Records a second
+    Records trained on a second, over the last 10 to 20 s.
+edl_records_in_progress gauge dataset state | | In progress
+    Records of the epochs begun that wait or are lent.
+edl_dataset_size_records gauge dataset | size
+    Records of one epoch.
+edl_dataset_epoch gauge dataset | epoch | Epoch
+    Epoch that is read now, from 0.
+edl_dataset_epochs_done gauge dataset | epochs_done
+    Epochs that the outcomes make up.
+edl_dataset_done_ratio gauge dataset | | Done | percentunit
+    Part of all records that has an outcome, 0 to 1; of an endless dataset, of this epoch.
+edl_dataset_eta_seconds gauge dataset | eta_s | Time to the end | s
+    Seconds to the end at the present rate; absent where there is none.
+edl_dataset_finished gauge dataset | finished
+    1 when every record of every epoch has an outcome.
+edl_dataset_suspended gauge dataset | | Trouble
+    1 while nothing is lent before a restore.
+edl_dataset_failed gauge dataset | | Trouble
+    1 when more records are bad than are allowed.
+edl_dataset_trainers gauge dataset | trainers | Trainers
+    Trainers that take part.
+edl_leases gauge dataset | leases
+    Live leases.
+edl_returned_records_total counter dataset | returned_records | Came back
+    Records taken from trainers that died, left or stalled.
+edl_returned_slices_total counter dataset | returned_slices
+    Slices taken from trainers that died, left or stalled.
+edl_given_back_records_total counter dataset | given_back | Came back
+    Records that trainers gave back themselves.
+edl_checkpoints_total counter dataset | checkpoints | Checkpoints
+    Tokens given for checkpoints.
+edl_restores_total counter dataset | restores | Checkpoints
+    Times that a dataset was taken back to a checkpoint, or the beginning.
+edl_events_total counter kind | | Events
+    Events since the master's start, by kind: joined, left, died, stalled, …
+edl_trainer_pace_records gauge trainer session | pace | Pace of trainers
+    Records that the trainer trains on a second, over the last 10 to 20 s.
+edl_trainer_leases gauge trainer session | leases
+    Leases that it holds.
+edl_trainer_oldest_lease_seconds gauge trainer session | oldest_lease_s | Oldest lease | s
+    Age of the oldest of them.
+edl_trainer_heard_seconds gauge trainer session | idle_s | | s
+    Time since it was last heard of.
+edl_trainer_progress_seconds gauge trainer session | since_progress_s | Without progress | s
+    Time since its loop was last known to move on.
+edl_trainer_slow gauge trainer session | slow
+    1 while its pace is below half of the median.
+edl_trainers gauge state
+    Trainers by state: live, stream_gone, stalled.
+edl_trainer_batches_total counter trainer session | measures.batches
+    Batches that its loop was given.
+edl_trainer_batch_wait_seconds histogram trainer session | measures.waited | Waiting for data | percentunit
+    How long its loop waited for each batch.
+edl_trainer_step_seconds histogram trainer session | measures.stepped
+    How long its loop worked on each batch.
+edl_trainer_timed_batches_total counter trainer session | measures.timed
+    Batches whose reading was timed: one each 0.1 s.
+edl_trainer_read_seconds_total counter trainer session | measures.read_s | Reading a batch | s
+    Time in which the reader read the records of these batches, one after the other.
+edl_trainer_transform_seconds_total counter trainer session | measures.transform_s | Reading a batch | s
+    Time in which these records were transformed, one after the other.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Metric: its name, kind (in Prometheus' words), labels, and what it says. `panel` groups metrics."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    attribute: str
+    panel: str
+    unit: str
+    says: str
+
+    @classmethod
+    def of(cls, row: str, says: str) -> Metric:
+        """Return the metric of two lines of the table."""
+        head, attribute, panel, unit = [*map(str.strip, row.split("|")), "", "", ""][:4]
+        name, kind, *labels = head.split()
+        return cls(name, kind, tuple(labels), attribute, panel, unit or "short", says.strip())
+
+
+METRICS = tuple(map(Metric.of, _TABLE.splitlines()[::2], _TABLE.splitlines()[1::2]))
 
 
 def exposition(status: MasterStatus) -> bytes:
@@ -39,112 +146,93 @@ class StatusCollector(Collector):
 
     def __init__(self, status: MasterStatus) -> None:
         self._status = status
-        self._datasets = status.datasets[:MOST_DATASETS]
-        self._trainers = status.trainers[:MOST]
 
     def collect(self) -> Iterator[Family]:
-        """Return each metric of `names.METRICS`."""
+        """Return each metric of the table."""
         for metric in METRICS:
-            labels = metric.labels
-            family: Family
-            if metric.kind is Kind.HISTOGRAM:
-                histogram = HistogramMetricFamily(metric.name, metric.says, labels=labels)
-                for values, value in self._samples(metric.name):
-                    assert isinstance(value, Histogram)
-                    histogram.add_metric(list(values), *_buckets(value))
-                family = histogram
-            else:
-                make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-                numbers = make(metric.name, metric.says, labels=labels)
-                for values, value in self._samples(metric.name):
-                    assert not isinstance(value, Histogram)
-                    numbers.add_metric(list(values), value)
-                family = numbers
+            family = _FAMILIES[metric.kind](metric.name, metric.says, labels=metric.labels)
+            samples = _OWN[metric.name] if metric.name in _OWN else _samples_of(metric)
+            for labels, value in samples(self._status):
+                values = _buckets(value) if isinstance(value, Histogram) else (value,)
+                family.add_metric(list(labels), *values)
             yield family
 
-    def _samples(self, name: str) -> _Samples:
-        """Return label values and value of each sample of a metric."""
-        if name in _OF_DATASET:
-            for dataset in self._datasets:
-                found = _OF_DATASET[name](dataset)
-                if found is not None:
-                    yield (_label(dataset.dataset),), found
-        elif name in _OF_TRAINER:
-            for trainer in self._trainers:
-                value = _OF_TRAINER[name](trainer)
-                if value is not None:
-                    yield (_label(trainer.worker_id), _label(trainer.session)), value
-            yield from self._others(name)
-        else:
-            yield from getattr(self, f"_{name}")()
 
-    def _others(self, name: str) -> _Samples:
-        """Return the sum of what can be summed over the trainers without labels of their own."""
-        summed = {"edl_trainer_pace_records": "pace", "edl_trainer_leases": "leases"}
-        rest = self._status.trainers[MOST:]
-        if rest and name in summed:
-            yield (OTHERS, OTHERS), sum(getattr(trainer, summed[name]) for trainer in rest)
+def _samples_of(metric: Metric) -> Callable[[MasterStatus], _Samples]:
+    """Return what gives a sample for each dataset, or each trainer, of which the value is known."""
+    get = attrgetter(metric.attribute)
 
-    def _edl_master_info(self) -> _Samples:
-        yield (__version__, self._status.ledger, str(self._status.durable).lower()), 1
+    def of_datasets(status: MasterStatus) -> _Samples:
+        for dataset in status.datasets[:MOST_DATASETS]:
+            if (value := get(dataset)) is not None:
+                yield (_label(dataset.dataset),), value
 
-    def _edl_master_start_time_seconds(self) -> _Samples:
-        yield (), self._status.started_at
+    def of_trainers(status: MasterStatus) -> _Samples:
+        for trainer in status.trainers[:MOST]:
+            if trainer.measures is not None or not metric.attribute.startswith("measures."):
+                yield (_label(trainer.worker_id), _label(trainer.session)), get(trainer)
+        if metric.name in _SUMMED and (rest := status.trainers[MOST:]):
+            yield (OTHERS, OTHERS), sum(map(get, rest))
 
-    def _edl_records_total(self) -> _Samples:
-        for dataset in self._datasets:
-            for outcome in ("acknowledged", "quarantined", "dropped"):
-                yield (_label(dataset.dataset), outcome), getattr(dataset, outcome)
-
-    def _edl_records_in_progress(self) -> _Samples:
-        for dataset in self._datasets:
-            yield (_label(dataset.dataset), "waiting"), dataset.todo
-            yield (_label(dataset.dataset), "lent"), dataset.leased
-
-    def _edl_dataset_suspended(self) -> _Samples:
-        for dataset in self._datasets:
-            yield (_label(dataset.dataset),), dataset.dataset in self._status.suspended
-
-    def _edl_events_total(self) -> _Samples:
-        for kind, count in sorted(self._status.event_counts.items()):
-            yield (kind,), count
-
-    def _edl_trainers(self) -> _Samples:
-        states = Counter(trainer.state for trainer in self._status.trainers)
-        for state in TrainerState:
-            yield (state.value,), states[state]
+    return of_datasets if metric.labels == ("dataset",) else of_trainers
 
 
-_OF_DATASET: dict[str, Callable[[DatasetStatus], float | None]] = {
-    "edl_records_rate": lambda d: d.rate,
-    "edl_dataset_size_records": lambda d: d.size,
-    "edl_dataset_epoch": lambda d: d.epoch,
-    "edl_dataset_epochs_done": lambda d: d.epochs_done,
-    "edl_dataset_done_ratio": lambda d: d.percent / 100,
-    "edl_dataset_eta_seconds": lambda d: d.eta_s,
-    "edl_dataset_finished": lambda d: d.finished,
-    "edl_dataset_failed": lambda d: bool(d.failure),
-    "edl_dataset_trainers": lambda d: d.trainers,
-    "edl_leases": lambda d: d.leases,
-    "edl_returned_records_total": lambda d: d.returned_records,
-    "edl_returned_slices_total": lambda d: d.returned_slices,
-    "edl_given_back_records_total": lambda d: d.given_back,
-    "edl_checkpoints_total": lambda d: d.checkpoints,
-    "edl_restores_total": lambda d: d.restores,
-}
-_OF_TRAINER: dict[str, Callable[[TrainerStatus], float | Histogram | None]] = {
-    "edl_trainer_pace_records": lambda t: t.pace,
-    "edl_trainer_leases": lambda t: t.leases,
-    "edl_trainer_oldest_lease_seconds": lambda t: t.oldest_lease_s,
-    "edl_trainer_heard_seconds": lambda t: t.idle_s,
-    "edl_trainer_progress_seconds": lambda t: t.since_progress_s,
-    "edl_trainer_slow": lambda t: t.slow,
-    "edl_trainer_batches_total": lambda t: None if t.measures is None else t.measures.batches,
-    "edl_trainer_batch_wait_seconds": lambda t: None if t.measures is None else t.measures.waited,
-    "edl_trainer_step_seconds": lambda t: None if t.measures is None else t.measures.stepped,
-    "edl_trainer_timed_batches_total": lambda t: None if t.measures is None else t.measures.timed,
-    "edl_trainer_read_seconds_total": lambda t: None if t.measures is None else t.measures.read_s,
-    "edl_trainer_transform_seconds_total": lambda t: None if t.measures is None else t.measures.transform_s,
+def _master_info(status: MasterStatus) -> _Samples:
+    yield (__version__, status.ledger, str(status.durable).lower()), 1
+
+
+def _started_at(status: MasterStatus) -> _Samples:
+    yield (), status.started_at
+
+
+def _outcomes(status: MasterStatus) -> _Samples:
+    for dataset in status.datasets[:MOST_DATASETS]:
+        for outcome in ("acknowledged", "quarantined", "dropped"):
+            yield (_label(dataset.dataset), outcome), getattr(dataset, outcome)
+
+
+def _in_progress(status: MasterStatus) -> _Samples:
+    for dataset in status.datasets[:MOST_DATASETS]:
+        yield (_label(dataset.dataset), "waiting"), dataset.todo
+        yield (_label(dataset.dataset), "lent"), dataset.leased
+
+
+def _done(status: MasterStatus) -> _Samples:
+    for dataset in status.datasets[:MOST_DATASETS]:
+        yield (_label(dataset.dataset),), dataset.percent / 100
+
+
+def _suspended(status: MasterStatus) -> _Samples:
+    for dataset in status.datasets[:MOST_DATASETS]:
+        yield (_label(dataset.dataset),), dataset.dataset in status.suspended
+
+
+def _failed(status: MasterStatus) -> _Samples:
+    for dataset in status.datasets[:MOST_DATASETS]:
+        yield (_label(dataset.dataset),), bool(dataset.failure)
+
+
+def _events(status: MasterStatus) -> _Samples:
+    for kind, count in sorted(status.event_counts.items()):
+        yield (kind,), count
+
+
+def _trainers(status: MasterStatus) -> _Samples:
+    states = Counter(trainer.state for trainer in status.trainers)
+    for state in TrainerState:
+        yield (state.value,), states[state]
+
+
+_OWN: dict[str, Callable[[MasterStatus], _Samples]] = {
+    "edl_master_info": _master_info,
+    "edl_master_start_time_seconds": _started_at,
+    "edl_records_total": _outcomes,
+    "edl_records_in_progress": _in_progress,
+    "edl_dataset_done_ratio": _done,
+    "edl_dataset_suspended": _suspended,
+    "edl_dataset_failed": _failed,
+    "edl_events_total": _events,
+    "edl_trainers": _trainers,
 }
 
 

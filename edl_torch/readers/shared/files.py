@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from errno import EACCES, EAGAIN
 from pathlib import Path
 from typing import BinaryIO
 
@@ -71,75 +70,41 @@ def file_lock(
     block runs all the same: what is made gets its name when it is whole, so that costs work and harms
     nothing.
     """
-    held = _acquire(place.with_name(f".{place.name}.lock"), patience_s, clock, sleep)
+    path = place.with_name(f".{place.name}.lock")
+    began, pause, told, descriptor = clock(), _FIRST_PAUSE_S, False, None
+    with suppress(OSError):  # no lock can be there
+        while (descriptor := _taken(path)) is None and clock() - began <= patience_s:
+            if not told and clock() - began > 1.0:
+                log.info("lock=%s another process makes it: waiting", path)
+                told = True
+            sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        if descriptor is None:
+            log.warning("lock=%s is held for %.0f s already: not waiting any longer", path, patience_s)
     try:
         yield
     finally:
-        if held is not None:
-            held.release()
+        if descriptor is not None:
+            # First the name, then the lock: who comes later makes a file of its own. So it does not matter
+            # that a child which was forked meanwhile still has this one open.
+            with suppress(OSError):
+                os.unlink(path)
+            os.close(descriptor)
 
 
-class _Lock:
-    """An open lock file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-
-    def take(self) -> bool:
-        """Whether it is ours now. Raises OSError where the file system has no locks."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            if exc.errno in (EACCES, EAGAIN):
-                return False
-            raise
-        return True
-
-    def is_current(self) -> bool:
-        """Whether it is still the file of its name: the holder before us has removed it."""
-        with suppress(OSError):
-            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
-        return False
-
-    def release(self) -> None:
-        """First the name, then the lock: who comes later makes a file of its own.
-
-        So it does not matter that a child which was forked meanwhile still has this one open.
-        """
-        with suppress(OSError):
-            os.unlink(self._path)
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._descriptor)
-
-
-def _acquire(
-    path: Path, patience_s: float, clock: Callable[[], float], sleep: Callable[[float], object]
-) -> _Lock | None:
-    began, pause, told = clock(), _FIRST_PAUSE_S, False
+def _taken(path: Path) -> int | None:
+    """The lock file, which is ours; None while another has it. Raises OSError where there can be no lock."""
     while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            lock = _Lock(path)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):  # the holder before us has removed it
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+        except (BlockingIOError, PermissionError):
+            os.close(descriptor)
+            return None
         except OSError:
-            return None
-        try:
-            taken = lock.take()
-        except OSError:
-            lock.close()
-            return None
-        if taken and lock.is_current():
-            return lock
-        lock.close()
-        if taken:
-            continue
-        if clock() - began > patience_s:
-            log.warning("lock=%s is held for %.0f s already: not waiting any longer", path, patience_s)
-            return None
-        if not told and clock() - began > 1.0:
-            log.info("lock=%s another process makes it: waiting", path)
-            told = True
-        sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+            os.close(descriptor)
+            raise
+        os.close(descriptor)

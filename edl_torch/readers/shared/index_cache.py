@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from edl_torch.readers.shared.mapped import Array, MappedArrays, write_arrays
 log = logging.getLogger("edl_torch.readers")
 
 BESIDE = "beside"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +72,8 @@ def cached_index(
         options: What else the index depends on, such as a dialect.
         index_dir: A folder, or `BESIDE` for `<file>.<kind>.edl-index` beside the data. Default:
             `EDL_INDEX_DIR`, else `edl_torch/` in the user's cache (`XDG_CACHE_HOME`, `~/.cache`), for a user
-            without a home `edl_torch-<uid>` in the folder for temporary files; where others could have put a
-            file there, a folder of this process alone (`own_folder`).
+            without a home `edl_torch-<uid>` in the folder for temporary files; where that is not his alone,
+            a folder of this process.
 
     Of several processes that start at once one builds, and the others take what it kept. Where it cannot be
     kept (a read-only folder, a full disk) a warning says so and the index lives in a temporary file. Raises
@@ -122,7 +121,7 @@ def index_place(
     if index_dir is not None and os.fspath(index_dir) == BESIDE:
         tail = f".{_digest(options)[:8]}" if options else ""
         return Path(f"{stamp.path}.{kind}{tail}.edl-index")
-    folder = Path(index_dir) if index_dir is not None else _chosen_folder() or own_folder(_default_folder())
+    folder = Path(index_dir) if index_dir is not None else _chosen_folder() or _default_folder()
     return folder / f"{Path(stamp.path).name[:100]}.{kind}.{_digest(stamp.path, options)}.edl-index"
 
 
@@ -137,7 +136,7 @@ def _default_folder() -> Path:
     try:
         return Path.home() / ".cache" / "edl_torch"
     except RuntimeError:  # a container's user may have none
-        return Path(tempfile.gettempdir()) / f"edl_torch-{os.getuid()}"
+        return _own_folder(Path(tempfile.gettempdir()) / f"edl_torch-{os.getuid()}")
 
 
 def _digest(*texts: str) -> str:
@@ -155,82 +154,25 @@ def _kept(place: Path, header: Mapping[str, Any]) -> MappedArrays | None:
         return None
 
 
-def own_folder(folder: Path) -> Path:
-    """`folder`; or, where others could have put files there, a new one of this process, and a warning.
-
-    It is for this user's files in a place like `/tmp`. A folder that has no folder above it to which
-    everybody can write is taken as it is. Else it is made, with permissions for its owner alone. One that is
-    there is taken when it, what is in it and all above it belong to this user or to root, nobody else can
-    write to it or replace a folder above it, and no link leads there but root's. The new one is removed when
-    the process ends.
-    """
-    folder = Path(os.path.abspath(folder))
-    if not any(_mode(above) & stat.S_IWOTH for above in folder.parents):
-        return folder
+def _own_folder(folder: Path) -> Path:
+    """`folder`, where everybody may make one, if it is this user's alone; else a new one, and a warning."""
     try:
-        _make(folder)
-    except FileExistsError:
-        pass  # no folder, which the look at it finds out
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+        found = os.lstat(folder)
     except OSError:
         return folder  # nothing can be kept there, which who wants to keep something says
-    fault = next(_faults(folder), "")
-    return _new_folder(folder, fault) if fault else folder
-
-
-def _make(folder: Path) -> None:
-    """Also what is missing above it."""
-    for part in (*reversed(folder.parents), folder):
-        with suppress(FileExistsError):
-            os.mkdir(part, 0o700)
-
-
-def _faults(folder: Path) -> Iterator[str]:
-    public = False
-    for part in (*reversed(folder.parents), folder):
-        found = os.lstat(part)
-        if public and stat.S_ISLNK(found.st_mode) and found.st_uid != 0:
-            yield f"'{part}' is a link"
-        public = public or bool(_mode(part) & stat.S_IWOTH)
-    real = Path(os.path.realpath(folder))
-    for part in (real, *real.parents):
-        found = os.stat(part)
-        if found.st_uid not in _trusted():
-            yield f"'{part}' belongs to user {found.st_uid}"
-        if not stat.S_ISDIR(found.st_mode):
-            yield f"'{part}' is no folder"
-        if found.st_mode & _OTHERS_WRITE and (part == real or not found.st_mode & stat.S_ISVTX):
-            yield f"others than its owner can write to '{part}'"
-    yield from _foreign_files(real, os.stat(real).st_ino)
-
-
-@functools.cache  # nobody else can put a file there any more
-def _foreign_files(folder: Path, inode: int) -> tuple[str, ...]:
-    entries = ((entry, entry.stat(follow_symlinks=False)) for entry in os.scandir(folder))
-    return tuple(
-        f"'{entry.path}' belongs to user {found.st_uid}"
-        for entry, found in entries
-        if found.st_uid not in _trusted()
-    )
-
-
-def _trusted() -> tuple[int, int]:
-    return 0, os.geteuid()
-
-
-def _mode(path: Path) -> int:
-    try:
-        return os.stat(path).st_mode
-    except OSError:
-        return 0
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return folder if mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else _new_folder(folder)
 
 
 @functools.cache
-def _new_folder(instead_of: Path, fault: str) -> Path:
+def _new_folder(instead_of: Path) -> Path:
     made = Path(tempfile.mkdtemp(prefix="edl_torch-"))
     log.warning(
-        "%s: nothing is read from '%s', as others may have written it, and this process keeps its indexes in "
-        "'%s' until it ends; EDL_INDEX_DIR names a folder of your own",
-        *(fault, instead_of, made),
+        "'%s' is not this user's alone: nothing is read from it, as others may have written it, and this "
+        "process keeps its indexes in '%s' until it ends; EDL_INDEX_DIR names a folder of your own",
+        *(instead_of, made),
     )
     atexit.register(_remove, made, os.getpid())
     return made

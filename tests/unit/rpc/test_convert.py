@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -181,29 +182,21 @@ ROUND_TRIPS = {
             **FENCED,
             leases=many(st.tuples(INT, INT)),
         ),
-        convert.confirm_call_to_wire,
-        pb.ConfirmRequest,
-        convert.confirm_call_from_wire,
+        convert.CONFIRM,
     ),
     "confirm answer": (
         st.builds(calls.ConfirmAnswer, void=many(INT)),
-        convert.confirm_answer_to_wire,
-        pb.ConfirmResponse,
-        convert.confirm_answer_from_wire,
+        convert.CONFIRMED,
     ),
     "register call": (
         st.builds(
             calls.RegisterCall, session=TEXT, worker_id=TEXT, batch_size=INT, registration=REGISTRATIONS
         ),
-        convert.register_call_to_wire,
-        pb.RegisterRequest,
-        convert.register_call_from_wire,
+        convert.REGISTER,
     ),
     "register answer": (
         st.builds(calls.RegisterAnswer, spec=SPECS, fence=FENCES, epoch=INT),
-        convert.register_answer_to_wire,
-        pb.RegisterResponse,
-        convert.register_answer_from_wire,
+        convert.REGISTERED,
     ),
     "lease call": (
         st.builds(
@@ -215,9 +208,7 @@ ROUND_TRIPS = {
             drained=FLAG,
             ahead=FLAG,
         ),
-        convert.lease_call_to_wire,
-        pb.LeaseRequest,
-        convert.lease_call_from_wire,
+        convert.LEASE,
     ),
     "lease answer": (
         st.builds(
@@ -227,46 +218,37 @@ ROUND_TRIPS = {
             state=st.sampled_from(calls.PassState),
             grants=many(GRANTS),
         ),
-        convert.lease_answer_to_wire,
-        pb.LeaseResponse,
-        convert.lease_answer_from_wire,
+        convert.LEASED,
     ),
-    "report call": (REPORTS, convert.report_call_to_wire, pb.ReportRequest, convert.report_call_from_wire),
+    "report call": (REPORTS, convert.REPORT),
     "report answer": (
         st.builds(calls.ReportAnswer, request=INT, stale=many(INT), wanted=FLAG),
-        convert.report_answer_to_wire,
-        pb.ReportResponse,
-        convert.report_answer_from_wire,
+        convert.REPORTED,
     ),
     "snapshot call": (
         st.builds(calls.FencedCall, **FENCED),
-        convert.snapshot_call_to_wire,
-        pb.SnapshotRequest,
-        convert.fenced_call_from_wire,
+        convert.SNAPSHOT,
     ),
     "progress call": (
         st.builds(calls.FencedCall, **FENCED),
-        convert.progress_call_to_wire,
-        pb.ProgressRequest,
-        convert.fenced_call_from_wire,
+        convert.PROGRESS,
     ),
     "restore call": (
         st.builds(calls.RestoreCall, **FENCED, request=INT, token=st.none() | TEXT),
-        convert.restore_call_to_wire,
-        pb.RestoreRequest,
-        convert.restore_call_from_wire,
+        convert.RESTORE,
     ),
-    "measures": (MEASURES, convert.measures_to_wire, pb.Measures, convert.measures_from_wire),
-    "status": (STATUSES, convert.status_to_wire, pb.StatusResponse, convert.status_from_wire),
+    "measures": (MEASURES, convert.MEASURES),
+    "status": (STATUSES, convert.STATUS),
 }
 
 
 @pytest.mark.parametrize("kind", ROUND_TRIPS)
 @given(data=st.data())
 def test_value_is_the_same_after_the_wire(kind, data):
-    strategy, to_wire, message, from_wire = ROUND_TRIPS[kind]
+    strategy, wire = ROUND_TRIPS[kind]
     value = data.draw(strategy)
-    assert from_wire(message.FromString(to_wire(value).SerializeToString())) == value
+    message = wire.to_wire(value)
+    assert wire.from_wire(type(message).FromString(message.SerializeToString())) == value
 
 
 @pytest.mark.parametrize(("ours", "wire"), [(calls.PassState, pb.PassState), (TaskType, pb.TaskType)])
@@ -277,9 +259,9 @@ def test_members_have_the_numbers_of_the_wire(ours, wire):
 @pytest.mark.parametrize(
     ("message", "from_wire"),
     [
-        (pb.LeaseResponse(state=99), convert.lease_answer_from_wire),
-        (pb.RegisterResponse(spec=pb.DatasetSpec(task_type=99)), convert.register_answer_from_wire),
-        (pb.StatusResponse(datasets=[pb.DatasetStatus(task_type=99)]), convert.status_from_wire),
+        (pb.LeaseResponse(state=99), convert.LEASED.from_wire),
+        (pb.RegisterResponse(spec=pb.DatasetSpec(task_type=99)), convert.REGISTERED.from_wire),
+        (pb.StatusResponse(datasets=[pb.DatasetStatus(task_type=99)]), convert.STATUS.from_wire),
     ],
 )
 def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
@@ -287,43 +269,56 @@ def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
         from_wire(message)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (Source, pb.Source),
-        (DatasetSpec, pb.DatasetSpec),
-        (calls.Registration, pb.Registration),
-        (calls.RegisterCall, pb.RegisterRequest),
-        (calls.RegisterAnswer, pb.RegisterResponse),
-        (calls.LeaseCall, pb.LeaseRequest),
-        (calls.LeaseAnswer, pb.LeaseResponse),
-        (calls.ConfirmCall, pb.ConfirmRequest),
-        (calls.ConfirmAnswer, pb.ConfirmResponse),
-        (calls.ReportCall, pb.ReportRequest),
-        (calls.FencedCall, pb.SnapshotRequest),
-        (calls.FencedCall, pb.ProgressRequest),
-        (calls.RestoreCall, pb.RestoreRequest),
-        (calls.ReportAnswer, pb.ReportResponse),
-        (calls.Acknowledgement, pb.Acknowledgement),
-        (calls.Failure, pb.Failure),
-        (calls.GiveBack, pb.GiveBack),
-        (calls.QuarantinedRecord, pb.QuarantinedRecord),
-        (calls.DatasetStatus, pb.DatasetStatus),
-        (calls.TrainerStatus, pb.TrainerStatus),
-        (calls.MasterStatus, pb.StatusResponse),
-        (Picture, pb.Picture),
-        (Event, pb.Event),
-        (Departed, pb.Departed),
-        (Histogram, pb.Histogram),
-        (Measures, pb.Measures),
-    ],
-)
+PAIRS = [
+    (Source, pb.Source),
+    (DatasetSpec, pb.DatasetSpec),
+    (calls.Registration, pb.Registration),
+    (calls.RegisterCall, pb.RegisterRequest),
+    (calls.RegisterAnswer, pb.RegisterResponse),
+    (calls.LeaseCall, pb.LeaseRequest),
+    (calls.LeaseAnswer, pb.LeaseResponse),
+    (calls.ConfirmCall, pb.ConfirmRequest),
+    (calls.ConfirmAnswer, pb.ConfirmResponse),
+    (calls.ReportCall, pb.ReportRequest),
+    (calls.FencedCall, pb.SnapshotRequest),
+    (calls.FencedCall, pb.ProgressRequest),
+    (calls.RestoreCall, pb.RestoreRequest),
+    (calls.ReportAnswer, pb.ReportResponse),
+    (calls.Acknowledgement, pb.Acknowledgement),
+    (calls.Failure, pb.Failure),
+    (calls.GiveBack, pb.GiveBack),
+    (calls.QuarantinedRecord, pb.QuarantinedRecord),
+    (calls.DatasetStatus, pb.DatasetStatus),
+    (calls.TrainerStatus, pb.TrainerStatus),
+    (calls.MasterStatus, pb.StatusResponse),
+    (Picture, pb.Picture),
+    (Event, pb.Event),
+    (Departed, pb.Departed),
+    (Histogram, pb.Histogram),
+    (Measures, pb.Measures),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), PAIRS)
 def test_no_field_was_forgotten_in_the_proto(value, message):
     names = {field.name for field in message.DESCRIPTOR.fields}
     fields = {field.name for field in dataclasses.fields(value)}
     if "fence" in fields:
         fields = fields - {"fence"} | {field.name for field in dataclasses.fields(calls.Fence)}
     assert fields == names - {"wait_s"}
+
+
+def optional_fields(value):
+    hints = get_type_hints(value)
+    return {field.name for field in dataclasses.fields(value) if type(None) in get_args(hints[field.name])}
+
+
+@pytest.mark.parametrize(("value", "message"), PAIRS)
+def test_what_may_be_none_can_be_left_out_of_the_message(value, message):
+    absent = {field.name: field.has_presence for field in message.DESCRIPTOR.fields}
+    parts = {field.name for field in message.DESCRIPTOR.fields if field.message_type}  # always have presence
+    assert {name for name in absent if absent[name]} - parts == optional_fields(value) - parts
+    assert all(absent[name] for name in optional_fields(value))
 
 
 def report(**fields):
@@ -343,21 +338,54 @@ def report(**fields):
 )
 def test_what_does_not_fit_the_wire_is_an_invalid_argument(call):
     with pytest.raises(InvalidArgument, match="ReportCall does not fit the wire format"):
-        convert.checked(convert.report_call_to_wire, call)
+        convert.REPORT.to_wire(call)
 
 
 def test_unknown_task_type_is_an_invalid_argument():
     message = pb.RegisterRequest(registration=pb.Registration(name="d", task_type=77))
     with pytest.raises(InvalidArgument, match="77"):
-        convert.checked(convert.register_call_from_wire, message)
+        convert.REGISTER.from_wire(message)
 
 
 def test_empty_buckets_at_the_end_cost_nothing_on_the_wire():
     some = Histogram(counts=(0, 3) + (0,) * (BUCKETS - 2), sum_s=1.0)
-    assert convert.measures_to_wire(Measures(waited=some)).waited.counts == [0, 3]
+    assert convert.MEASURES.to_wire(Measures(waited=some)).waited.counts == [0, 3]
     assert not pb.HeartbeatRequest(member=1).HasField("measures")
 
 
 def test_empty_message_is_a_call_with_nothing_in_it():
-    call = convert.register_call_from_wire(pb.RegisterRequest())
+    call = convert.REGISTER.from_wire(pb.RegisterRequest())
     assert call.registration == calls.Registration(name="")
+
+
+def test_texts_of_a_newer_master_are_left_out_or_read_as_the_default():
+    events = [pb.Event(number=1, kind="eclipse"), pb.Event(number=2, kind="joined")]
+    message = pb.StatusResponse(events=events, trainers=[pb.TrainerStatus(session="s", state="asleep")])
+    status = convert.STATUS.from_wire(message)
+    assert [(event.number, event.kind) for event in status.events] == [(2, EventKind.JOINED)]
+    assert [trainer.state for trainer in status.trainers] == [calls.TrainerState.LIVE]
+
+
+def test_nothing_in_a_status_is_too_large_or_no_text_for_the_wire():
+    bad = calls.QuarantinedRecord(epoch=1 << 70, shard=0, position=0, name="\udcff", index=0, reason="")
+    status = calls.MasterStatus(
+        ledger="",
+        durable=True,
+        datasets=(),
+        trainers=(),
+        suspended={"\udcff": "x"},
+        event_counts={"joined": 1},
+    )
+    assert convert.STATUS.from_wire(convert.STATUS.to_wire(status)).suspended == {"\\udcff": "x"}
+    dataset = calls.DatasetStatus(
+        **dict.fromkeys(("dataset", "ledger"), "d"),
+        **dict.fromkeys(
+            ("lineage", "epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased"), 0
+        ),
+        **dict.fromkeys(("leases", "acknowledged", "quarantined", "dropped", "trainers"), 0),
+        task_type=TaskType.TRAINING,
+        finished=False,
+        quarantine=(bad,),
+    )
+    (shown,) = convert.DATASET_STATUS.from_wire(convert.DATASET_STATUS.to_wire(dataset)).quarantine
+    assert (shown.epoch, shown.name) == ((1 << 63) - 1, "\\udcff")
