@@ -234,7 +234,7 @@ def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[li
 
 
 def saved_with(text: str) -> str:
-    """Return the token that was saved with the model that a lineage began with: of other data the one before."""
+    """Return the token that was saved with the model that a lineage began with, maybe of other data."""
     try:
         return Token.decode(text).before or text
     except TokenError:  # which the chain says
