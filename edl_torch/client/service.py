@@ -22,7 +22,7 @@ from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.link_server import LinkServer
 from edl_torch.client.workers.links import DirectLink, Handle
-from edl_torch.core.calls import QuarantinedRecord
+from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
@@ -226,13 +226,13 @@ class DataShardService:
         Each has `name`, `index` and `reason`, and `epoch`, the first that met it. A call to the master, which
         raises what `progress` does.
         """
-        session = self._live_session
-        session.plan()
-        session.flush()
+        status: DatasetStatus = self.progress()
+        if len(status.quarantine) < status.quarantined:  # of long ones trainers are told the beginning
+            whole = self._session.master.status().datasets
+            (status,) = [dataset for dataset in whole if dataset.dataset == self.dataset_name]
         found: dict[tuple[str, int], QuarantinedRecord] = {}
-        for dataset in session.master.status().datasets:
-            for bad in dataset.quarantine if dataset.dataset == self.dataset_name else ():
-                found.setdefault((bad.name, bad.index), bad)
+        for bad in status.quarantine:
+            found.setdefault((bad.name, bad.index), bad)
         return list(found.values())
 
     def __repr__(self) -> str:

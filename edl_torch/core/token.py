@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from edl_torch.core.calls import QuarantinedRecord
+from edl_torch.core.codec import row_of
 from edl_torch.core.identity import but_data, data_differs, differences, identity
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import row_of
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.fingerprint import UNKNOWN
 from edl_torch.fingerprint import check as check_fingerprint
@@ -164,8 +164,8 @@ class Token:
                 **({"first_epoch": self.first_epoch} if self.first_epoch else {}),
                 **({"before": self.before} if self.before else {}),
                 "cursor": [self.epoch, self.position, self.offset],
-                "open": [_row(s) for s in self.open],
-                "crumbs": [_row(s) for s in self.remainders],  # as tokens have called them from the first
+                "open": [row_of(s) for s in self.open],
+                "crumbs": [row_of(s) for s in self.remainders],  # as tokens have called them from the first
                 "quarantine": [row_of(bad) for bad in self.quarantine],
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,
@@ -210,10 +210,6 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MOST:  # True is no count
         raise ValueError("it has something that is not a count where one belongs")
     return value
-
-
-def _row(item: Slice) -> list[int]:
-    return [item.epoch, item.shard, item.skip, item.limit]
 
 
 def _slice(row: Any) -> Slice:
