@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edl_torch.audit.lines import read_spec, write_spec
 from edl_torch.client.followed_master import FollowedMaster
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.core.calls import DatasetStatus
+from edl_torch.core.codec import from_object, object_of
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, Unsupported
+from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.position import FIRST_LINEAGE
 
 if TYPE_CHECKING:
@@ -112,9 +113,9 @@ class Position:
                 session.plan()
 
         def ask() -> str:
-            return json.dumps(write_spec(session.plan().spec))
+            return json.dumps(object_of(session.plan().spec))
 
-        spec = read_spec(json.loads(together(lockstep.peers, doing, register, ask)))
+        spec = from_object(DatasetSpec, json.loads(together(lockstep.peers, doing, register, ask)))
         if isinstance(session.master, FollowedMaster):
             session.master.spec = spec
             session.do(session.trainer.registrar.heard, spec)
