@@ -28,6 +28,7 @@ from edl_torch.trainer.facts import (
     Joined,
     ModelSeen,
     Refused,
+    Relearnt,
     Reporting,
     Restored,
     Run,
@@ -117,6 +118,10 @@ class AuditLog:
                 self.dropped(fact.acknowledgements, fact.returned, on_its_way=fact.on_its_way)
             case Voided(runs):
                 self.void(runs)
+            case Relearnt(runs):
+                for (task, first, after), cut in runs:
+                    where = {"epoch": cut.epoch, "shard": cut.shard, "start": first, "upto": after}
+                    self._event("returned", **where, task=task)
             case Uncounted(records):
                 self.uncounted(records)
             case TokenTaken():

@@ -81,6 +81,7 @@ class Session:
             report_delay_s=master.report_delay_s,
             keeps_ledger=master.keeps_ledger,
             audited=audit_dir is not None,
+            follows_data=description.data_changed is not None,
         )
         self.trainer = Trainer(config, Liveness())
         self._audit = None if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)

@@ -24,7 +24,7 @@ from edl_torch.data.dataset import OnBadRecord, ShardedDataset
 from edl_torch.data.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
-from edl_torch.data.loader_pass import LoaderPass, Sizes
+from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.lost_gradients import warn_of_lost_gradients
@@ -34,7 +34,6 @@ from edl_torch.data.padded_pass import PaddedPass
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.parts_pass import PartsPass
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
-from edl_torch.data.read_ahead import ReadAhead
 from edl_torch.data.reader_threads import NumThreads, thread_count
 from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.weights import Weights
@@ -129,6 +128,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
         fingerprint: str | None = None,
+        data_changed: Literal["new_epoch"] | None = None,
         lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
@@ -158,6 +158,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             epoch_barrier=epoch_barrier,
             max_bad_records=max_bad_records,
             fingerprint=fingerprint,
+            data_changed=data_changed,
             lookahead=lookahead,
             master_timeout_s=master_timeout_s,
             audit_dir=audit_dir,
@@ -209,8 +210,6 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             attached=lambda: service._torch_optimizers,
             batches=service._live_session.trainer.elastic,
         )
-        told = service.lookahead == "told"
-        self._read_ahead = ReadAhead(self._weights, self._statistics) if told else None
         self._keeps_stepping = False
         self._lineage: int | None = None  # of the last pass
         self._told_of_order = False
@@ -318,12 +317,11 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         if session.lineage != self._lineage:
             self._lineage = session.lineage
             self._weights.restart()
-        weights: Sizes = self._weights
         statistics = self._statistics
-        if self._read_ahead is not None:
-            self._read_ahead.clear()
-            weights, statistics = self._read_ahead, Statistics()  # it sees to them when a batch is passed on
-        shared = (self._inner, session, whole_batch, weights)
+        if self.service.lookahead == "told":
+            statistics.let_go()
+            statistics = Statistics()  # passed_on() sees to those of the model
+        shared = (self._inner, session, whole_batch, self._weights)
         if self._peers is not None:
             kind = LockstepPass if self._peers.parts is None else PartsPass
             return kind(

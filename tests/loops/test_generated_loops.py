@@ -7,12 +7,18 @@ from hypothesis import strategies as st
 from loop_program import Program
 from loop_runs import run
 from loop_settings import drawing
-from loop_strategies import elastic_programs, plain_programs
+from loop_strategies import elastic_programs, left_programs, plain_programs
 
 
 @drawing(120)
 @given(program=elastic_programs())
 def test_loops_over_an_elastic_loader(program: Program) -> None:
+    run(program)
+
+
+@drawing(120)
+@given(program=left_programs())
+def test_loops_that_are_left_with_what_they_have_gathered(program: Program) -> None:
     run(program)
 
 

@@ -349,7 +349,8 @@ def test_a_batch_that_was_acknowledged_cannot_be_given_back() -> None:
     steps = optimizer()
     with ElasticDataLoader(SQUARES, 8, master_client=FakeMaster()) as loader:
         loader.attach(steps)
-        next(iter(loader))
+        batches = iter(loader)
+        next(batches)
         steps.step()
         with pytest.raises(AccountingError, match="was acknowledged"):
             loader.give_back()
