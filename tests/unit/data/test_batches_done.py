@@ -32,7 +32,8 @@ def test_it_is_where_a_pass_goes_on(records: int, drop_last: bool) -> None:
             next(batches)
             loader.stepped()
             del batches
-        assert loader.batches_done == 0, "the next epoch"
+        # A rest that makes no batch is dropped when the next pass asks; then comes the next epoch.
+        assert loader.batches_done == (len(loader) if drop_last and records % 4 else 0)
 
 
 class Job:
