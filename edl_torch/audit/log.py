@@ -315,8 +315,8 @@ class AuditLog:
         if self._file >= 0:
             if self._pending and not self._broken:
                 self._event("lost")  # a killed trainer cannot say so, and its model is gone
-            os.close(self._file)
-            self._file = -1
+            file, self._file = self._file, -1  # Ctrl-C must not have it closed twice
+            os.close(file)
         self._broken = self._broken or "it is closed"
 
     # Writing --------------------------------------------------------------------------------------------

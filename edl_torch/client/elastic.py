@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, ConcurrentIteration
 from edl_torch.shard import Indices, Slice
-from edl_torch.system.interrupts import Switch, drop_switch, keep_switch
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.tickets import Ticket
 
@@ -38,8 +37,6 @@ class ElasticSession:
         self._session = session
         self._trainer = session.trainer
         self._passes = session.trainer.elastic
-        self.opened = 0  # the newest pass
-        self._switch: Switch | None = None  # of Ctrl-C, kept while a loop asks for batches of that pass
         self.gradients: Gradients | None = None  # of optimizers, once one is attached
         self._left: list[tuple[Batch, Any]] = []  # what went back, with its gradients, until the next step
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
@@ -56,16 +53,7 @@ class ElasticSession:
         with self._leaving():
             number = self._session.run(self._trainer.open(epoch))
         self.model_changed()
-        self.loop_left(self.opened)
-        self.opened, self._switch = number, keep_switch()
         return number
-
-    def loop_left(self, number: int) -> None:
-        """Note that no batch of pass `number` is asked for any more. For finalisers, too: takes no lock."""
-        switch = self._switch
-        if switch is not None and number == self.opened:
-            self._switch = None
-            drop_switch(switch)
 
     @property
     def epoch(self) -> int:
@@ -95,13 +83,10 @@ class ElasticSession:
 
     def close(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
-        try:
-            with self._leaving():
-                self._session.end(self._passes.close(number))
-            if not self._session.torn:
-                self._session.see_model("end")
-        finally:
-            self.loop_left(number)
+        with self._leaving():
+            self._session.end(self._passes.close(number))
+        if not self._session.cut:
+            self._session.see_model("end")
         self.warn_of_what_went_back()
 
     @contextmanager
@@ -133,7 +118,6 @@ class ElasticSession:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
         no call, never raises; `end_abandoned` acts on it."""
         self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
-        self.loop_left(number)
 
     @property
     def abandoned(self) -> bool:
@@ -289,8 +273,8 @@ class ElasticSession:
         """
         if self._abandoned:
             self.end_abandoned()
-        session, model = self._session, self._session.model
-        is_left = model is not None and not self.is_open(self.opened) and self._trainer.state.batches
+        session, model, state = self._session, self._session.model, self._trainer.state
+        is_left = model is not None and not self.is_open(state.supply.current.number) and state.batches
         if session.do(self._step_now, optimizer):
             session.run(self._trainer.reporter.send())
         if self._left:

@@ -68,6 +68,8 @@ class DataShardService:
             many epochs meet it.
         fingerprint: what tells this data from other data, such as a version; it is compared wherever the
             dataset is registered or restored. Default: the reader's, see docs/readers.md.
+        data_changed: "new_epoch": a checkpoint of other data goes on with these in the epoch after its own;
+            records that are left of that have the outcome `abandoned`. Default: `TokenError`.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
             of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
             passed on when the next pass begins. "told": the wrapper calls `loader.passed_on()` for each batch
@@ -99,6 +101,7 @@ class DataShardService:
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
         fingerprint: str | None = None,
+        data_changed: Literal["new_epoch"] | None = None,
         lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
@@ -120,6 +123,7 @@ class DataShardService:
             max_bad_records=max_bad_records,
             shuffle_window=shuffle_window,
             fingerprint=fingerprint,
+            data_changed=data_changed,
         )
         self._owns_master = master_client is None
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)

@@ -8,8 +8,8 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 | key | row |
 | --- | --- |
 | `dataset`, name | place among the datasets, specification |
-| `head`, dataset | lineage, cursor (epoch, position, offset), acknowledged, dropped, next task and bundle, |
-| | member and request that opened the lineage |
+| `head`, dataset | lineage, first epoch, cursor (epoch, position, offset), acknowledged, dropped, |
+| | next task and bundle, member and request that opened the lineage |
 | `waiting`, dataset, number | remainder or not, attempt, epoch, shard, skip, limit |
 | `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end[, handed, *holes] |
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
@@ -100,6 +100,7 @@ def _head(ledger: ShardLedger) -> Row:
     head = ledger.head
     return (
         head.lineage,
+        head.first_epoch,
         *head.cursor,
         *(head.acknowledged, head.dropped),
         *(head.next_task, head.next_bundle),
@@ -262,11 +263,13 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
     for size in batch_sizes.values():
         check_batch_size(size)
     (head,) = of_it["head"].values()
-    lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle, member, request = head
+    lineage, first_epoch, *cursor, acknowledged, dropped, next_task, next_bundle, member, request = head
+    epoch, position, offset = cursor
     ledger.resume(
         Head(
             lineage=lineage,
             opened_by=(member, request),
+            first_epoch=first_epoch,
             cursor=(epoch, position, offset),
             acknowledged=acknowledged,
             dropped=dropped,

@@ -98,7 +98,6 @@ class LoaderPass(Iterator[Any]):
 
     def _end_early(self) -> NoReturn:
         closed, self._closed = self._closed, True
-        self._passes.loop_left(self._number)
         self._let_go()
         if self._session.closed and not closed:
             raise ServiceClosed("the DataShardService was closed while its loader was being iterated")

@@ -38,6 +38,7 @@ class Config:
     report_delay_s: float = 0.0  # how long after a report the next acknowledgements may wait for more
     keeps_ledger: bool = True  # the master knows epochs, and has tokens
     audited: bool = False
+    follows_data: bool = False  # a token of other data is taken to the next epoch of these
 
 
 @dataclass(slots=True)

@@ -303,7 +303,7 @@ TestPersistenceMachine = PersistenceMachine.TestCase
 def test_rows_that_make_no_sense_are_refused() -> None:
     lease = {("leases", "d", "nobody", 0): ((1, 1, 0, 0, 0, 1, 1, 0, ()),)}
     spec = object_of(DatasetSpec(name="d", sources=(Source(name="", count=4),), records_per_shard=2))
-    rows = {("dataset", "d"): (0, spec), ("head", "d"): (1, 0, 0, 0, 0, 0, 1, 1, 0, 0)}
+    rows = {("dataset", "d"): (0, spec), ("head", "d"): (1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0)}
     assert load(rows, ledger_id="l", now=0.0).dataset_status("d").todo == 4
     with pytest.raises(ValueError, match="nobody"):
         load(rows | lease, ledger_id="l", now=0.0)
