@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from edl_torch.client.torchrun import discovery, init_process_group
-from edl_torch.client.torchrun import worker as worker_module
+from edl_torch.client.torchrun import job as worker_module
 from edl_torch.client.torchrun.job import Job
 from edl_torch.client.torchrun.sidecar import MasterEntry
 from edl_torch.errors import MasterStartError
