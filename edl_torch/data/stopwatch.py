@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import compress
+from operator import not_, sub
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -72,10 +74,12 @@ class ReadingTimes:
     `timing` says that they will be those of all its records; `due_at` is when the next batch may be timed.
     """
 
-    __slots__ = ("_drawn_s", "_read_s", "_transform_s", "due_at", "timing")
+    __slots__ = ("_after", "_before", "_read_s", "_transform_s", "due_at", "timing")
 
     def __init__(self) -> None:
         self.due_at = 0.0
+        self._before: list[float] = []  # when the reading of each record began
+        self._after: list[float] = []  # and ended
         self.clear()
 
     def __repr__(self) -> str:
@@ -85,7 +89,8 @@ class ReadingTimes:
         """Forget the batch."""
         self.timing = False
         self._read_s = self._transform_s = 0.0
-        self._drawn_s = 0.0  # of reading, until it is known how long all took
+        self._before.clear()
+        self._after.clear()
 
     def begin(self) -> None:
         """Time the batch that begins now."""
@@ -106,21 +111,24 @@ class ReadingTimes:
         self._transform_s += transform_s
 
     def reading(self, records: Iterator[Any]) -> Iterator[Any]:
-        """Yield the records, which a reader yields; the time of each is kept until `drew`."""
-        while True:
-            began = perf_counter()
-            try:
-                record = next(records)
-            except StopIteration:
-                return
-            finally:  # where reading fails too
-                self._drawn_s += perf_counter() - began
-            yield record
+        """Return the records, which a reader yields; the time of each is noted until `drew`.
+
+        It keeps none, and runs no Python for one: `append` returns None, of which an empty dict's `get` makes
+        the record, and `not_` what lets it pass.
+        """
+        now = iter(perf_counter, None)
+        read = compress(records, map(not_, map(self._after.append, now)))
+        return map({}.get, map(self._before.append, now), read)  # type: ignore[arg-type]
 
     def drew(self, since: float) -> None:
         """Count what was drawn `since` then of samples that are made of what `reading` returned."""
-        read_s, self._drawn_s = self._drawn_s, 0.0
-        self.add(read_s, perf_counter() - since - read_s)
+        now = perf_counter()
+        read_s = sum(map(sub, self._after, self._before))
+        if len(self._before) > len(self._after):  # reading the last one failed
+            read_s += now - self._before[-1]
+        self.add(read_s, now - since - read_s)
+        self._before.clear()
+        self._after.clear()
 
     def take(self) -> Times:
         """Return the seconds of the batch, which is made, and forget it."""
