@@ -80,7 +80,7 @@ class Optimizers:
                     marks[id(parameter)] = gradient, gradient._version
 
     def _changed(self) -> Iterator[tuple[Any, Any]]:
-        for attached in self._attached.values():
+        for attached in list(self._attached.values()):  # a finaliser may ask, in any thread
             for parameter in attached.watched:
                 gradient = parameter.grad
                 marked, version = self._marks.get(id(parameter), (None, 0))
@@ -88,8 +88,8 @@ class Optimizers:
                     yield parameter, gradient
 
     def changed(self) -> list[tuple[Any, Any]]:
-        """Return watched parameters whose gradient changed since `mark`, and is not 0, with it."""
-        return [(p, gradient) for p, gradient in self._changed() if gradient is not None and gradient.any()]
+        """Return watched parameters whose gradient changed since `mark`, with it."""
+        return [(p, gradient) for p, gradient in self._changed() if gradient is not None]
 
     def unchanged(self) -> bool:
         """Whether there are gradients, and all are as they were at `mark`."""
