@@ -133,8 +133,13 @@ class Optimizers:
         torch: Any = sys.modules.get("torch")
         has_graphs = torch is not None and torch.backends.cuda.is_built()
 
+        def is_captured() -> bool:
+            if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
+                return False  # where there is no driver, to ask for more is an error
+            return bool(torch.cuda.is_current_stream_capturing())
+
         def trains(named: Mapping[str, Any]) -> bool:
-            if has_graphs and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+            if has_graphs and is_captured():
                 return False  # it goes into a CUDA graph, and trains when that is replayed
             return not ("closure" in named and _makes_state(named))
 
