@@ -80,10 +80,12 @@ def started_beside(make: Callable[[], T], context: Any) -> T:
     try:
         threading.Thread(target=start, name="edl-start").start()
         ended.get()
-    except BaseException:
+    except BaseException as exc:
         if not _takes(begins) and not made:
             ended.get()
         del made, start  # a traceback keeps this frame, and would keep the workers
+        if isinstance(exc, KeyError) and exc.__context__ is not None:
+            raise exc.__context__ from None  # `Thread.start` could not undo what had begun
         raise
     result, error = made.pop()
     if error is not None:
