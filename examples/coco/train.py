@@ -325,8 +325,6 @@ def _make_loader(options: Options, reader: NumberedReader, trainer: Trainer) -> 
         collate_fn=collate,
         pin_memory=options.device.type == "cuda",
         persistent_workers=options.workers > 0,
-        # of its own, so that a pass draws nothing from the generator that the model uses
-        generator=torch.Generator().manual_seed(options.seed),
     )
 
 
