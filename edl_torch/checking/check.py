@@ -9,9 +9,20 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edl_torch.checking.findings import Finding, Findings, Kind, duplicates, has_list, missing
+from edl_torch.checking.findings import (
+    Finding,
+    Findings,
+    Kind,
+    Span,
+    SpanReader,
+    Told,
+    a_sample,
+    all_records,
+    duplicates,
+    has_list,
+    missing,
+)
 from edl_torch.checking.processes import Workers
-from edl_torch.checking.spans import Span, SpanReader, Told, a_sample, all_records
 from edl_torch.core.spec import validate_spec
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint

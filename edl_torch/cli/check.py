@@ -13,9 +13,8 @@ from dataclasses import asdict
 from typing import Any
 
 from edl_torch.checking.check import Report, check, validate_sources
-from edl_torch.checking.findings import KINDS, Finding
+from edl_torch.checking.findings import KINDS, Finding, spread
 from edl_torch.checking.sheet import cells, draw, save
-from edl_torch.checking.spans import spread
 from edl_torch.cli.datasets import open_data
 from edl_torch.cli.progress import Progress
 from edl_torch.errors import InvalidArgument

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from edl_torch import __version__
-from edl_torch.core.printable import printable
+from edl_torch.core.limits import printable
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError
 
 INTERRUPTED = 130
