@@ -98,7 +98,7 @@ class ElasticSession:
         if self.gradients is not None and batches.has_in_hand:
             # Of an iterator that is no more: as it went, before the loop scaled or clipped what is gathered.
             changed = self.gradients.changed() if self._abandoned_with is None else self._abandoned_with
-            changed = [(p, gradient) for p, gradient in changed if p.grad is gradient and gradient.any()]
+            changed = [(p, gradient) for p, gradient in self._in_place(changed) if gradient.any()]
         self._abandoned_with = None
         try:
             yield
@@ -106,15 +106,15 @@ class ElasticSession:
             if changed and batch is not None and self._passes.discarded != discarded:
                 self._left.append((batch, changed))
 
+    def _in_place(self, kept: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Return those of some gradients that are still there: ranks may reduce theirs into other tensors."""
+        reduced = self._session.position.lockstep is not None
+        return [(p, g) for p, g in kept if p.grad is g or (reduced and p.grad is not None)]
+
     def _learn_again(self) -> None:
         """Note that a step has used gradients of batches that went back, where these are still in place."""
         left, self._left = self._left, []
-        reduced = self._session.position.lockstep is not None  # over ranks, maybe into other tensors
-        learnt = [
-            batch
-            for batch, kept in left
-            if any(p.grad is gradient or (reduced and p.grad is not None) for p, gradient in kept)
-        ]
+        learnt = [batch for batch, kept in left if self._in_place(kept)]
         if learnt:
             self._session.run(self._passes.learnt_again(learnt))
 

@@ -326,8 +326,6 @@ def _make_loader(options: Options, reader: NumberedReader, trainer: Trainer) -> 
         pin_memory=options.device.type == "cuda",
         persistent_workers=options.workers > 0,
         worker_init_fn=leave_interrupts_to_trainer,
-        # of its own, so that a pass draws nothing from the generator that the model uses
-        generator=torch.Generator().manual_seed(options.seed),
     )
 
 
