@@ -124,9 +124,7 @@ class InnerLoader:
         )
         arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
         if self._arguments.get("num_workers"):
-            arguments["worker_init_fn"] = WorkerStart(
-                self._arguments.get("worker_init_fn"), persists=self.persistent_workers
-            )
+            arguments["worker_init_fn"] = WorkerStart(self._arguments.get("worker_init_fn"))
             self._dataset.service._take_along(self)
         return DataLoader(self._dataset, batch_size=None if list_size else size, **arguments)
 
