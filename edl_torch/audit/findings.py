@@ -16,7 +16,7 @@ from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Kind
 from edl_torch.shard import IndexArray, Shuffle, Slice
 
-KINDS = ("lost", "doubled", "forgotten", "repeated", "stale")
+KINDS = ("lost", "doubled", "forgotten", "repeated", "unlearnt", "stale")
 MOST_REPORTERS = 4  # of one range, in one lineage
 
 _Blame = Callable[[Lineage, int, int], Iterator[str]]  # for a range of records
@@ -26,8 +26,9 @@ MOST_LOOKED_UP = 1 << 16  # shuffled records of an epoch that are turned into na
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Records that are `lost` (no outcome), `doubled` (several), `forgotten` (the master confirmed an outcome
-    and does not know it), `repeated` (a living trainer may have trained on them once more than is counted) or
-    `stale` (reported too late and refused, which costs no outcome).
+    and does not know it), `repeated` (a living trainer may have trained on them once more than is counted),
+    `unlearnt` (counted by a step, after their gradients were thrown away) or `stale` (reported too late and
+    refused, which costs no outcome).
 
     `by` names the trainers that reported them, or had them in vain.
     """
@@ -48,6 +49,7 @@ class Findings:
             self.records["lost"] |= part.missing
             self.records["doubled"] |= part.doubled
             self.records["repeated"] |= part.repeated
+            self.records["unlearnt"] |= part.unlearnt
         if judged:  # by the master's own word
             self.records["forgotten"] = parts[0].certain - parts[0].required
         for lineage in history.lineages.values():
@@ -69,6 +71,7 @@ class Findings:
             self._blamed("doubled", accepted, counting, limit),
             self._blamed("forgotten", accepted, counting, limit),
             self._blamed("repeated", self._had_in_vain, counting, limit),
+            self._blamed("unlearnt", self._threw_away, counting, limit),
             self._blamed("stale", refused, every, limit),
         )
         return tuple(finding for found in kinds for finding in islice(found, limit))
@@ -91,6 +94,10 @@ class Findings:
         ):
             for trainer, task in self._trainers(reports, start, end):
                 yield f"{trainer} ({why} in lineage {lineage.key[1]}, task {task})"
+
+    def _threw_away(self, lineage: Lineage, start: int, end: int) -> Iterator[str]:
+        for trainer, task in self._trainers(lineage.repeated.answered(Kind.UNLEARNT), start, end):
+            yield f"{trainer} (lineage {lineage.key[1]}, task {task})"
 
     def _reporters(self, answer: Answer, lineage: Lineage, start: int, end: int) -> Iterator[str]:
         for reports in (lineage.acknowledged, lineage.quarantined):

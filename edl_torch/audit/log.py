@@ -35,6 +35,7 @@ from edl_torch.trainer.facts import (
     TokenTaken,
     Unanswered,
     Uncounted,
+    Unlearnt,
     Voided,
     Way,
 )
@@ -118,10 +119,11 @@ class AuditLog:
                 self.dropped(fact.acknowledgements, fact.returned, on_its_way=fact.on_its_way)
             case Voided(runs):
                 self.void(runs)
-            case Relearnt(runs):
+            case Relearnt(runs) | Unlearnt(runs):
+                kind = "returned" if isinstance(fact, Relearnt) else "unlearnt"
                 for (task, first, after), cut in runs:
                     where = {"epoch": cut.epoch, "shard": cut.shard, "start": first, "upto": after}
-                    self._event("returned", **where, task=task)
+                    self._event(kind, **where, task=task)
             case Uncounted(records):
                 self.uncounted(records)
             case TokenTaken():

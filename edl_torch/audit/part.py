@@ -56,6 +56,7 @@ class Part:
     unsettled: int
     returned: Intervals
     void: Intervals
+    unlearnt: Intervals  # acknowledged by a step that had no gradients of them
     late: Intervals
     uncounted: int  # records reported in vain, nobody knows which
     ways: Mapping[Way, int]  # how the records came to be acknowledged that have their outcome from here
@@ -117,6 +118,7 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
         unsettled=unsure.records + unsure_bad.records,
         returned=records_of(repeated.answered(Kind.RETURNED)),
         void=records_of(repeated.answered(Kind.VOID)),
+        unlearnt=records_of(repeated.answered(Kind.UNLEARNT)) & trained,
         late=_late(reported, required),
         uncounted=sum(n for place, at, n in lineage.uncounted if at < question.left.get(place, at + 1)),
         ways=_ways(acknowledged.at(acknowledged.answers != Answer.REFUSED), trained),

@@ -50,15 +50,16 @@ class Quarantined:
 
 
 class Kind(IntEnum):
-    """Reason why records went to a training loop once more."""
+    """Reason why a training loop may have learnt records once more, or once less, than is counted."""
 
     RETURNED = 0  # given back by the trainer that had them
     VOID = 1  # taken back by the master
+    UNLEARNT = 2  # their gradients were thrown away before the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
-    """Records that the loop had, and that were then given back or taken back."""
+    """Records that the loop had, and that were then given back, taken back, or not stepped on."""
 
     cut: Slice
     task: int
@@ -287,7 +288,7 @@ class _LogReader:
                     seen.line = line if seen.at == "token" else seen.line
             case "model":
                 self._chapters[-1].seen.append(_seen(from_object(ModelSeen, values), line))
-            case "returned" | "void":
+            case "returned" | "void" | "unlearnt":
                 self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
             case "uncounted":
                 self._chapters[-1].uncounted.append((int(values["records"]), line))

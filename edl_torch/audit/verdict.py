@@ -92,7 +92,7 @@ class Verdict:
     late: int  # reported, when the lease was another's
     counted: int  # acknowledged by counting: by reports on batches of several loader workers
     uncounted: int  # reported so, and trained on again, as the reports do not say which
-    unstepped: int  # acknowledged at the end of the job, though no step came on them
+    unstepped: int  # acknowledged, though no step came on them, or none that had their gradients
     models: Models  # that learnt them
     inexact_tokens: int  # of those that the model went through
     unordered: tuple[str, ...] = ()  # ledgers of which nothing tells which is the last
@@ -270,7 +270,7 @@ def _judge(era: _Era, word: FinalWord, models: Models, *, unfinished: bool, list
         late=_all(part.late for part in parts).count,
         counted=ways[Way.COUNT],
         uncounted=sum(part.uncounted for part in parts),
-        unstepped=ways[Way.UNSTEPPED],
+        unstepped=ways[Way.UNSTEPPED] + found.count("unlearnt"),
         models=models,
         inexact_tokens=len(doubts),
         unordered=history.unordered,

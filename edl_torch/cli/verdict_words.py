@@ -15,6 +15,7 @@ MEANING = {
     "doubled": "more than one outcome",
     "forgotten": "confirmed, and unknown to the master",
     "repeated": "may have been trained on once more than is counted",
+    "unlearnt": "counted by a step, after zero_grad() had thrown their gradients away",
     "stale": "came too late and was refused",
 }
 _WAYS = {
@@ -106,8 +107,9 @@ def inexact(verdict: Verdict) -> Iterator[str]:
         )
     if verdict.unstepped:
         yield (
-            f"{verdict.unstepped} record(s) were handed out after the last optimizer.step() of the job: the "
-            f"model has not learnt from them. Call optimizer.step() once more at the end of each epoch"
+            f"{verdict.unstepped} record(s) were handed out after the last optimizer.step() of the job, or "
+            f"of an epoch before zero_grad(): the model has not learnt from them. Call optimizer.step() once "
+            f"more at the end of each epoch"
         )
     if verdict.unordered:
         yield (

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, ConcurrentIteration
@@ -16,6 +17,8 @@ from edl_torch.trainer.tickets import Ticket
 if TYPE_CHECKING:
     from edl_torch.client.session import Session
 
+    _Kept = list[tuple[Any, ref[Any] | None]]
+
 
 class Gradients(Protocol):
     """The gradients of attached optimizers' parameters, looked at as batches come and go."""
@@ -23,11 +26,14 @@ class Gradients(Protocol):
     def mark(self) -> None:
         """Note what gradients are in place, as a batch comes to the loop."""
 
-    def changed(self) -> list[tuple[Any, Any]]:
-        """Return parameters with their gradients, of those that have changed since."""
+    def changed(self) -> list[Any]:
+        """Return parameters whose gradients have changed since."""
 
     def unchanged(self) -> bool:
         """Whether there are gradients, and all are as they were then."""
+
+    def all(self) -> list[Any]:
+        """Return all parameters; none where the gradients of some cannot be seen."""
 
 
 class ElasticSession:
@@ -38,8 +44,9 @@ class ElasticSession:
         self._trainer = session.trainer
         self._passes = session.trainer.elastic
         self.gradients: Gradients | None = None  # of optimizers, once one is attached
-        self._abandoned_with: list[tuple[Any, Any]] | None = None  # as that iterator went: gradients
-        self._left: list[tuple[Batch, Any]] = []  # what went back, with its gradients, until the next step
+        self._abandoned_with: list[Any] | None = None  # as that iterator went: `gradients.changed()`
+        # What went back, until the next step: batches, and parameters with the gradients that have them.
+        self._left: list[tuple[list[Batch], _Kept]] = []
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
 
     def __repr__(self) -> str:
@@ -53,6 +60,7 @@ class ElasticSession:
         self._session.loop_thread = get_ident()
         with self._leaving():
             number = self._session.run(self._trainer.open(epoch))
+        self._lose_gradients()
         self.model_changed()
         return number
 
@@ -94,29 +102,79 @@ class ElasticSession:
     def _leaving(self) -> Iterator[None]:
         """Keep the gradients of the batch in hand where it goes back: a step may still use them."""
         batches, discarded = self._trainer.state.batches, self._passes.discarded
-        batch, changed = batches.in_hand, []
-        if self.gradients is not None and batches.has_in_hand:
-            # Of an iterator that is no more: as it went, before the loop scaled or clipped what is gathered.
-            changed = self.gradients.changed() if self._abandoned_with is None else self._abandoned_with
-            changed = [(p, gradient) for p, gradient in self._in_place(changed) if gradient.any()]
+        batch, kept = batches.in_hand, self._of_batch_in_hand()
         self._abandoned_with = None
         try:
             yield
         finally:
-            if changed and batch is not None and self._passes.discarded != discarded:
-                self._left.append((batch, changed))
+            if kept and batch is not None and self._passes.discarded != discarded:
+                self._left.append(([batch], kept))
 
-    def _in_place(self, kept: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Return those of some gradients that are still there: ranks may reduce theirs into other tensors."""
-        reduced = self._session.position.lockstep is not None
-        return [(p, g) for p, g in kept if p.grad is g or (reduced and p.grad is not None)]
+    def _of_batch_in_hand(self) -> _Kept:
+        if self.gradients is None or not self._trainer.state.batches.has_in_hand:
+            return []
+        # Of an iterator that is no more: as it went, before the loop scaled or clipped what is gathered.
+        changed = self.gradients.changed() if self._abandoned_with is None else self._abandoned_with
+        return self._in_place([(parameter, None) for parameter in changed])
+
+    @contextmanager
+    def going_back(self) -> Iterator[None]:
+        """Keep the gradients of the window where the data go back: a step may still use them."""
+        if self._abandoned:
+            self.end_abandoned()
+        batches = self._trainer.state.batches
+        left = []
+        if self.gradients is not None and (window := batches.untouched()):
+            if batches.in_hand in window and not self._of_batch_in_hand():
+                window.pop()
+            left = [(window, self._in_place([(parameter, None) for parameter in self.gradients.all()]))]
+        yield
+        self._left += left
+
+    def _in_place(self, kept: _Kept) -> _Kept:
+        """Return those of some gradients that are still there.
+
+        Until the next batch comes, whatever is there and not 0: a loop may scale what it has gathered, and
+        ranks reduce it, into other tensors; these always may.
+        """
+        found: _Kept = []
+        for parameter, known in kept:
+            gradient = parameter.grad
+            if gradient is None or (known is None and not gradient.any()):
+                continue
+            if known is None or gradient is known() or self._session.position.lockstep is not None:
+                found.append((parameter, None))
+        return found
+
+    def _mark(self) -> None:
+        """Note what gradients are in place, as a batch comes to the loop."""
+        if self.gradients is not None:
+            self.gradients.mark()
+            if self._left:
+                left = [(batches, self._in_place(kept)) for batches, kept in self._left]
+                self._left = [(back, [(p, ref(p.grad)) for p, _ in kept]) for back, kept in left if kept]
 
     def _learn_again(self) -> None:
         """Note that a step has used gradients of batches that went back, where these are still in place."""
         left, self._left = self._left, []
-        learnt = [batch for batch, kept in left if self._in_place(kept)]
+        learnt = [batch for batches, kept in left if self._in_place(kept) for batch in batches]
         if learnt:
             self._session.run(self._passes.learnt_again(learnt))
+
+    def _lose_gradients(self) -> None:
+        """Note, as a pass has begun, that batches gathered for a step have left no gradient.
+
+        Where more than one batch is read ahead, unseen, nobody can say whose gradients were in the last step.
+        What another optimizer has stepped on is not lost.
+        """
+        batches = self._trainer.state.batches
+        if self.gradients is None or batches.reads_far or not (window := batches.untouched()):
+            return
+        parameters = self.gradients.all()
+        there = (p.grad for p in parameters if p.grad is not None)
+        # What was never written to is no gradient that zero_grad(set_to_none=False) has made 0.
+        if parameters and not any(not gradient._version or gradient.any() for gradient in there):
+            self._session.end(self._passes.lose_gradients(window))
 
     def abandon(self, number: int) -> None:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
@@ -191,8 +249,7 @@ class ElasticSession:
     def hand(self, ticket: Ticket) -> bool:
         """Hand a batch to the loop. False when it was thrown away."""
         mine = self._session.do(self._passes.hand_now, ticket) or self._session.run(self._passes.hand(ticket))
-        if self.gradients is not None:
-            self.gradients.mark()
+        self._mark()
         return mine
 
     def promise(self, ticket: Ticket, *, unanswered: int) -> bool:
@@ -205,8 +262,7 @@ class ElasticSession:
     def deliver(self, ticket: Ticket) -> bool:
         """Hand the batch that was promised to the loop. False when it was lost meanwhile."""
         mine = self._session.do(self._passes.deliver, ticket)
-        if self.gradients is not None:
-            self.gradients.mark()
+        self._mark()
         return mine
 
     def pad(self) -> None:
@@ -224,19 +280,12 @@ class ElasticSession:
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
         batch = self._session.run(self._passes.passed_on())
-        if self.gradients is not None:
-            self.gradients.mark()
+        self._mark()
         return batch
 
     def give_back(self, *, window: bool = False) -> None:
         """Give back the batch in hand, or the window: it was not trained on."""
         self._session.run(self._passes.give_back(window=window))
-
-    @property
-    def records_unstepped(self) -> int:
-        """Records of the batches that were handed out and wait for a step of an attached optimizer."""
-        state = self._trainer.state
-        return self._session.do(lambda: state.batches.records if state.batches.attached else 0)
 
     @property
     def discarded(self) -> int:

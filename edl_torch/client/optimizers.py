@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -38,7 +38,7 @@ class SteppingScaler(Protocol):
 @dataclass(slots=True)
 class _Attached:
     optimizer: weakref.ref[Any]
-    watched: list[Any]  # parameters whose gradients are looked at
+    watched: list[Any]  # parameters whose gradients are looked at for each batch
     hook: Any = None
     before: Any = None  # the hook before a step
     steps: int = 0
@@ -57,7 +57,8 @@ class Optimizers:
     def __init__(self, passes: ElasticSession) -> None:
         self._passes = passes
         self._attached: dict[int, _Attached] = {}
-        self._marks: dict[int, tuple[Any, int]] = {}  # a parameter's gradient, as the batch in hand came
+        # Of a parameter its gradient, which this does not keep alive, as the batch in hand came
+        self._marks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
 
     def __repr__(self) -> str:
@@ -77,23 +78,41 @@ class Optimizers:
             for parameter in attached.watched:
                 gradient = parameter.grad
                 if gradient is not None:
-                    marks[id(parameter)] = gradient, gradient._version
+                    marks[id(parameter)] = weakref.ref(gradient), gradient._version
 
-    def _changed(self) -> Iterator[tuple[Any, Any]]:
+    def _changed(self, parameters: list[Any]) -> list[Any]:
+        return [parameter for parameter in parameters if self._has_changed(parameter)]
+
+    def _has_changed(self, parameter: Any) -> bool:
+        gradient = parameter.grad
+        mark = self._marks.get(id(parameter))
+        if gradient is None or mark is None:
+            return gradient is not mark
+        is_same = mark[0]() is gradient
+        return not is_same or gradient._version != mark[1]
+
+    def changed(self) -> list[Any]:
+        """Return parameters whose gradient changed since `mark`.
+
+        Where none that is watched has a gradient, they tell nothing: then all that have one may have changed.
+        """
+        found: list[Any] = []
         for attached in list(self._attached.values()):  # a finaliser may ask, in any thread
-            for parameter in attached.watched:
-                gradient = parameter.grad
-                marked, version = self._marks.get(id(parameter), (None, 0))
-                if gradient is not marked or (gradient is not None and gradient._version != version):
-                    yield parameter, gradient
-
-    def changed(self) -> list[tuple[Any, Any]]:
-        """Return watched parameters whose gradient changed since `mark`, with it."""
-        return [(p, gradient) for p, gradient in self._changed() if gradient is not None]
+            tell = any(p.grad is not None or id(p) in self._marks for p in attached.watched)
+            found += self._changed(attached.watched) if tell else _trained(attached.optimizer())
+        return [parameter for parameter in found if parameter.grad is not None]
 
     def unchanged(self) -> bool:
         """Whether there are gradients, and all are as they were at `mark`."""
-        return bool(self._marks) and next(self._changed(), None) is None
+        return bool(self._marks) and not any(self._changed(a.watched) for a in self._attached.values())
+
+    def all(self) -> list[Any]:
+        """Return all parameters; none where the gradients of some cannot be seen."""
+        optimizers = self.alive()
+        hidden = any(hasattr(p, "full_tensor") for o in optimizers for p in _parameters(o)) or any(
+            is_deepspeeds(optimizer) for optimizer in optimizers
+        )
+        return [] if hidden else [p for optimizer in optimizers for p in _trained(optimizer)]
 
     # Attaching --------------------------------------------------------------------------------------------
 
@@ -129,7 +148,7 @@ class Optimizers:
             )
         number = self._passes.attach(type(optimizer).__name__)
         self._passes.gradients = self
-        attached = _Attached(weakref.ref(optimizer, self._gone.append), _smallest(optimizer))
+        attached = _Attached(weakref.ref(optimizer, self._gone.append), _some(_trained(optimizer)))
         torch: Any = sys.modules.get("torch")
 
         def trains(named: Mapping[str, Any]) -> bool:
@@ -212,14 +231,24 @@ class Optimizers:
                 self._passes.forget_optimizer(number)
 
 
-def _smallest(optimizer: Any) -> list[Any]:
-    """Return some small parameters of an optimizer: their gradients may be kept, and are looked at quickly.
+def _trained(optimizer: Any) -> list[Any]:
+    """Return the parameters that an optimizer trains.
 
     None of DeepSpeed's engines, and none in parts: nobody sees their gradients here.
     """
-    groups = getattr(optimizer, "param_groups", ())
-    trained = [p for group in groups for p in group["params"] if getattr(p, "requires_grad", False)]
-    return sorted([p for p in trained if not hasattr(p, "full_tensor")], key=lambda p: p.numel())[:WATCHED]
+    return [p for p in _parameters(optimizer) if p.requires_grad and not hasattr(p, "full_tensor")]
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    found = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+    return [parameter for parameter in found if hasattr(parameter, "requires_grad")]
+
+
+def _some(parameters: list[Any]) -> list[Any]:
+    """Return some of a model's parameters, from its first to its last: heads and experts take turns, and what
+    lies before them learns from each batch."""
+    last, count = len(parameters) - 1, min(WATCHED, len(parameters))
+    return [parameters[number * last // max(1, count - 1)] for number in range(count)]
 
 
 def _is_engine(optimizer: Any) -> bool:

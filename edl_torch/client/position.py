@@ -56,11 +56,12 @@ class Position:
 
     def restore(self, token: str | None) -> None:
         """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
-        if self.lockstep is not None:
-            self._restore_together(self.lockstep, token)
-        else:
-            self._adopt(token)
-            self._session.run(self._pure.restore(token))
+        with self._session.elastic.going_back():
+            if self.lockstep is not None:
+                self._restore_together(self.lockstep, token)
+            else:
+                self._adopt(token)
+                self._session.run(self._pure.restore(token))
         if self._session.model is not None:
             self._session.model.restored()
 

@@ -27,7 +27,6 @@ from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
-from edl_torch.data.lost_gradients import warn_of_lost_gradients
 from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
 from edl_torch.data.padding import PaddingBatch, Statistics
@@ -219,7 +218,6 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._keeps_stepping = False
         self._lineage: int | None = None  # of the last pass
         self._told_of_order = False
-        self._told_of_gradients = False
         if self._peers is not None:
             service._live_session.position.synchronise(self._peers)
 
@@ -305,7 +303,6 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def _iterate(self, epoch: int) -> Iterator[Any]:
         iterator = self._begin(epoch)
         self._live = weakref.ref(iterator)
-        self._told_of_gradients = self._told_of_gradients or warn_of_lost_gradients(self.service)
         return iterator
 
     def _begin(self, epoch: int) -> LoaderPass:

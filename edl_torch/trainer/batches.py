@@ -28,6 +28,7 @@ class Batch:
     number: int
     ticket: Ticket = ()
     holds: list[Hold] | tuple[()] = ()
+    lost: bool = False  # its gradient is gone, and no optimizer has stepped on it
 
     @property
     def records(self) -> int:
@@ -74,6 +75,7 @@ class Batches:
         self._never: set[int] = set()  # optimizers that have not stepped at all
         self._told: set[int] = set()  # of those, the ones that somebody was told of
         self._replaced = False  # whether one did not step in the last pass, and others did
+        self._lost: list[Batch] = []  # that were stepped on, without their gradients
 
     def __repr__(self) -> str:
         return f"<Batches ahead={len(self.ahead)} unfinished={len(self.unfinished)} in_hand={self.in_hand}>"
@@ -100,6 +102,20 @@ class Batches:
         """Return those that may have been trained on: without optimizers nobody can say of any."""
         newest = self._touched if self._stepped else self._passed
         return [batch for batch in self.unfinished if batch.number <= newest]
+
+    def untouched(self) -> list[Batch]:
+        """Return those that the loop was passed, and no attached optimizer has stepped on."""
+        return [batch for batch in self.unfinished if self._names and batch.number > self._touched]
+
+    @property
+    def reads_far(self) -> bool:
+        """Whether several batches may be on their way to the loop, unseen."""
+        return self._lookahead is not None and self._lookahead > 1
+
+    def take_lost(self) -> list[Batch]:
+        """Return batches that a step has counted since this was asked, though their gradients are gone."""
+        lost, self._lost = self._lost, []
+        return lost
 
     # Batches come and go ----------------------------------------------------------------------------------
 
@@ -137,7 +153,10 @@ class Batches:
         upto = min(self._stepped.values()) if self._stepped else self._passed
         done, unfinished = [], self.unfinished
         while unfinished and unfinished[0].number <= upto:
-            done.append(unfinished.popleft().ticket)
+            batch = unfinished.popleft()
+            done.append(batch.ticket)
+            if batch.lost:
+                self._lost.append(batch)
         self.settled += len(done)
         return done
 

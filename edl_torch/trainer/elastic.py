@@ -11,7 +11,7 @@ from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.confirming import Confirmer
-from edl_torch.trainer.facts import Relearnt, Way
+from edl_torch.trainer.facts import Relearnt, Run, Unlearnt, Way
 from edl_torch.trainer.leasing import Leasing
 from edl_torch.trainer.loop_warnings import LoopWarnings
 from edl_torch.trainer.phases import LOOP, Loop
@@ -118,9 +118,17 @@ class ElasticPasses:
 
     def learnt_again(self, batches: Iterable[Batch]) -> Procedure[None]:
         """Note that a step used gradients of batches that went back when their loop was left."""
-        runs = [run for batch in batches for run in zip(batch.ticket, batch.holds, strict=True)]
-        self._state.facts.append(Relearnt(tuple([(run, cut) for run, (cut, _, _) in runs])))
+        batches = list(batches)
+        self._state.facts.append(Relearnt(_runs_with_slices(batches)))
         yield from self.warnings.of_what_is_learnt_again(sum(batch.records for batch in batches))
+
+    def lose_gradients(self, batches: Iterable[Batch]) -> Procedure[None]:
+        """Note that the gradients of batches that wait for a step were thrown away."""
+        records = 0
+        for batch in batches:
+            batch.lost = True
+            records += batch.records
+        yield from self.warnings.of_lost_gradients(records)
 
     # More to read -----------------------------------------------------------------------------------------
 
@@ -369,6 +377,9 @@ class ElasticPasses:
             return []
         acknowledgements = self._state.inflight.acknowledge_all(done)
         self._state.outbox.note(acknowledgements=acknowledgements, way=way)
+        lost = self._state.batches.take_lost()
+        if lost and way is Way.STEP:
+            self._state.facts.append(Unlearnt(_runs_with_slices(lost)))
         return acknowledgements
 
     def report(self) -> Procedure[int]:
@@ -423,3 +434,8 @@ class ElasticPasses:
             state.quarantine(failed, reason)
             self.discarded += 1
             yield from self._reporter.send()
+
+
+def _runs_with_slices(batches: Iterable[Batch]) -> tuple[tuple[Run, Slice], ...]:
+    runs = [run for batch in batches for run in zip(batch.ticket, batch.holds, strict=True)]
+    return tuple([(run, cut) for run, (cut, _, _) in runs])

@@ -100,6 +100,13 @@ class Relearnt:
 
 
 @dataclass(frozen=True, slots=True)
+class Unlearnt:
+    """A step counts these records, each run of its slice, though their gradients were thrown away."""
+
+    runs: tuple[tuple[Run, Slice], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Uncounted:
     """So many records were reported and are given back, as nobody can say which ones they are."""
 
@@ -162,6 +169,7 @@ AuditFact = (
     | Dropped
     | Voided
     | Relearnt
+    | Unlearnt
     | Uncounted
     | TokenTaken
     | Restored

@@ -23,6 +23,7 @@ class LoopWarnings:
         self._told_finished = False
         self._took_back = False  # whether a batch in hand went back that the loop may have trained on
         self._told_took_back = False
+        self._told_lost = False  # of gradients that were thrown away
         self._gave_back = False  # whether batches in hand went back since the loop asked if all is done
         self._settled = 0  # batches that it was done with when it asked
         self._vain = 0  # how often in a row it asked, and had given back all
@@ -71,10 +72,22 @@ class LoopWarnings:
         """Warn of a step on gradients of a batch that went back."""
         yield Warn(
             f"an optimizer stepped on gradients of {records} record(s) of {self._state.config.dataset!r} "
-            f"that went back when the loop was left with them in hand: they come again, and the model "
-            f"learns them twice. Step before leaving a loop; or call optimizer.zero_grad() after it, and "
-            f"then loader.give_back(window=True): what was gathered comes again, too"
+            f"that went back when the loop was left with them in hand, or a checkpoint was loaded: they come "
+            f"again, and the model learns them twice. Step before leaving a loop, or call "
+            f"optimizer.zero_grad() after it, and then loader.give_back(window=True): what was gathered "
+            f"comes again, too. After load_state_dict() call optimizer.zero_grad()"
         )
+
+    def of_lost_gradients(self, records: int) -> Procedure[None]:
+        """Warn, once, of batches that the next step counts, though no gradient is left of them."""
+        if not self._told_lost:
+            self._told_lost = True
+            yield Warn(
+                f"{records} record(s) of {self._state.config.dataset!r} were handed out after the last "
+                f"optimizer.step(), and no attached optimizer has a gradient now: they count at its next "
+                f"step, though the model has not learnt from them. Step before zero_grad() at the end of an "
+                f"epoch; after a loop that only looks at the data call loader.give_back(window=True)"
+            )
 
     def _of_no_more_epochs(self) -> Procedure[None]:
         """Warn, once, of a pass that begins after the last epoch."""

@@ -17,7 +17,6 @@ from loader_kit import all_records, elastic, flat, take, trainer
 
 from edl_torch import ElasticDataLoader
 from edl_torch.data import inner_loader
-from edl_torch.data import loader as module
 from edl_torch.data.loader_pass import LoaderPass, in_own_words
 from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, MasterUnavailable, ServiceClosed
 from edl_torch.testing import FakeMaster, wait_until
@@ -359,21 +358,6 @@ def test_a_worker_that_dies_names_its_records_and_they_are_read_again() -> None:
         assert {7} < set(flat(take(iter(loader), 100)))
         assert service.finished
     fake.outcomes["training"].check_complete(1)
-
-
-def test_a_loop_is_warned_of_lost_gradients_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def warns(service: Any) -> bool:
-        asked.append(service)
-        return len(asked) == 2
-
-    monkeypatch.setattr(module, "warn_of_lost_gradients", warns)
-    with trainer(FakeMaster()) as (service, dataset):
-        loader = elastic(dataset)
-        for _ in range(4):
-            iter(loader)
-        assert asked == [service, service]
 
 
 def test_gradients_are_forgotten_where_the_data_went_back() -> None:

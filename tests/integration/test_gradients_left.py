@@ -1,0 +1,260 @@
+"""Gradients that stay when batches go back, or go before a step comes: the audit agrees with the model.
+
+The model counts how often it learnt each record; nothing asks the loader.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edl_torch import ElasticDataLoader
+from edl_torch.audit.verdict import Outcome, Verdict, audit
+
+RECORDS = 100
+EVERY = 3  # batches make a window
+AGAIN = r"stepped on gradients of 5 record\(s\) of 'training' that went back"
+GONE = r"10 record\(s\) of 'training' were handed out after the last optimizer\.step\(\), and no attached"
+
+
+class Counts(nn.Module):
+    """At a rate of 1 each record adds 1 to its own weight."""
+
+    def __init__(self, heads: int = 0) -> None:
+        super().__init__()
+        self.learnt = nn.Parameter(torch.zeros(RECORDS))
+        self.heads = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(heads)])
+
+    def forward(self, batch: torch.Tensor, head: int | None = None) -> torch.Tensor:
+        loss = -self.learnt[batch].sum()
+        return loss if head is None else loss + self.heads[head].sum()
+
+    def wrong(self, epochs: int = 1) -> int:
+        """Records that it did not learn as often as it should."""
+        return int((self.learnt.detach().round() != epochs).sum())
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+@contextmanager
+def loader_of(folder: Path, *optimizers: torch.optim.Optimizer, epochs: int = 1) -> Iterator[Any]:
+    data = torch.arange(RECORDS)
+    with ElasticDataLoader(data, audit_dir=folder, num_epochs=epochs, batch_size=5, shuffle=True) as loader:
+        for optimizer in optimizers:
+            loader.attach(optimizer)
+        yield loader
+
+
+def verdict_of(folder: Path) -> Verdict:
+    (verdict,) = audit([folder])
+    return verdict
+
+
+def windows(loader: Any, optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
+    """The batches; at the end of each epoch it steps on what is gathered."""
+    yield from enumerate(loader)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def keep(parameter: nn.Parameter) -> None:
+    """Leave a gradient as it is."""
+
+
+def replace(parameter: nn.Parameter) -> None:
+    """Average a gradient by hand, into a new tensor."""
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad / 1
+
+
+def remove(parameter: nn.Parameter) -> None:
+    """Throw a gradient away, as `zero_grad` does."""
+    parameter.grad = None
+
+
+def train_and_leave(folder: Path, heads: int, after: Callable[[nn.Parameter], None]) -> Counts:
+    """Leave the loop once, with a window's second batch; the head of that one has no other."""
+    model = Counts(heads)
+    optimizer, is_first = sgd(model), True
+    with loader_of(folder, optimizer) as loader:
+        for _ in loader.epochs():
+            for number, batch in windows(loader, optimizer):
+                leaves = number == 4 and is_first
+                model(batch, head=(8 if leaves else number % 8) if heads else None).backward()
+                if leaves:
+                    is_first = False
+                    break
+                if (number + 1) % EVERY == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if model.learnt.grad is not None:
+                after(model.learnt)
+    return model
+
+
+@pytest.mark.parametrize("heads", [0, 9], ids=["one parameter", "its own head"])
+@pytest.mark.parametrize("after", [keep, replace])
+def test_a_window_left_after_backward_is_learnt_again(
+    heads: int, after: Callable[[nn.Parameter], None], tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning, match=AGAIN):
+        model = train_and_leave(tmp_path, heads, after)
+    assert model.wrong() == 5
+    verdict = verdict_of(tmp_path)
+    assert (verdict.outcome, verdict.returned) == (Outcome.INEXACT, 5)
+
+
+def train_and_go_back(folder: Path, after: Callable[[nn.Parameter], None]) -> Counts:
+    """Go back, in the tenth batch, to a checkpoint of the sixth: between are a window and a part of one."""
+    model = Counts()
+    optimizer, saved, went_back = sgd(model), None, False
+    with loader_of(folder, optimizer) as loader:
+        for _ in loader.epochs():
+            for number, batch in windows(loader, optimizer):
+                model(batch).backward()
+                if (number + 1) % EVERY == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if number == 5:
+                    saved = saved or (copy.deepcopy(model.state_dict()), loader.state_dict())
+                if number == 10 and not went_back:
+                    went_back = True
+                    model.load_state_dict(saved[0])  # type: ignore[index]
+                    loader.load_state_dict(saved[1])  # type: ignore[index]
+                    after(model.learnt)
+                    break
+    return model
+
+
+@pytest.mark.parametrize("after", [keep, replace])
+def test_gradients_of_a_window_that_stay_as_the_data_go_back_are_learnt_again(
+    after: Callable[[nn.Parameter], None], tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning, match=r"stepped on gradients of 10 record"):
+        model = train_and_go_back(tmp_path, after)
+    assert model.wrong() == 10  # of the batch in hand, and of the one before
+    verdict = verdict_of(tmp_path)
+    assert (verdict.outcome, verdict.returned) == (Outcome.INEXACT, 10)
+
+
+def test_gradients_that_go_as_the_data_go_back_are_none(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = train_and_go_back(tmp_path, remove)
+    assert not model.wrong()
+    assert verdict_of(tmp_path).outcome is Outcome.PROVEN
+
+
+def train_with_zero_grad_first(folder: Path, to_none: bool) -> Counts:
+    """Three epochs of 20 batches; no window has the last two of the first ones."""
+    model = Counts()
+    optimizer = sgd(model)
+    with loader_of(folder, optimizer, epochs=3) as loader:
+        for epoch in loader.epochs():
+            optimizer.zero_grad(set_to_none=to_none)
+            for number, batch in enumerate(loader):
+                model(batch).backward()
+                if (number + 1) % EVERY == 0:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=to_none)
+            if epoch == 2:
+                optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_window_whose_gradients_an_epoch_throws_away_is_not_learnt(to_none: bool, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=GONE):
+        model = train_with_zero_grad_first(tmp_path, to_none)
+    assert model.wrong(3) in range(10, 21)  # of each epoch but the last ten records, some in both
+    verdict = verdict_of(tmp_path)
+    assert (verdict.outcome, verdict.unstepped) == (Outcome.INEXACT, 20)
+    named = [finding for finding in verdict.findings if finding.kind == "unlearnt"]
+    assert sum(len(finding.records) for finding in named) + verdict.unnamed.get("unlearnt", 0) == 20
+
+
+def test_a_window_that_is_given_back_when_its_gradients_are_gone_comes_again(tmp_path: Path) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader_of(tmp_path, optimizer) as loader:
+        first = True
+        for _ in loader.epochs():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                batches = iter(loader)
+            if first:
+                first = False
+                for _ in range(2):
+                    model(next(batches)).backward()
+                optimizer.zero_grad()
+                loader.give_back(window=True)
+                continue
+            for batch in batches:
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert not model.wrong()
+    assert verdict_of(tmp_path).unstepped == 0
+
+
+def test_what_only_one_of_two_optimizers_has_not_stepped_on_is_not_lost(tmp_path: Path) -> None:
+    """A generator steps on each third batch, and takes no gradient of those between."""
+    critic, generator = Counts(), Counts()
+    one, other = sgd(critic), sgd(generator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with loader_of(tmp_path, one, other, epochs=2) as loader:
+            for epoch in loader.epochs():
+                for number, batch in enumerate(loader):
+                    one.zero_grad()
+                    critic(batch).backward()
+                    one.step()
+                    one.zero_grad()
+                    if (number + 1) % EVERY == 0 or (epoch == 1 and number == 19):
+                        other.zero_grad()
+                        generator(batch).backward()
+                        other.step()
+                        other.zero_grad()
+    assert not critic.wrong(2)
+    assert verdict_of(tmp_path).outcome is Outcome.PROVEN
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda: nn.LazyLinear(1),
+        lambda: nn.Embedding(RECORDS, 1, sparse=True),
+        lambda: nn.Linear(1, 1, dtype=torch.complex64),
+    ],
+    ids=["lazy", "sparse", "complex"],
+)
+def test_a_loop_with_odd_parameters_may_be_left_in_a_window(
+    part: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    layer, model = part(), Counts()
+    optimizer = torch.optim.SGD([*layer.parameters(), *model.parameters()], lr=1.0)
+    is_complex = any(parameter.is_complex() for parameter in layer.parameters())
+    left = False
+    with loader_of(tmp_path, optimizer) as loader:
+        for _ in loader.epochs():
+            for batch in loader:
+                taken = batch if isinstance(layer, nn.Embedding) else batch[:, None] / RECORDS
+                (model(batch) + layer(taken + 0j if is_complex else taken).abs().sum()).backward()
+                if not left:
+                    left = True
+                    break
+                optimizer.step()
+                optimizer.zero_grad()
+            optimizer.zero_grad()
+    assert not model.wrong()
+    assert verdict_of(tmp_path).proven
