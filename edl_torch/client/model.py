@@ -2,8 +2,8 @@
 
 The model is the parameters of the attached optimizers. A sample has values at places that their shapes alone
 decide, so that replicas look at the same ones, and weighted sums over all values, in which the few places
-show that a sparse model has learnt. Ranks that hold shards see the places in their own. torch is imported
-when the first sample is taken, and nothing here communicates with other ranks.
+show that a sparse model has learnt. Ranks that hold shards see the places in their own, and no sums. torch is
+imported when the first sample is taken, and nothing here communicates with other ranks.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class _Places:
         self._torch = torch
         shapes = [tuple(_whole(parameter)) for parameter in parameters]
         self._opaque = {n for n, parameter in enumerate(parameters) if _is_opaque(parameter)}
-        self.sharded = bool(self._opaque) or any(_is_in_parts(parameter) for parameter in parameters)
+        self._sharded = self._opaque | {n for n, one in enumerate(parameters) if _is_in_parts(one)}
+        self.sharded = bool(self._sharded)
         said = repr(shapes) + (_rank() if self._opaque else "")
         self.digest = hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
         floating = [p.dtype for p in parameters if p.dtype.is_floating_point or p.dtype.is_complex]
@@ -193,7 +194,7 @@ class _Places:
         self._weights: dict[object, torch.Tensor] = {}
 
     def look(self, parameters: Sequence[torch.Tensor]) -> tuple[Floats, Doubles]:
-        """Return the values at the places, NaN for those of other ranks' shards; and sums, none of shards."""
+        """Return the values at the places, NaN for those of other ranks' shards; and sums, 0 of shards."""
         values = np.full(self._size, np.nan, dtype=np.float32)
         found: dict[object, list[tuple[npt.NDArray[np.int64], torch.Tensor]]] = {}
         with self._torch.no_grad():
@@ -206,17 +207,17 @@ class _Places:
                 # NaN says that a place is not here: a parameter that is NaN is the largest of all.
                 numbers = np.concatenate([numbers for numbers, _ in parts])
                 values[numbers] = np.where(np.isnan(together), np.finfo(np.float32).max, together)
-            sums = [] if self.sharded else [self._sum(parameter) for parameter in parameters]
-        totals = np.zeros(min(len(sums), PLACES), dtype=np.float64)
-        for device in {total.device for total in sums}:
-            here = [number for number, total in enumerate(sums) if total.device == device]
+            sums = {n: self._sum(parameters[n]) for n in range(len(parameters)) if n not in self._sharded}
+        totals = np.zeros(min(len(parameters), PLACES), dtype=np.float64)
+        for device in {total.device for total in sums.values()}:
+            here = [number for number, total in sums.items() if total.device == device]
             found_here = self._torch.stack([sums[number] for number in here]).cpu().numpy()
             np.add.at(totals, np.array(here) % PLACES, np.nan_to_num(found_here))
         return values, totals
 
     def _sum(self, parameter: torch.Tensor) -> torch.Tensor:
         """A sum of all values, each weighted by its place, without a copy of them."""
-        flat = parameter.detach().reshape(-1)
+        flat = _local(parameter).reshape(-1)
         rows = flat.numel() // _COLUMNS
         # In twice the precision, so that the order of adding, which threads decide, is not seen.
         precise = self._torch.float32 if flat.device.type == "mps" else self._torch.float64

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edl_torch.client.followed_master import FollowedMaster
-from edl_torch.client.lockstep import Lockstep
+from edl_torch.client.lockstep import FollowedMaster, Lockstep
 from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.codec import from_object, object_of
@@ -130,6 +129,23 @@ class Position:
             return str(self.progress().epoch)
 
         return int(together(lockstep.peers, Doing.BEGIN, lambda: lockstep.finished, ask))
+
+    def done_in_epoch(self) -> int:
+        """Return records of the epoch of the next pass that it does not bring: they have an outcome, or are
+        gathered here for a step. Synchronous ranks ask together."""
+        session, lockstep = self._session, self.lockstep
+
+        def ask() -> str:
+            status = self.progress()
+            gathered = session.do(lambda: session.trainer.state.batches.records) if lockstep is None else 0
+            return str(min(status.size, max(0, status.outcomes + gathered - status.epoch * status.size)))
+
+        if lockstep is not None:
+            self.begin_together(lockstep)
+            return int(together(lockstep.peers, Doing.BEGIN, session.flush, ask))
+        session.plan()
+        session.flush()
+        return int(ask())
 
     def agree_on_end(self, lockstep: Lockstep) -> None:
         """All ranks learn whether the master has every record of every epoch accounted for."""

@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
-from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_count, check_is_reader, order_of
+from edl_torch.client.environment import default_master
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler, is_deepspeeds
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
-from edl_torch.client.workers.link_server import LinkServer
-from edl_torch.client.workers.links import DirectLink, Handle
+from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader

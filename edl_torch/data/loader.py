@@ -30,12 +30,12 @@ from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.lost_gradients import warn_of_lost_gradients
 from edl_torch.data.notice import Notice
 from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
-from edl_torch.data.padded_pass import PaddedPass
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.parts_pass import PartsPass
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.data.reader_threads import NumThreads, thread_count
 from edl_torch.data.sorted_labels import warn_of_sorted_labels
+from edl_torch.data.stepping_pass import PaddedPass
 from edl_torch.data.weights import Weights
 from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
 from edl_torch.shard import TaskType
@@ -52,6 +52,12 @@ class _FromService:
 
 _FROM_SERVICE: Any = _FromService()
 _AHEAD = 2  # batches, as torch's workers
+_OF_ITS_RECORDS = "read torch.utils.data.Subset(dataset, list(sampler)), each record as often as drawn"
+_IN_PLACE_OF = {
+    "DistributedSampler": "give shuffle=True and seed=…, and leave set_epoch() out: trainers share records",
+    "RandomSampler": "give shuffle=True and seed=…",
+    "SequentialSampler": "give nothing: that is the order without shuffle=True",
+}
 _TORCHS_ARGUMENTS = inspect.signature(DataLoader.__init__).parameters.keys()
 
 
@@ -333,11 +339,27 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
     def __len__(self) -> int:
         check_no_trainer(sys._getframe())
-        size = self.service.size
+        return self._batches_of(self.service.size)
+
+    def _batches_of(self, size: int) -> int:
+        """Batches that so many records make."""
         if self.batch_size is None and not self._inner.columnar:
             return size
         batch = self.service.batch_size * (1 if self._peers is None else self._peers.coordinates)
         return size // batch if self.drop_last else -(-size // batch)
+
+    @property
+    def batches_done(self) -> int:
+        """Batches of the epoch that the next pass reads which are done: 0, but after a resume, or a loop that
+        was left.
+
+        `enumerate(loader, loader.batches_done)` counts on where the epoch was, up to `len(loader)`: for loops
+        that step, or log, by that number. Without loader workers and with one trainer, or synchronous ranks,
+        it is exact; else an estimate, as `len(loader)` is. A call to the master; synchronous ranks make it
+        together.
+        """
+        position, size = self.service._live_session.position, self.service.size
+        return len(self) - self._batches_of(size - position.done_in_epoch())
 
     def keep_stepping(self) -> None:
         """From the next pass on hand out a padding batch, with `weight` 0, where the loop would wait for
@@ -419,9 +441,24 @@ def _check_threads(dataset: ShardedDataset, batch_size: int | None) -> None:
 
 
 def _check_arguments(kwargs: dict[str, Any]) -> None:
-    for name in ("sampler", "batch_sampler"):
-        if kwargs.pop(name, None) not in (None, False):
-            raise InvalidArgument(f"ElasticDataLoader takes no {name}: the master decides who reads what")
+    if kwargs.pop("generator", None) is not None:
+        raise InvalidArgument(
+            "ElasticDataLoader takes no generator: seed=… decides the order of the records, at all trainers, "
+            "and with seed_transforms=True the random numbers of each record, in any number of workers"
+        )
+    if kwargs.pop("batch_sampler", None) not in (None, False):
+        raise InvalidArgument(
+            "ElasticDataLoader takes no batch_sampler, as the master decides who reads what: give "
+            "batch_size=…, shuffle=True and seed=…, and drop_last=True where that dropped the last batch"
+        )
+    sampler = kwargs.pop("sampler", None)
+    if sampler not in (None, False):
+        kinds = {kind.__name__ for kind in type(sampler).__mro__}
+        remedy = next((remedy for kind, remedy in _IN_PLACE_OF.items() if kind in kinds), _OF_ITS_RECORDS)
+        raise InvalidArgument(
+            f"ElasticDataLoader takes no sampler, as the master decides who reads what: in place of this "
+            f"{type(sampler).__name__} {remedy}"
+        )
     for name in kwargs.keys() - _TORCHS_ARGUMENTS:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
         meant = get_close_matches(name, names - {"self", "kwargs"})

@@ -14,6 +14,7 @@ from edl_torch.data.notice import Notice
 from edl_torch.data.padding import Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.shard import Indices
+from edl_torch.system.user_warnings import warn_user
 
 
 class ServiceMethods:
@@ -23,6 +24,7 @@ class ServiceMethods:
     _weights: Weights
     _statistics: Statistics
     _notice: Notice
+    _came_to_the_end = False  # whether a loop over epochs() did
 
     @property
     def service(self) -> DataShardService:
@@ -52,10 +54,19 @@ class ServiceMethods:
 
         Yields the number of the epoch that the next pass reads, until every record of every epoch has its
         outcome, here and at every other trainer. A loop that leaves an epoch early gets it again, but not
-        once it has seen that it is `preempted`: then this ends too.
+        once it has seen that it is `preempted`: then this ends too. Begun again when all is done, it warns.
         """
+        is_again, has_begun = self._came_to_the_end, False
         while not (self._notice.seen or self.service.finished):
+            has_begun = True
             yield self.service.epoch
+        self._came_to_the_end = not self._notice.seen
+        if is_again and not has_begun and self._came_to_the_end:
+            warn_user(
+                f"all epochs of {self.service.dataset_name!r} are over, and this loop over them trains on "
+                f"nothing, as it was run to its end before. To train more make another loader, with more "
+                f"num_epochs; or go back to the beginning with loader.load_state_dict(None)"
+            )
 
     def attach(
         self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None, one_model: str = ""

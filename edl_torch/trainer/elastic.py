@@ -175,8 +175,9 @@ class ElasticPasses:
         yield from self._reporter.flush()
         yield Warn(
             f"{left}, and the data are at their end: these records count, and the model has not learnt from "
-            f"them. Step on what is left at the end of an epoch, or call loader.stepped() if they "
-            f"count as trained on, as after a step that a GradScaler may skip"
+            f"them. Step on what is left after the loop over an epoch; if it steps at i + 1 == len(loader), "
+            f"enumerate(loader, loader.batches_done) goes on where a resumed epoch was. Or call "
+            f"loader.stepped() if they count as trained on, as after a step that a GradScaler may skip"
         )
 
     def _is_after_all_epochs(self, current: Pass) -> bool:

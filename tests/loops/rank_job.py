@@ -149,11 +149,12 @@ def run(program: Ranks) -> None:
                 return
             raise
         (verdict,) = audit([folder])
-    _check(program, ranks, proven=is_bare_proof(verdict))
+    proven = is_bare_proof(verdict)
+    _check(program, ranks, proven=proven)
     saved = ranks[0].saved
     if program.heirs and saved is not None:
         calm = replace(program, size=program.heirs, leave=-1, failed=(), save=-1, heirs=0)
-        _check(calm, _run_all(calm, saved), proven=True)
+        _check(calm, _run_all(calm, saved), proven=proven)
 
 
 def _run_all(program: Ranks, saved: Saved | None, folder: Path | None = None) -> list[Rank]:

@@ -50,7 +50,8 @@ def test_epochs_number_what_is_left() -> None:
         for _ in loader:
             pass
         assert [epoch for epoch in loader.epochs() if seen_once(loader)] == [1, 2]
-        assert list(loader.epochs()) == []
+        with pytest.warns(UserWarning, match="all epochs of 'training' are over"):
+            assert list(loader.epochs()) == []
 
 
 def seen_once(loader: ElasticDataLoader) -> bool:
