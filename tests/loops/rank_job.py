@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch._dynamo
 from loop_data import Numbers
 from loop_model import Model
 from loop_program import Order
-from loop_promises import BrokenPromise, check_gradient
+from loop_promises import BrokenPromise, check_gradient, is_bare_proof
 from loop_reference import Batch, Counts
 from rank_program import Poison, Ranks
 from rank_reduce import Exchange, mean
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.audit.verdict import audit
+from edl_torch.cli.verdict_words import inexact, undecided
 from edl_torch.testing import FakeMaster, ThreadPeers
 
 Saved = tuple[dict[str, str], list[torch.Tensor], Counts, Counts]  # token, weights, learnt, bad
@@ -55,7 +59,10 @@ class Rank:
 
     def train(self, saved: Saved | None) -> None:
         token, weights, learnt, bad = saved or (None, self.model.copy(), Counter(), Counter())
-        self.model.load(weights)
+        if saved is not None and self.program.forgets_model:
+            learnt = Counter()
+        else:
+            self.model.load(weights)
         if not self.number:
             self.bad = Counter(bad)
         self.learnt = Counter(learnt)
@@ -106,11 +113,15 @@ class Rank:
         head, optimizer = self.model.heads[number], self.optimizers[number]
         gradients = self.exchange.of(self.number, None if head.grad is None else head.grad.clone())
         windows = self.exchange.of(self.number, list(self.windows[number]))
-        head.grad = mean(gradients, head)
+        if self.program.reduced:
+            head.grad = mean(gradients, head)
+        else:
+            windows = [list(self.windows[number])]
         union = [batch for window in windows for batch in window if batch.numbers]
         if self.program.weighed:
             self.loader.scale_gradients(optimizer)
-            self._check_gradient(number, union)
+            if self.program.reduced:
+                self._check_gradient(number, union)
         optimizer.step()
         optimizer.zero_grad()
         self.windows[number], self.given[number] = [], 0
@@ -123,25 +134,32 @@ class Rank:
             check_gradient(self.model.heads[number].grad, expected, union)
 
 
-def run(program: Ranks) -> None:
-    """Raises BrokenPromise."""
+def run(program: Ranks) -> str | None:
+    """Raises BrokenPromise.
+
+    Returns None unless one model has learnt each record once, as its ranks tell; then why that is not proven,
+    or ''.
+    """
     print(f"program: {program!r}")
-    ranks = _run_all(program, None)
-    _check(program, ranks)
-    saved = ranks[0].saved
-    if program.heirs and saved is not None:
-        calm = replace(program, size=program.heirs, leave=-1, failed=(), save=-1, heirs=0)
-        _check(calm, _run_all(calm, saved))
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = _run_all(program, None, Path(folder))
+        proven = _check(program, ranks, Path(folder))
+        saved = ranks[0].saved
+        if program.heirs and saved is not None:
+            calm = replace(program, size=program.heirs, leave=-1, failed=(), save=-1, heirs=0)
+            proven = _check(calm, _run_all(calm, saved, Path(folder)), Path(folder))
+    return proven
 
 
-def _run_all(program: Ranks, saved: Saved | None) -> list[Rank]:
-    fake, exchange = FakeMaster(), Exchange(program.size)
+def _run_all(program: Ranks, saved: Saved | None, folder: Path) -> list[Rank]:
+    fake = FakeMaster(ledger_id="first" if saved is None else "heirs'")
+    exchange = Exchange(program.size)
     ranks: dict[int, Rank] = {}
     errors: dict[int, Exception] = {}
 
     def work(peers: ThreadPeers) -> None:
         try:
-            with _rank(program, fake, peers, exchange) as rank:
+            with _rank(program, fake, peers, exchange, folder) as rank:
                 ranks[peers.rank] = rank
                 rank.train(saved)
         except Exception as error:  # noqa: BLE001  the top of a thread
@@ -177,7 +195,9 @@ def _raise(errors: dict[int, Exception]) -> None:
 
 
 @contextmanager
-def _rank(program: Ranks, fake: FakeMaster, peers: ThreadPeers, exchange: Exchange) -> Iterator[Rank]:
+def _rank(
+    program: Ranks, fake: FakeMaster, peers: ThreadPeers, exchange: Exchange, folder: Path
+) -> Iterator[Rank]:
     data = program.data
     reader = Numbers(data.records, data.unreadable)
     with DataShardService(
@@ -190,6 +210,7 @@ def _rank(program: Ranks, fake: FakeMaster, peers: ThreadPeers, exchange: Exchan
         shuffle_shards=data.order in (Order.SHARDS, Order.WINDOWS),
         shuffle_window=3 if data.order is Order.WINDOWS else None,
         max_bad_records=data.records * data.epochs,
+        audit_dir=folder,
     ) as service:
         shuffle = data.order is Order.IN_SHARD
         dataset = ShardedDataset(service, reader, shuffle, on_bad_record="quarantine")
@@ -197,13 +218,20 @@ def _rank(program: Ranks, fake: FakeMaster, peers: ThreadPeers, exchange: Exchan
         yield Rank(program, peers, exchange, service, loader)
 
 
-def _check(program: Ranks, ranks: list[Rank]) -> None:
+def _check(program: Ranks, ranks: list[Rank], folder: Path) -> str | None:
     """Each record is in the one model once: no rank had looked at what was in hand when all left."""
     data = program.data
     bad = sum((rank.bad for rank in ranks), Counts())
     readable = [n for n in range(data.records) if n not in data.unreadable]
     expected = Counter({(epoch, n): 1 for epoch in range(data.epochs) for n in readable}) - bad
     for rank in ranks:
-        if rank.learnt != expected:
+        if rank.learnt != expected and program.reduced and not program.forgets_model:
             lost, doubled = expected - rank.learnt, rank.learnt - expected
             raise BrokenPromise("learnt", f"lost {sorted(lost)}, doubled {sorted(doubled)}")
+    (verdict,) = audit([folder])
+    exact = any(rank.learnt == expected for rank in ranks)
+    if is_bare_proof(verdict) and not exact:
+        raise BrokenPromise("proven", f"models have {[len(rank.learnt) for rank in ranks]}: {verdict.models}")
+    if not exact or not program.attached:
+        return None
+    return "; ".join([*undecided(verdict), *inexact(verdict)])
